@@ -1,9 +1,8 @@
-"""Errors: the tree in the docstring, the codes, and how they read."""
+"""Errors: their codes, and how they read."""
 
 import copy
 import inspect
 import pickle
-import re
 
 import pytest
 
@@ -31,23 +30,6 @@ HUNDREDS = {
     errors.TransportError: "4",
     errors.ConfigError: "5",
 }
-
-
-def drawn() -> dict[str, tuple[str, int]]:
-    """name -> (code, indent) from the tree in the module's docstring."""
-    found = re.findall(r"^( *)[*·] (\w+) +(NB-\d+)", errors.__doc__ or "", re.MULTILINE)
-    return {name: (code, len(indent)) for indent, name, code in found}
-
-
-def test_the_drawn_tree_is_the_real_one() -> None:
-    tree = drawn()
-    assert {name: code for name, (code, _) in tree.items()} == {kind.__name__: kind.code for kind in CLASSES}
-    parents: list[str] = []
-    for name, (_, indent) in tree.items():
-        del parents[indent // 2 :]
-        kind = getattr(errors, name)
-        assert kind.__base__.__name__ == (parents[-1] if parents else "_Told")
-        parents.append(name)
 
 
 def test_codes_are_unique_and_in_their_hundred() -> None:

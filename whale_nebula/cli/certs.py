@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whale_nebula.cli import arguments, certs_shown
-from whale_nebula.cli.arguments import Parser, remark, tell
+from whale_nebula.cli.arguments import Options, Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, NebulaError
 from whale_nebula.errors.text import did_you_mean
@@ -59,7 +59,7 @@ _TEXT = {
     "revoke": "Put certificates on the deny list, revoked.json; every process reads it again when it changes. Copy it "
     "to every host.",
 }
-_OPTIONS: dict[str, tuple[str | None, str]] = {
+_OPTIONS: Options = {
     "--run": ("NAME", "the run's name, if the config names none"),
     "--config": ("FILE", "clusters.yaml: the run's name, which clusters there are, and where certs lies"),
     "--cluster": ("NAME", "whose certificates"),
@@ -88,14 +88,9 @@ _TAKES = {
 def parser(command: str = "") -> Parser:
     """The options of `certs`, or of one of its commands."""
     if not command:
-        made = Parser(prog="whale-nebula certs", description=_DESCRIPTION, epilog=_EPILOG)
-        made.usage = "whale-nebula certs init|issue|show|renew|revoke [options]"
-        return made
-    made = Parser(prog=f"whale-nebula certs {command}", description=_TEXT[command])
-    for name in _TAKES[command]:
-        value, text = _OPTIONS[name]
-        made.option(name, text, value)
-    return made
+        usage = "whale-nebula certs init|issue|show|renew|revoke [options]"
+        return Parser("certs", _DESCRIPTION, {}, usage=usage, epilog=_EPILOG)
+    return Parser(f"certs {command}", _TEXT[command], {name: _OPTIONS[name] for name in _TAKES[command]})
 
 
 def main(argv: Sequence[str]) -> int:
@@ -104,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
     if command not in _COMMANDS:
         made = parser()
         made.read([word for word in argv if word.startswith("-")])
-        made.refuse(
+        made.error(
             f"there is no command {command!r}: {did_you_mean(command, _COMMANDS)}"
             if command
             else f"which of {', '.join(_COMMANDS)}?"
@@ -114,8 +109,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _COMMANDS[command](given, made)
     except NebulaError as error:
-        tell(error, as_json=given.json)
-        return arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
+        code = arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
+        return tell(error, as_json=given.json, code=code)
 
 
 # ---------------------------------------------------------------------- the commands
@@ -123,15 +118,22 @@ def _init(given: argparse.Namespace, made: Parser) -> int:
     config = _config(given)
     run = given.run or config.run
     if not run:
-        made.refuse('which run? --run mt, or --config clusters.yaml with "run: mt" in it')
+        made.error('which run? --run mt, or --config clusters.yaml with "run: mt" in it')
     if given.run and config.run not in (None, given.run):
-        made.refuse(f"the config's run is {config.run!r}: leave --run out")
+        made.error(f"the config's run is {config.run!r}: leave --run out")
     new = Authority.fresh(run, authority.clusters_of(config), _days(given, made, AUTHORITY_DAYS))
     authority.create(_folder(given), new)
+    return _print_authority(new, given)
+
+
+def _print_authority(new: Authority, given: argparse.Namespace) -> int:
+    folder = _folder(given)
     if given.json:
-        print(json.dumps(certs_shown.authority_document(_folder(given)), indent=1))
+        print(json.dumps(certs_shown.authority_document(folder), indent=1))
     else:
-        print(certs_shown.describe_authority(new, _folder(given)))
+        until = certs_shown.moment(new.certificate.not_valid_after_utc)
+        ca = f"{folder / authority.CA}   the authority of run {new.run}, good until {until}: every host gets a copy"
+        print(f"{ca}\n{folder / authority.KEY}   its key: it stays on this host")
     return arguments.DONE
 
 
@@ -139,9 +141,9 @@ def _issue(given: argparse.Namespace, made: Parser) -> int:
     folder, config = _folder(given), _config(given)
     days, wanted = _days(given, made, DAYS), _wanted_certificates(given, made)
     if given.all and (wanted or given.config is None):
-        made.refuse("--all takes its workers from --config clusters.yaml, and from nothing else")
+        made.error("--all takes its workers from --config clusters.yaml, and from nothing else")
     if not given.all and not wanted:
-        made.refuse("whose? --cluster gpu, or --all --config clusters.yaml")
+        made.error("whose? --cluster gpu, or --all --config clusters.yaml")
     signs = _with_config(authority.load(folder), config, folder)
     who = authority.everyone(signs.run, config) if given.all else [Identity(signs.run, *each) for each in wanted]
     _print_issued(issue.issue(folder, signs, who, days), given, "issued", certs_shown.where_they_go)
@@ -161,19 +163,12 @@ def _renew(given: argparse.Namespace, made: Parser) -> int:
     folder, wanted = _folder(given), _wanted_certificates(given, made)
     if given.ca:
         if wanted:
-            made.refuse("--ca renews the authority's certificate, and no other")
-        new = issue.renew_authority(folder, _days(given, made, AUTHORITY_DAYS))
-        text = (
-            json.dumps(certs_shown.authority_document(folder), indent=1)
-            if given.json
-            else certs_shown.describe_authority(new, folder)
-        )
-        print(text)
-        return arguments.DONE
+            made.error("--ca renews the authority's certificate, and no other")
+        return _print_authority(issue.renew_authority(folder, _days(given, made, AUTHORITY_DAYS)), given)
     signs = authority.load(folder)
     if given.revoked:
         if wanted:
-            made.refuse("--revoked signs the deny list anew, and renews no certificate")
+            made.error("--revoked signs the deny list anew, and renews no certificate")
         renewed = issue.renew_deny_list(folder, signs)
         document = {"deny_list": certs_shown.deny_list_document(renewed)}
         print(json.dumps(document, indent=1) if given.json else certs_shown.signed_list(renewed, folder))
@@ -188,11 +183,10 @@ def _renew(given: argparse.Namespace, made: Parser) -> int:
 def _revoke(given: argparse.Namespace, made: Parser) -> int:
     folder, wanted = _folder(given), _wanted_certificates(given, made)
     if bool(wanted) == bool(given.serial):
-        made.refuse("which? --cluster gpu --index 0, or --serial with its first digits")
+        made.error("which? --cluster gpu --index 0, or --serial with its first digits")
     signs = authority.load(folder)
-    serials = (
-        _by_serial(folder, given.serial) if given.serial else _of(folder, [Identity(signs.run, *w) for w in wanted])
-    )
+    who = [Identity(signs.run, *each) for each in wanted]
+    serials = _by_serial(folder, given.serial) if given.serial else _of(folder, who)
     new = issue.revoke(folder, signs, serials, given.why or "")
     if given.json:
         print(json.dumps({"revoked": [each._asdict() for each in new]}, indent=1))
@@ -226,35 +220,26 @@ def _days(given: argparse.Namespace, made: Parser, usual: float) -> float:
     try:
         return usual if given.days is None else float(given.days)
     except ValueError:
-        made.refuse(f"--days takes a number, and {given.days!r} is none")
+        made.error(f"--days takes a number, and {given.days!r} is none")
 
 
 def _wanted_certificates(given: argparse.Namespace, made: Parser) -> list[tuple[str, str, int]]:
     """Cluster, role and number of those that the options name; none where they name nobody."""
     if given.cluster is None:
         if given.role or given.index or given.count:
-            made.refuse("of which cluster? --cluster gpu")
+            made.error("of which cluster? --cluster gpu")
         return []
     role = given.role or WORKER
     if role not in ROLES:
-        made.refuse(f"there is no role {role!r}: {did_you_mean(role, ROLES)}")
+        made.error(f"there is no role {role!r}: {did_you_mean(role, ROLES)}")
     if given.index is not None and given.count is not None:
-        made.refuse("--index is one, --count is several: choose one of them")
-    count = _number(given.count, made, "--count")
-    index = _number(given.index, made, "--index")
+        made.error("--index is one, --count is several: choose one of them")
+    count, index = made.number("--count", given.count), made.number("--index", given.index)
     if role == GATEWAY and (count or index):
-        made.refuse("a cluster has one gateway: leave --index and --count out")
+        made.error("a cluster has one gateway: leave --index and --count out")
     if count == 0:
-        made.refuse("--count takes a number from 1 up")
+        made.error("--count takes a number from 1 up")
     return [(given.cluster, role, number) for number in (range(count) if count else [index or 0])]
-
-
-def _number(text: str | None, made: Parser, name: str) -> int | None:
-    if text is None:
-        return None
-    if not text.isdecimal() or not text.isascii() or int(text) > 99999:
-        made.refuse(f"{name} takes a whole number, and {text!r} is none")
-    return int(text)
 
 
 def _with_config(signs: Authority, config: Config, folder: Path) -> Authority:

@@ -7,12 +7,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-
 from whale_nebula.errors import CredentialsError, IdentityError
 from whale_nebula.security import Identity, Peer, authority, files, issue, making, trust
-from whale_nebula.security import files as reading
-from whale_nebula.security.authority import Authority
 from whale_nebula.security.identity import command_options
 from whale_nebula.security.issue import Issued
 from whale_nebula.security.trust import Revocation, SignedList
@@ -90,7 +86,7 @@ def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
     if not path.exists():
         return newest.serial if newest.not_after >= at else None
     try:
-        return reading.serial(reading.certificate(files.read(path, "a certificate"), str(path)))
+        return files.serial(files.certificate(files.read(path, "a certificate"), str(path)))
     except IdentityError as error:
         raise CredentialsError(
             f"the certificate of {identity.worker} does not read",
@@ -131,11 +127,11 @@ def authority_document(folder: Path) -> dict[str, Any]:
     found = authority.load_certificate(folder)
     at = making.now()
     return {
-        "run": reading.authority_run(found),
+        "run": files.authority_run(found),
         "folder": str(folder),
         "authority": {
             "ca": str(folder / authority.CA),
-            "serial": reading.serial(found),
+            "serial": files.serial(found),
             "not_after": found.not_valid_after_utc.isoformat(),
             "state": state(found.not_valid_before_utc, found.not_valid_after_utc, at),
             "can_issue": (folder / authority.KEY).exists(),
@@ -161,39 +157,21 @@ def show(folder: Path) -> None:
         until = moment(datetime.fromisoformat(row["not_after"]))
         said = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
         table.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(said, style=STATES[row["state"]]))
-    console.print(Text(_authority_line(certificate, folder)))
-    console.print(Text(_deny_list_line(deny_list(folder))))
-    console.print()
-    console.print(table if found else Text("no certificate was issued yet: whale-nebula certs issue --cluster gpu"))
-
-
-def _authority_line(certificate: x509.Certificate, folder: Path) -> str:
     at, end = making.now(), certificate.not_valid_after_utc
     said = state(certificate.not_valid_before_utc, end, at)
     where = "" if (folder / authority.KEY).exists() else "; its key is on another host"
-    run = reading.authority_run(certificate)
-    return f"run {run}: authority good until {moment(end)} ({time_left(end, at)}, {said}){where}"
-
-
-def _deny_list_line(found: SignedList | None) -> str:
-    if found is None:
-        return f"no deny list here: copy {files.REVOKED} from where certificates are issued"
-    count = len(found.revoked)
-    return f"deny list number {found.number}: {count or 'no'} certificate{'s' * (count != 1)}"
+    run = files.authority_run(certificate)
+    console.print(Text(f"run {run}: authority good until {moment(end)} ({time_left(end, at)}, {said}){where}"))
+    denied = deny_list(folder)
+    line = f"no deny list here: copy {files.REVOKED} from where certificates are issued"
+    if denied is not None:
+        count = len(denied.revoked)
+        line = f"deny list number {denied.number}: {count or 'no'} certificate{'s' * (count != 1)}"
+    console.print(Text(f"{line}\n"))
+    console.print(table if found else Text("no certificate was issued yet: whale-nebula certs issue --cluster gpu"))
 
 
 # ---------------------------------------------------------------------- what was done
-def describe_authority(new: Authority, folder: Path) -> str:
-    """After init, and after the authority was renewed."""
-    return "\n".join(
-        [
-            f"{folder / authority.CA}   the authority of run {new.run}, good until "
-            f"{moment(new.certificate.not_valid_after_utc)}: every host gets a copy",
-            f"{folder / authority.KEY}   its key: it stays on this host",
-        ]
-    )
-
-
 def line(each: Issued, verb: str) -> str:
     """One certificate that was made."""
     peer = each.peer
@@ -210,14 +188,9 @@ def where_they_go(made: Sequence[Issued]) -> str:
             f"  {each.files.revoked}   and again after each revocation",
         ]
     folder = made[0].files.ca.parent
-    return "\n".join(
-        [
-            *lines,
-            f"There they are found in {folder.name!r} beside clusters.yaml; or name them in it:",
-            f'  security: {{ca: {folder}/ca.pem, cert: "{folder}/{{cluster}}-{{role}}-{{index}}.pem", '
-            f'key: "{folder}/{{cluster}}-{{role}}-{{index}}.key"}}',
-        ]
-    )
+    lines.append(f"There they are found in {folder.name!r} beside clusters.yaml; or name them in it:")
+    own = f"{folder}/{{cluster}}-{{role}}-{{index}}"
+    return "\n".join([*lines, f'  security: {{ca: {folder}/ca.pem, cert: "{own}.pem", key: "{own}.key"}}'])
 
 
 def only_pem(made: Sequence[Issued]) -> str:

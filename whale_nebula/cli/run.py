@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from types import FrameType
 
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import SIGNALLED, Parser, remark, tell
+from whale_nebula.cli.arguments import SIGNALLED, Options, Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, NebulaError, RemoteFailureError
 from whale_nebula.launch import Job, Outcome, Result, gateways
 from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.last_error import last_sentence, last_word, same_cause
-from whale_nebula.launch.placed import Output, identities, run_name, seed_of, start_placed
+from whale_nebula.launch.placed import Output, gateway_of, identities, run_name, seed_of, start_placed
 from whale_nebula.launch.processes import Board, Sink
 from whale_nebula.launch.resolve import PORT, Asked, Placement, Resolved, cluster_of, everything, resolve
 from whale_nebula.launch.resolve.placement import is_local, listening, settle_ports
@@ -88,16 +88,11 @@ def _ending(result: Result, asking: Asking) -> tuple[int, str | None, str]:
 def _how(result: Result, outcome: Outcome) -> str:
     if outcome.worker in result.frozen:
         return "it was frozen, and was killed"
-    code = outcome.code
-    how = f"exit code {code}" if code >= 0 else f"ended by {_name(-code)}"
-    return f"{how}: {word}" if code >= 0 and (word := last_word(outcome.err)) else how
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    if outcome.code < 0:
+        known = -outcome.code in list(signal.Signals)
+        return f"ended by {signal.Signals(-outcome.code).name if known else f'signal {-outcome.code}'}"
+    word = last_word(outcome.err)
+    return f"exit code {outcome.code}" + (f": {word}" if word else "")
 
 
 @dataclass(frozen=True)
@@ -110,36 +105,25 @@ class Intent:
     script: Sequence[str]
     everywhere: bool = False
 
-    @staticmethod
-    def explained(found: Resolved) -> str:
-        """Who knew where the workers are, as JSON."""
-        return json.dumps({"answered": found.source, "declined": dict(found.declined)})
-
     def to_json(self) -> str:
         """One JSON object."""
-        placement = self.found.placement
-        return json.dumps(
-            {
-                "run": run_name(self.config),
-                "answered": self.found.source,
-                "config": self.path,
-                "insecure": self.config.security.insecure,
-                "seed": seed_of(self.config),
-                "patience": self.config.patience,
-                "script": list(self.script),
-                "workers": [
-                    {
-                        "worker": worker,
-                        "cluster": cluster_of(worker),
-                        "address": address,
-                        "here": worker in placement.here,
-                        "gateway": self._gateway(worker),
-                    }
-                    for worker, address in placement.addresses.items()
-                ],
-            },
-            indent=1,
-        )
+        workers = []
+        for worker, address in self.found.placement.addresses.items():
+            here, gateway = worker in self.found.placement.here, gateway_of(self.config, cluster_of(worker))
+            workers.append(
+                {"worker": worker, "cluster": cluster_of(worker), "address": address, "here": here, "gateway": gateway}
+            )
+        document = {
+            "run": run_name(self.config),
+            "answered": self.found.source,
+            "config": self.path,
+            "insecure": self.config.security.insecure,
+            "seed": seed_of(self.config),
+            "patience": self.config.patience,
+            "script": list(self.script),
+            "workers": workers,
+        }
+        return json.dumps(document, indent=1)
 
     def to_text(self) -> str:
         """The same in lines."""
@@ -148,19 +132,12 @@ class Intent:
         lines = [f"run {run_name(self.config)!r} of {' '.join(self.script)}, seed {seed_of(self.config)}"]
         for worker, address in placement.addresses.items():
             state = "starts here" if worker in placement.here else "is elsewhere"
-            gateway = self._gateway(worker)
+            gateway = gateway_of(self.config, cluster_of(worker))
             behind = f", behind gateway {gateway}" if gateway else ""
             lines.append(f"  {worker:<{width}}  {state:<12}  {address}{behind}")
-        return "\n".join([*lines, f"{self._describe_security()}; {self.found.source} says where the workers are"])
-
-    def _gateway(self, worker: str) -> str | None:
-        cluster = self.config.clusters.get(cluster_of(worker))
-        return None if cluster is None else cluster.gateway
-
-    def _describe_security(self) -> str:
-        if self.config.security.insecure:
-            return "insecure: links are not encrypted"
-        return "certificates for this run only" if self.everywhere else "certificates as the config says"
+        secured = "certificates for this run only" if self.everywhere else "certificates as the config says"
+        secured = "insecure: links are not encrypted" if self.config.security.insecure else secured
+        return "\n".join([*lines, f"{secured}; {self.found.source} says where the workers are"])
 
 
 _DESCRIPTION = """\
@@ -193,13 +170,11 @@ exit status:
   66   there is no such script             130, 143, 129  ended at once by a second signal
   else that of the worker that failed first; 128 + n where a signal ended it (137: killed, or frozen)"""
 
-_FLAGS = {
-    "--all": "start every worker of every cluster on this machine",
-    "--explain": "say who knows where the workers are, and why others do not; start nothing",
-    "--dry-run": "say what would be started, and start nothing",
-    "--json": "print one JSON object: the answer, or after a run how it ended, as the last line",
-}
-_VALUED = {
+_OPTIONS: Options = {
+    "--all": (None, "start every worker of every cluster on this machine"),
+    "--explain": (None, "say who knows where the workers are, and why others do not; start nothing"),
+    "--dry-run": (None, "say what would be started, and start nothing"),
+    "--json": (None, "print one JSON object: the answer, or after a run how it ended, as the last line"),
     "--config": ("FILE", "clusters.yaml"),
     "--cluster": ("NAME", "the cluster that this host is in"),
     "--worker": ("N", "the worker of the cluster that this is, from 0"),
@@ -210,10 +185,8 @@ _VALUED = {
 
 def parser() -> Parser:
     """The options of the command."""
-    made = Parser(prog="whale-nebula run", description=_DESCRIPTION, epilog=_EPILOG)
-    made.usage = "whale-nebula run [options] SCRIPT [arguments of the script]"
-    made.options(_FLAGS, _VALUED)
-    return made
+    usage = "whale-nebula run [options] SCRIPT [arguments of the script]"
+    return Parser("run", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
 
 
 def words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -224,7 +197,7 @@ def words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     at = 0
     while at < len(argv) and argv[at].startswith("-") and argv[at] != "--":
-        at += 2 if argv[at] in _VALUED else 1
+        at += 2 if _OPTIONS.get(argv[at], (None,))[0] is not None else 1
     script = at + 1 if at < len(argv) and argv[at] == "--" else at
     return list(argv[:at]), list(argv[script:])
 
@@ -236,26 +209,22 @@ def main(argv: Sequence[str]) -> int:
     given = made.read(options)
     _check(made, given, script)
     if script and not os.path.isfile(script[0]):
-        what = f"there is no script {script[0]!r}"
-        tell(ConfigError(what, mend="whale-nebula run [options] path/to/train.py"), as_json=given.json)
-        return arguments.NO_FILE
+        error = ConfigError(f"there is no script {script[0]!r}", mend="whale-nebula run [options] path/to/train.py")
+        return tell(error, as_json=given.json, code=arguments.NO_FILE)
     try:
         return _run(given, script)
     except NebulaError as error:
-        tell(error, as_json=given.json)
-        return arguments.CONFIG
+        return tell(error, as_json=given.json, code=arguments.CONFIG)
 
 
 def _check(made: Parser, given: argparse.Namespace, script: Sequence[str]) -> None:
     if not script and not given.explain:
-        made.refuse("which script? whale-nebula run [options] train.py")
+        made.error("which script? whale-nebula run [options] train.py")
     if given.all and (given.cluster is not None or given.worker is not None):
-        made.refuse("--all starts all workers of all clusters: it goes without --cluster and --worker")
+        made.error("--all starts all workers of all clusters: it goes without --cluster and --worker")
     if given.clusters is not None and (not given.all or given.config is not None):
-        made.refuse("--clusters goes with --all, and stands for a config: --all --clusters gpu,npu")
-    for name, text in (("--worker", given.worker), ("--port", given.port)):
-        if text is not None and not (text.isdecimal() and int(text) < 65536):
-            made.refuse(f"{name} takes a number, and {text!r} is none")
+        made.error("--clusters goes with --all, and stands for a config: --all --clusters gpu,npu")
+    given.worker, given.port = made.number("--worker", given.worker), made.number("--port", given.port)
 
 
 def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
@@ -263,9 +232,14 @@ def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
     config = gateways.at_hand(config, is_local) if given.all else config
     found = _place_workers(given, config)
     if given.explain:
-        print(Intent.explained(found) if given.json else found.explained())
+        answer = {"answered": found.source, "declined": dict(found.declined)}
+        print(json.dumps(answer) if given.json else found.explained())
         return arguments.DONE
-    _agrees(given, written, config, found.placement)
+    gateways.check_names(config, found.placement.addresses)
+    if not given.all:
+        gateways.check(config, cluster_of(found.placement.here[0]))
+    elif gateways.names(written) and not gateways.names(config):
+        remark("no gateway runs here, as not every cluster of the config names one")
     if given.dry_run:
         intent = Intent(found, config, given.config, script, everywhere=given.all)
         print(intent.to_json() if given.json else intent.to_text())
@@ -277,23 +251,11 @@ def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
         return _start(given, config, found.placement, security, script, asking)
 
 
-def _agrees(given: argparse.Namespace, written: Config, config: Config, placement: Placement) -> None:
-    """Whether what is told so far can be a run at all."""
-    from whale_nebula.launch import gateways
-
-    gateways.check_names(config, placement.addresses)
-    if not given.all:
-        gateways.check(config, cluster_of(placement.here[0]))
-    elif gateways.names(written) and not gateways.names(config):
-        remark("no gateway runs here, as not every cluster of the config names one")
-
-
 def _place_workers(given: argparse.Namespace, config: Config) -> Resolved:
     if given.all:
         names = [name.strip() for name in (given.clusters or "").split(",") if name.strip()]
         return Resolved(settle_ports(everything(config, names, is_local)), "--all", {})
-    worker = None if given.worker is None else int(given.worker)
-    found = resolve(config, os.environ, Asked(given.cluster, worker, int(given.port or PORT), is_local))
+    found = resolve(config, os.environ, Asked(given.cluster, given.worker, given.port or PORT, is_local))
     return found._replace(placement=settle_ports(found.placement))
 
 
@@ -302,8 +264,6 @@ def _secure_workers(
     given: argparse.Namespace, config: Config, placement: Placement
 ) -> Iterator[Mapping[str, SecurityFiles]]:
     """The certificates of all workers of this host, looked at before anything starts."""
-    from whale_nebula.launch import gateways
-
     if given.all or len(placement.addresses) == 1:
         with gateways.for_one_run(config, [*placement.here, *gateways.names(config)]) as made:
             yield made
@@ -329,7 +289,8 @@ def _start(
         output = others.enter_context(_output())
         if given.all:
             others.enter_context(gateways.running(config, placement, security))
-            _tell_of_gateways(gateways.names(config))
+            if names := " and ".join(gateways.names(config)):
+                remark(f"{names} run here, too; their audit logs go with the run (between hosts they stay)")
         job = others.enter_context(start_placed(argv, workers, output=output, notice=remark))
         asking.job = job
         result = job.wait(float("inf"), patience=config.patience)
@@ -351,12 +312,6 @@ def _output() -> Iterator[Output]:
         yield Output(sinks, named, Board(stream.fileno(), screen))
     finally:
         screen.close()
-
-
-def _tell_of_gateways(names: Sequence[str]) -> None:
-    """Say what is not as it is between hosts."""
-    if names:
-        remark(f"{' and '.join(names)} run here, too; their audit logs go with the run (between hosts they stay)")
 
 
 def _listen(config: Config, placement: Placement) -> dict[str, str]:
@@ -393,19 +348,17 @@ class Asking:
         name = signal.Signals(number).name
         if self.job is None:
             sys.exit(SIGNALLED + number)
-        if self.first is None:
+        first, text = self.first is None, f"{name}, again: the workers are killed"
+        if first:
+            text = f"{name}: the workers leave after their next step, within {self.patience:g} s; again ends them now"
+        with contextlib.suppress(OSError):
+            os.write(2, f"whale-nebula: {text}\n".encode())
+        if first:
             self.first = number
-            _say(f"{name}: the workers leave after their next step, within {self.patience:g} s; again ends them now")
             self.job.ask(number, self.patience)
         else:
             self.second = number
-            _say(f"{name}, again: the workers are killed")
             self.job.kill_now()
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):
-        os.write(2, f"whale-nebula: {text}\n".encode())
 
 
 @contextlib.contextmanager

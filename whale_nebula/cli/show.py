@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whale_nebula.cli import arguments as exits
-from whale_nebula.cli.arguments import Parser, Words, misspelt, remark, split, tell
+from whale_nebula.cli.arguments import Options, Parser, Words, misspelt, remark, split, tell
 from whale_nebula.config import load, parse_links
 from whale_nebula.errors import ConfigError, NebulaError, OptionError, PlanError, StateError
 
@@ -53,13 +53,11 @@ exit status:
   2   the command line is wrong            78  the config is wrong
   3   the script made no step with scopes  130 interrupted"""
 
-_FLAGS = {
-    "--text": "print the plan as text (so it is unless you say otherwise)",
-    "--json": "print one JSON object: all numbers of the plan, but not its program",
-    "--mermaid": "print a Mermaid flowchart, which many places that show Markdown draw",
-    "--all": "plan every step that differs, until the script ends",
-}
-_VALUED = {
+_OPTIONS: Options = {
+    "--text": (None, "print the plan as text (so it is unless you say otherwise)"),
+    "--json": (None, "print one JSON object: all numbers of the plan, but not its program"),
+    "--mermaid": (None, "print a Mermaid flowchart, which many places that show Markdown draw"),
+    "--all": (None, "plan every step that differs, until the script ends"),
     "--html": ("FILE", "write the plan as one HTML file that needs nothing else"),
     "--save": ("FILE", "write the plan as Plan.save does: with its program, to be loaded, pinned and compared"),
     "--config": ("FILE", "clusters.yaml, instead of what the script gives nb.init"),
@@ -75,16 +73,14 @@ _VALUED = {
 
 def parser() -> Parser:
     """The options of the command."""
-    made = Parser(prog="whale-nebula show", description=_DESCRIPTION, epilog=_EPILOG)
-    made.usage = "whale-nebula show [options] SCRIPT [arguments of the script] | PLAN.json | --report FILE"
-    made.options(_FLAGS, _VALUED)
-    return made
+    usage = "whale-nebula show [options] SCRIPT [arguments of the script] | PLAN.json | --report FILE"
+    return Parser("show", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; gives the exit status."""
     made = parser()
-    words = split(argv, {*_FLAGS, "-h", "--help"}, _VALUED)
+    words = split(argv, _OPTIONS)
     for word, meant in misspelt(argv, words, made.names):
         remark(f"{word} was handed to the script; did you mean {meant}? (What is the script's may stand behind --.)")
     given = made.read(words.options)
@@ -92,24 +88,22 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _report(given) if given.report is not None else _show(given, words)
     except ConfigError as error:
-        tell(error, as_json=given.json)
-        return exits.CONFIG
+        return tell(error, as_json=given.json, code=exits.CONFIG)
     except OptionError as error:
-        made.refuse(f"--after: {error.what}; {error.mend}")
+        made.error(f"--after: {error.what}; {error.mend}")
     except (PlanError, StateError) as error:
-        tell(error, as_json=given.json)
-        return exits.NO_DATA
+        return tell(error, as_json=given.json, code=exits.NO_DATA)
 
 
 def _check(made: Parser, given: argparse.Namespace, words: Words) -> None:
     if sum([given.json, given.mermaid, given.text, given.after is not None]) > 1:
-        made.refuse("--text, --json, --mermaid and --after print one thing in different ways: choose one")
+        made.error("--text, --json, --mermaid and --after print one thing in different ways: choose one")
     if given.report is None and words.script is None:
-        made.refuse("which script? whale-nebula show train.py")
+        made.error("which script? whale-nebula show train.py")
     if given.report is not None and (words.script is not None or given.mermaid or given.html or given.save):
-        made.refuse("--report shows a file that a run left: it goes with --json, and with nothing else")
+        made.error("--report shows a file that a run left: it goes with --json, and with nothing else")
     if given.steps is not None and (given.all or not given.steps.isdigit() or int(given.steps) < 1):
-        made.refuse("--steps takes a number from 1 up, and does not go with --all")
+        made.error("--steps takes a number from 1 up, and does not go with --all")
 
 
 def _report(given: argparse.Namespace) -> int:
@@ -132,7 +126,10 @@ def _show(given: argparse.Namespace, words: Words) -> int:
         return exits.DONE
     check(path)
     onlooker = Onlooker(math.inf if given.all else int(given.steps or 1), given.config, given.links)
-    _check_run(given)
+    if given.config is not None:  # what is wrong with it is said before a script runs for minutes
+        load(given.config)
+    if given.links is not None:
+        parse_links(given.links)
     with contextlib.closing(onlooker):
         ending = run(path, words.arguments, onlooker)
     if onlooker.plans:
@@ -141,14 +138,6 @@ def _show(given: argparse.Namespace, words: Words) -> int:
         _print(onlooker.plans, given)
         return exits.DONE
     return _nothing(path, ending, onlooker, given.json)
-
-
-def _check_run(given: argparse.Namespace) -> None:
-    """What is wrong with the config or the line is said before a script runs for minutes."""
-    if given.config is not None:
-        load(given.config)
-    if given.links is not None:
-        parse_links(given.links)
 
 
 def _nothing(path: str, ending: Ending, onlooker: Onlooker, as_json: bool) -> int:
@@ -161,8 +150,7 @@ def _nothing(path: str, ending: Ending, onlooker: Onlooker, as_json: bool) -> in
     what = f"{path} made no step with scopes, so there is nothing to show"
     why = onlooker.ended or "a step is model.fit, evaluate, predict, train_on_batch, or a call of an nb.function"
     mend = 'with nb.cluster(), nb.stage(cluster="gpu"): around the layers of each stage'
-    tell(PlanError(what, where=path, why=why, mend=mend), as_json=as_json)
-    return exits.NOTHING
+    return tell(PlanError(what, where=path, why=why, mend=mend), as_json=as_json, code=exits.NOTHING)
 
 
 def _tell_failed(path: str, ending: Ending, as_json: bool) -> None:
@@ -180,8 +168,7 @@ def _tell_failed(path: str, ending: Ending, as_json: bool) -> None:
 
 def _no_file(path: str, as_json: bool, mend: str = "whale-nebula show path/to/train.py") -> int:
     kind = StateError if mend == _NO_REPORT else PlanError
-    tell(kind(f"there is no file {path!r}", mend=mend), as_json=as_json)
-    return exits.NO_FILE
+    return tell(kind(f"there is no file {path!r}", mend=mend), as_json=as_json, code=exits.NO_FILE)
 
 
 _NO_REPORT = (
@@ -199,22 +186,16 @@ def _print(plans: Sequence[Plan], given: argparse.Namespace) -> None:
             plan.save(_numbered_path(given.save, number))
             remark(f"saved {_numbered_path(given.save, number)}")
     silent = given.html is not None or given.save is not None
-    if given.json:
-        _print_json(plans, several=given.all or int(given.steps or 1) > 1)
+    if given.json and (given.all or int(given.steps or 1) > 1):
+        print(json.dumps({"format": PLANS, "plans": [json.loads(plan.to_json()) for plan in plans]}, indent=1))
+    elif given.json:
+        print(plans[0].to_json())
     elif given.after is not None:
         print("\n\n".join(plan.text_after(given.after) for plan in plans))
     elif given.mermaid:
         print("\n".join(plan.to_mermaid() for plan in plans))
     elif given.text or not silent:
         print("\n\n".join(plan.to_text() for plan in plans))
-
-
-def _print_json(plans: Sequence[Plan], *, several: bool) -> None:
-    """One plan as it is; those of several steps in a list."""
-    if several:
-        print(json.dumps({"format": PLANS, "plans": [json.loads(plan.to_json()) for plan in plans]}, indent=1))
-    else:
-        print(plans[0].to_json())
 
 
 def _write(path: str, text: str) -> None:

@@ -206,6 +206,12 @@ class Config:
     outputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def addresses(self) -> dict[str, str]:
+        """Where the workers listen that are listed, by the names of these: the cluster and a number."""
+        clusters = self.clusters.values()
+        return {f"{each.name}/{n}": worker.address for each in clusters for n, worker in enumerate(each.workers)}
+
+    @property
     def private(self) -> bool:
         """Whether inputs, results or weights stay in the cluster that has them."""
         return bool(self.inputs) or self.results == "owner" or self.weights == "own"

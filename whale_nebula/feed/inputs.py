@@ -75,7 +75,7 @@ for _name in _READS:
 Partial.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-def _shape(input: Any, out_type: Any = None, name: str | None = None) -> Any:  # noqa: A002
+def _shape(input: Any, out_type: Any = None, name: str | None = None) -> Any:  # noqa: A002 - as tf.shape has it
     return tf.shape(input.tensor, out_type or tf.int32)
 
 

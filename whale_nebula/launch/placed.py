@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from whale_nebula.config import Config
 from whale_nebula.launch.identity import Identity, Peer, SecurityFiles
 from whale_nebula.launch.job import Job, Reader
-from whale_nebula.launch.processes import Board, Relay, Shown, Sink, abandon, start
+from whale_nebula.launch.processes import Board, Relay, Shown, Sink, start
 from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS
 from whale_nebula.launch.resolve import Placement, cluster_of
 
@@ -78,7 +78,7 @@ def identities(
             listen=(listen or placement.addresses)[worker],
             security=security.get(worker),
             insecure=config.security.insecure,
-            gateway=_gateway(config, cluster_of(worker)) if gateways else None,
+            gateway=gateway_of(config, cluster_of(worker)) if gateways else None,
             patience=config.patience,
             config=None if path is None else os.path.abspath(path),
             everywhere=everywhere,
@@ -96,7 +96,8 @@ def _device(config: Config, worker: str) -> str | None:
     return listed[0].device if listed else None
 
 
-def _gateway(config: Config, cluster: str) -> str | None:
+def gateway_of(config: Config, cluster: str) -> str | None:
+    """Where a cluster's gateway is, if it has one."""
     found = config.clusters.get(cluster)
     return None if found is None else found.gateway
 
@@ -121,16 +122,18 @@ def start_placed(
     leash, hold = os.pipe()
     try:
         for worker, identity in workers.items():
-            with _pipe_to(worker, pulses) as pulse, _draw_screen(worker, pictures, terminal) as picture:
-                told = replace(identity, leash=leash, launcher=os.getpid(), pulse=pulse)
-                told = replace(told, picture=picture, terminal=terminal)
-                processes[worker] = start(argv, told, env, cwd)
+            drawn = contextlib.nullcontext() if terminal is None else _pipe_to(worker, pictures)
+            with _pipe_to(worker, pulses) as pulse, drawn as picture:
+                pipes = {"leash": leash, "pulse": pulse, "picture": picture, "terminal": terminal}
+                processes[worker] = start(argv, replace(identity, launcher=os.getpid(), **pipes), env, cwd)
         readers = {each: output.reader(each, process, pictures.pop(each, None)) for each, process in processes.items()}
         return Job(processes, hold, readers, pulses=pulses, silence=silence, ending=ending, notice=notice)
     except BaseException:
         for fd in (hold, *pulses.values(), *pictures.values()):
             os.close(fd)
-        abandon(processes)
+        for process in processes.values():
+            process.kill()
+            process.communicate()
         raise
     finally:
         os.close(leash)

@@ -76,13 +76,6 @@ def start(
     )
 
 
-def abandon(processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
-    """Some process could not be started: take the others back."""
-    for process in processes.values():
-        process.kill()
-        process.communicate()
-
-
 REST_SECONDS = 2.0
 _TAIL = 4096
 _LONGEST_LINE = 1 << 20

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from whale_nebula.site import Site
@@ -177,30 +178,13 @@ def around() -> tuple[tuple[str, str], ...]:
     return tuple((frame.kind, repr(sorted(frame.options.items()))) for frame in open_frames() if frame.kind in AROUND)
 
 
-def stage_of(frames: Sequence[Frame]) -> Frame | None:
-    """The stage among these frames."""
-    return _innermost("stage", frames)
-
-
-def compress_of(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost `compress` among these frames."""
-    return _innermost("compress", frames)
-
-
-def pipeline_of(frames: Sequence[Frame]) -> Frame | None:
-    """The pipeline among these frames."""
-    return _innermost("pipeline", frames)
-
-
-def replica_of(frames: Sequence[Frame]) -> Frame | None:
-    """The replica among these frames."""
-    return _innermost("replica", frames)
-
-
-def cluster_block_of(frames: Sequence[Frame]) -> Frame | None:
-    """The `cluster` block among these frames."""
-    return _innermost("cluster", frames)
-
-
-def _innermost(kind: str, frames: Sequence[Frame]) -> Frame | None:
+def innermost(kind: str, frames: Sequence[Frame]) -> Frame | None:
+    """The innermost scope of a kind among these frames."""
     return next((frame for frame in reversed(frames) if frame.kind == kind), None)
+
+
+cluster_block_of = partial(innermost, "cluster")
+replica_of = partial(innermost, "replica")
+pipeline_of = partial(innermost, "pipeline")
+stage_of = partial(innermost, "stage")
+compress_of = partial(innermost, "compress")

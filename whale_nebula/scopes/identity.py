@@ -58,7 +58,7 @@ def most_workers() -> int:
 
 def home_of(frames: Sequence[Frame]) -> str:
     """The cluster of what stands in these scopes and in no stage."""
-    return _dealt_to(0, cluster_block_of(frames))
+    return dealt_to(0, frames)
 
 
 def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) -> tuple[str, str]:
@@ -69,9 +69,15 @@ def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) ->
     around = cluster_block_of(stack.frames)
     known = block.stages.get(key)
     if name is None and cluster is None and known is not None:
-        raise _taken_error(key, site, known)
-    home = cluster or (known.cluster if known is not None else _dealt_to(number, around))
-    _check_same(key, home, site, known)
+        raise StageIdentityError(
+            f"nb.stage() at {site} would be called {key!r}, as the stage at {known.site} is",
+            where=str(site),
+            why="a stage with neither a name nor a cluster is called after its number in the block",
+            mend='give it a name: nb.stage(name="...")',
+        )
+    home = cluster or (known.cluster if known is not None else dealt_to(number, stack.frames))
+    if known is not None and known.cluster != home:
+        raise two_clusters(key, home, str(site), known.cluster, str(known.site))
     check_layout(home, site, around)
     block.entries += 1
     if not block.open:
@@ -83,11 +89,6 @@ def place_in_open(stack: Stack) -> int | None:
     """The place of the stage that is entered next among those that stand in no block; None inside one."""
     block = _block(stack)
     return block.entries if block.open else None
-
-
-def dealt_to(number: int, frames: Sequence[Frame]) -> str:
-    """The cluster of the stage of this number that names none, inside these scopes."""
-    return _dealt_to(number, cluster_block_of(frames))
 
 
 def release(stack: Stack) -> None:
@@ -113,7 +114,9 @@ def _number_key(number: int, site: Site, stack: Stack) -> str:
     return f"stage{number}"
 
 
-def _dealt_to(number: int, around: Frame | None) -> str:
+def dealt_to(number: int, frames: Sequence[Frame]) -> str:
+    """The cluster of the stage of this number that names none, inside these scopes."""
+    around = cluster_block_of(frames)
     if around is not None and around.cluster is not None:
         return around.cluster
     layout = _layout(around) or _dealt
@@ -123,11 +126,6 @@ def _dealt_to(number: int, around: Frame | None) -> str:
 def _layout(around: Frame | None) -> tuple[str, ...]:
     layout = around.options.get("layout") if around is not None else None
     return layout if isinstance(layout, tuple) else ()
-
-
-def _check_same(key: str, cluster: str, site: Site, known: Known | None) -> None:
-    if known is not None and known.cluster != cluster:
-        raise two_clusters(key, cluster, str(site), known.cluster, str(known.site))
 
 
 def two_clusters(key: str, cluster: str, where: str, known: str, there: str) -> StageIdentityError:
@@ -150,15 +148,6 @@ def check_layout(cluster: str, site: Site, around: Frame | None, what: str = "nb
             why=f"its layout is {list(layout)}",
             mend=did_you_mean(cluster, layout),
         )
-
-
-def _taken_error(key: str, site: Site, known: Known) -> StageIdentityError:
-    return StageIdentityError(
-        f"nb.stage() at {site} would be called {key!r}, as the stage at {known.site} is",
-        where=str(site),
-        why="a stage with neither a name nor a cluster is called after its number in the block",
-        mend='give it a name: nb.stage(name="...")',
-    )
 
 
 @dataclass(slots=True)

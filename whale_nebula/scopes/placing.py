@@ -47,11 +47,8 @@ class Placement:
 def placement(mapping: Any) -> Placement:
     """The map as it was written, with every line checked."""
     if not isinstance(mapping, Mapping):
-        raise values.refuse(
-            f"the places of a model are a dict, not {mapping!r}",
-            why="it maps layer paths (regex) to clusters",
-            mend=_MEND,
-        )
+        why = "it maps layer paths (regex) to clusters"
+        raise values.refuse(f"the places of a model are a dict, not {mapping!r}", why=why, mend=_MEND)
     stack = _stack()
     rules = tuple(_rule(pattern, home, stack) for pattern, home in mapping.items())
     for frame in stack.frames:
@@ -77,22 +74,15 @@ def _stack() -> Stack:
 def _rule(pattern: Any, home: Any, stack: Stack) -> Rule:
     cluster, name = _home(pattern, home)
     if isinstance(home, Scope):
-        home.given()
+        home.note_placed()
     key, found = identity.identify(name, cluster, calling_site(), stack)
-    return Rule(_compile_pattern(pattern), key, found)
-
-
-def _compile_pattern(pattern: Any) -> re.Pattern[str]:
     if not isinstance(pattern, str):
         raise values.refuse(f"{pattern!r} is no pattern", why="layer paths are matched by a regex", mend=_MEND)
     try:
-        return re.compile(pattern)
+        return Rule(re.compile(pattern), key, found)
     except re.error as error:
-        raise values.refuse(
-            f"{pattern!r} is no regular expression",
-            why=str(error),
-            mend=repr(_correct_pattern(pattern, error.pos or 0)),
-        ) from None
+        mend = repr(_correct_pattern(pattern, error.pos or 0))
+        raise values.refuse(f"{pattern!r} is no regular expression", why=str(error), mend=mend) from None
 
 
 def _correct_pattern(pattern: str, wrong: int) -> str:

@@ -132,12 +132,12 @@ def test_settings_that_change_bits_are_noted(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert (local.onednn_check().state, local.onednn_check().found) == ("note", "off")
-    (threads,) = local.threads_checks()
+    threads = local.threads_check()
     assert threads.state == "note" and "OMP_NUM_THREADS=1" in threads.why
 
 
 def test_little_memory_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_container_limit", lambda: 2.0**29)
+    monkeypatch.setattr(local, "free_memory", lambda: 2.0**29)
     assert (local.memory_check().state, local.memory_check().found) == ("note", "512.0 MiB")
 
 

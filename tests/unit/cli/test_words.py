@@ -6,7 +6,7 @@ import pytest
 
 from whale_nebula.cli.arguments import Parser, misspelt, split
 
-FLAGS, VALUED = {"--json", "-h"}, {"--links", "--html"}
+OPTIONS = {"--json": (None, ""), "--links": ("LINE", ""), "--html": ("FILE", "")}
 
 
 @pytest.mark.parametrize(
@@ -26,25 +26,18 @@ FLAGS, VALUED = {"--json", "-h"}, {"--links", "--html"}
     ],
 )
 def test_splitting(line: str, options: str, script: str | None, arguments: str) -> None:
-    found = split(line.split(), FLAGS, VALUED)
+    found = split(line.split(), OPTIONS)
     assert found == (options.split(), script, arguments.split())
 
 
-def test_a_misspelt_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = Parser(prog="it", description="")
-    parser.option("--json", "")
+@pytest.mark.parametrize(("word", "meant"), [("--jsn", "--json"), ("--link", "--links")])
+def test_a_misspelt_option_is_told_and_nothing_is_abbreviated(
+    word: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        parser.read(["--jsn"])
+        Parser("it", "", OPTIONS).read([word, "10mbit"])
     assert ended.value.code == 2
-    assert "there is no option '--jsn'; did you mean '--json'?" in capsys.readouterr().err
-
-
-def test_nothing_is_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = Parser(prog="it", description="")
-    parser.option("--links", "", "LINE")
-    with pytest.raises(SystemExit):
-        parser.read(["--link", "10mbit"])
-    assert "did you mean '--links'?" in capsys.readouterr().err
+    assert f"there is no option '{word}'; did you mean '{meant}'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -60,4 +53,4 @@ def test_nothing_is_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_what_goes_to_the_script_and_looks_like_ours(line: str, said: list[tuple[str, str]]) -> None:
     argv = line.split()
-    assert misspelt(argv, split(argv, FLAGS, VALUED), ["--html", "--json", "--links", "--steps"]) == said
+    assert misspelt(argv, split(argv, OPTIONS), ["--html", "--json", "--links", "--steps"]) == said

@@ -1,6 +1,5 @@
 """Options: what they become, and what is said of those that do not exist."""
 
-import contextlib
 import inspect
 from typing import Any
 
@@ -11,7 +10,6 @@ import whale_nebula as nb
 from whale_nebula.codec import BF16, FP16, INT8, SVD, TopK
 from whale_nebula.errors import NotYetError, OptionError
 from whale_nebula.scopes import parsing
-from whale_nebula.scopes.options import NOT_YET
 
 
 def options(scope: Any) -> dict[str, Any]:
@@ -163,42 +161,12 @@ def test_what_has_no_engine_never_runs_as_something_else(scope: Any, feature: st
     assert caught.value.where.startswith(f"{__file__}:")
 
 
-GIVEN: dict[str, Any] = {
-    "svd": 0.6, "rank": 8, "topk": 0.1, "int8": True, "int4": True,
-    "backward": FP16(), "start_step": 3,
-    "ramp": ["int8"], "basis": "shared", "delta": "ids", "mask": "tokens", "forward": FP16(), "fp16": True,
-    "bf16": True, "zstd": True, "nonfinite": "skip",
-}  # fmt: skip
-WITH_OTHERS = {"basis": {"rank": 8}, "delta": {"int8": True}} | {
-    option: {"fp16": True} for option in ("backward", "start_step", "ramp", "nonfinite")
-}
-
-
-@pytest.mark.parametrize("option", GIVEN)
-def test_options_are_listed_as_built_only_where_they_are(option: str) -> None:
-    scope = nb.compress(**{option: GIVEN[option]}, **WITH_OTHERS.get(option, {}))
-    with pytest.raises(NotYetError) if option in NOT_YET["compress"] else contextlib.nullcontext(), scope:
-        pass
-
-
-def test_every_option_of_compress_is_held_to_be_built_or_not() -> None:
-    assert {*GIVEN, "codec"} == set(inspect.signature(nb.compress).parameters)
-
-
 @pytest.mark.parametrize(("word", "meant"), [("float16", "fp16"), ("half", "fp16"), ("bfloat16", "bf16")])
 def test_what_others_call_an_option_is_understood(word: str, meant: str) -> None:
     with pytest.raises(OptionError) as caught:
         nb.compress(**{word: True})
     assert caught.value.mend == f"did you mean {meant!r}? nb.compress({meant}=True)"
     assert caught.value.why.startswith("its options are 'codec', 'svd', 'rank', 'topk', 'fp16'")
-
-
-def test_an_option_that_is_not_built_is_not_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(NOT_YET, "compress", ("int8",))
-    with pytest.raises(OptionError) as caught:
-        nb.compress(int88=True)
-    assert caught.value.mend == "'int8' is not built yet: leave int88 out"
-    assert caught.value.why.endswith("not built yet are 'int8'")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError, IdentityError
-from whale_nebula.launch.placed import run_name
+from whale_nebula.launch.placed import gateway_of, run_name
 from whale_nebula.launch.resolve import Asked, cluster_of, host_of, resolve
 from whale_nebula.launch.resolve.placement import is_local
 from whale_nebula.security import Credentials, Files, Identity
@@ -65,8 +65,7 @@ class Host:
 
     def gateway_of(self, cluster: str) -> str | None:
         """Where a cluster's gateway is, if it has one."""
-        found = self.config.clusters.get(cluster)
-        return None if found is None else found.gateway
+        return gateway_of(self.config, cluster)
 
     def address(self, name: str) -> str:
         """Where somebody listens who is here."""
@@ -91,7 +90,9 @@ class Host:
         own = self.gateway_of(self.cluster)
         for name in self.here:
             if name.endswith(f"/{GATEWAY}"):
-                yield from self._gateways(name)
+                for cluster in self.others:
+                    if (address := self.gateway_of(cluster)) is not None:
+                        yield Target(name, f"{cluster}/{GATEWAY}", address)
                 continue
             if own is not None and self.others:
                 yield Target(name, f"{self.cluster}/{GATEWAY}", own)
@@ -99,12 +100,6 @@ class Host:
                 near = cluster_of(there) == self.cluster
                 if there not in self.here and (near or own is None):
                     yield Target(name, there, address, dials=name > there)
-
-    def _gateways(self, here: str) -> Iterator[Target]:
-        for cluster in self.others:
-            address = self.gateway_of(cluster)
-            if address is not None:
-                yield Target(here, f"{cluster}/{GATEWAY}", address)
 
 
 def host(config: Config, path: str, cluster: str, *, worker: int | None = None, gateway: bool = False) -> Host:
@@ -119,7 +114,7 @@ def host(config: Config, path: str, cluster: str, *, worker: int | None = None, 
     except ConfigError:
         if not has_gateway:
             raise
-        here, workers = (), _listen_addresses(config)
+        here, workers = (), config.addresses
     if has_gateway and worker is None and (gateway or not any(is_local(host_of(workers[each])) for each in here)):
         here = ()
     if has_gateway and own is None:
@@ -129,11 +124,3 @@ def host(config: Config, path: str, cluster: str, *, worker: int | None = None, 
             mend=f'clusters: {{{cluster}: {{gateway: "10.77.0.1:7100"}}}}',
         )
     return Host(config, path, cluster, (*here, *[f"{cluster}/{GATEWAY}"] * has_gateway), workers)
-
-
-def _listen_addresses(config: Config) -> dict[str, str]:
-    return {
-        f"{each.name}/{number}": worker.address
-        for each in config.clusters.values()
-        for number, worker in enumerate(each.workers)
-    }
