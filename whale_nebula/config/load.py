@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,20 @@ _EXAMPLE = "clusters: {gpu: {}, npu: {}}"
 
 def read(path: Path) -> Place:
     """The values in a file; a key that is given twice is refused, because YAML would drop the first."""
-    text = _text(path)
     try:
+        text = path.read_text("utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         _refuse_doubles(node, str(path))
         value = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        mend = "give the path of a YAML file, or a dict"
+        raise ConfigError("the config cannot be read", where=str(path), why=reason, mend=mend) from None
     except yaml.YAMLError as error:
-        raise _unreadable(path, error) from None
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        why = getattr(error, "problem", None) or str(error)
+        raise ConfigError("the config is no YAML", where=where, why=why, mend=f"write it like {_EXAMPLE}") from None
     if not isinstance(value, dict | None):
         raise ConfigError("a config is a mapping", where=str(path), mend=f"begin it like {_EXAMPLE}")
     return Place(value, source=str(path), lines=dict(_lines(node, "")))
@@ -58,33 +65,14 @@ def _lines(node: yaml.Node | None, path: str) -> Iterator[tuple[str, int]]:
             yield from _lines(value, f"{path}[{number}]")
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        mend = "give the path of a YAML file, or a dict"
-        raise ConfigError("the config cannot be read", where=str(path), why=reason, mend=mend) from None
-
-
-def _unreadable(path: Path, error: yaml.YAMLError) -> ConfigError:
-    mark = getattr(error, "problem_mark", None)
-    where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-    why = getattr(error, "problem", None) or str(error)
-    return ConfigError("the config is no YAML", where=where, why=why, mend=f"write it like {_EXAMPLE}")
-
-
 def _refuse_doubles(node: yaml.Node | None, file: str) -> None:
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
             if key.value in seen:
-                raise ConfigError(
-                    f"the key {key.value!r} is given twice",
-                    where=f"{file}:{key.start_mark.line + 1}",
-                    why="YAML would forget the first of them",
-                    mend="leave one of the two out",
-                )
+                where, why = f"{file}:{key.start_mark.line + 1}", "YAML would forget the first of them"
+                mend = "leave one of the two out"
+                raise ConfigError(f"the key {key.value!r} is given twice", where=where, why=why, mend=mend)
             seen.add(str(key.value))
             _refuse_doubles(value, file)
     elif isinstance(node, yaml.SequenceNode):
@@ -119,6 +107,8 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any] | Config | None, wri
 def _config(place: Place) -> Config:
     root = place.table((*(field.name for field in fields(Config)), *_OUTPUTS))
     clusters = {name: _cluster(name, each) for name, each in root.key("clusters").named().items()}
+    outputs = {name: each.text() for name, each in root.key("outputs").named().items()}
+    outputs |= {name: path for name in _OUTPUTS if (path := root.key(name).given(Place.text, None)) is not None}
     return Config(
         run=root.key("run").given(Place.text, None),
         clusters=clusters,
@@ -129,21 +119,15 @@ def _config(place: Place) -> Config:
         weights=root.key("weights").given(lambda place: place.choice(("everywhere", "own")), "everywhere"),
         patience=root.key("patience").given(_patience, PATIENCE_SECONDS),
         gateway_grace=root.key("gateway_grace").given(quantities.seconds, GATEWAY_GRACE_SECONDS),
-        seed=root.key("seed").given(_seed, None),
+        seed=root.key("seed").given(lambda place: int(place.number(least=0, most=_SEEDS, whole=True)), None),
         plan=root.key("plan").given(_paths, ()),
         show=root.key("show").given(lambda place: place.choice(SHOWS), SHOWS[0]),
-        outputs=_outputs(root),
+        outputs=outputs,
     )
 
 
 _OUTPUTS = ("metrics", "tensorboard")
 """Outputs that have a key of their own; others stand in `outputs`."""
-
-
-def _outputs(root: Place) -> dict[str, str]:
-    named = {name: each.text() for name, each in root.key("outputs").named().items()}
-    own = {name: root.key(name).given(Place.text, None) for name in _OUTPUTS}
-    return {**named, **{name: path for name, path in own.items() if path is not None}}
 
 
 def _cluster(name: str, place: Place) -> Cluster:
@@ -169,7 +153,7 @@ def _worker(place: Place) -> WorkerSpec:
     return WorkerSpec(
         address=address(table.key("address")),
         device=table.key("device").given(device, None),
-        speed=table.key("speed").given(_speed, 1.0),
+        speed=table.key("speed").given(lambda place: float(place.number(least=1e-6)), 1.0),
     )
 
 
@@ -213,19 +197,13 @@ def _meant(value: Any, clusters: Mapping[str, Cluster]) -> str:
 def _ends(place: Place, clusters: Mapping[str, Cluster]) -> tuple[str, str]:
     names = [place.text()] if isinstance(place.value, str) else [each.text() for each in place.items()]
     if len(names) != 2 or names[0] == names[1]:
-        pair = ", ".join(_both(names, clusters))
-        raise place.wrong(f"{place.value!r} is no pair of clusters", mend=f"between: [{pair}]")
+        given = [name for name in names if not clusters or name in clusters]
+        first, second, *_ = dict.fromkeys([*given, *clusters, "gpu", "npu"])  # the pair that was probably meant
+        raise place.wrong(f"{place.value!r} is no pair of clusters", mend=f"between: [{first}, {second}]")
     for name in names:
         if clusters and name not in clusters:
             raise place.wrong(f"no cluster is called {name!r}", mend=did_you_mean(name, clusters))
     return names[0], names[1]
-
-
-def _both(names: Sequence[str], clusters: Mapping[str, Cluster]) -> tuple[str, str]:
-    """The pair that was probably meant: those that are named, and then others."""
-    given = [name for name in names if not clusters or name in clusters]
-    first, second, *_ = dict.fromkeys([*given, *clusters, "gpu", "npu"])
-    return first, second
 
 
 def _security(place: Place) -> Security:
@@ -238,8 +216,9 @@ def _input(place: Place) -> InputSpec:
     table = place.table(("shape", "dtype"))
     if table.key("shape").value is None:
         raise place.wrong("an input without a shape", mend=f"{place.path}: {{shape: [null, 64]}}")
-    shape = tuple(axis.given(_size, None) for axis in table.key("shape").items())
-    return InputSpec(shape, table.key("dtype").given(_dtype, "float32"))
+    axes = table.key("shape").items()
+    shape = tuple(each.given(lambda axis: int(axis.number(least=0, whole=True)), None) for each in axes)
+    return InputSpec(shape, table.key("dtype").given(lambda dtype: dtype.choice(DTYPES), "float32"))
 
 
 def _patience(place: Place) -> float:
@@ -249,24 +228,6 @@ def _patience(place: Place) -> float:
     return found
 
 
-def _dtype(place: Place) -> str:
-    return place.choice(DTYPES)
-
-
-def _size(place: Place) -> int:
-    return int(place.number(least=0, whole=True))
-
-
 def _paths(place: Place) -> tuple[str, ...]:
     """A path, or several."""
-    if isinstance(place.value, str):
-        return (place.text(),)
-    return tuple(each.text() for each in place.items())
-
-
-def _seed(place: Place) -> int:
-    return int(place.number(least=0, most=_SEEDS, whole=True))
-
-
-def _speed(place: Place) -> float:
-    return float(place.number(least=1e-6))
+    return (place.text(),) if isinstance(place.value, str) else tuple(each.text() for each in place.items())

@@ -12,7 +12,7 @@ import numpy as np
 
 from whale_nebula.errors import AbsentInputError, OptionError
 from whale_nebula.errors.text import did_you_mean, list_names
-from whale_nebula.feed.rows import Mask, Rows
+from whale_nebula.feed.rows import Rows
 from whale_nebula.ir.program import Leaf
 from whale_nebula.tf.lazy import tf
 
@@ -97,11 +97,12 @@ def names_any(ids: Sequence[str], inputs: Sequence[str], where: str) -> bool:
     if not inputs:
         return False
     given = repr(ids[0]) if len(ids) == 1 else repr(list(ids))
+    inner = [each for each in inputs if each.endswith(f"/{ids[0]}")]
     raise OptionError(
         f"nb.init(ids={given}) names no input of this step",
         where=where,
         why=f"its inputs are {list_names(inputs)}; by ids that are none of them no row would be compared",
-        mend=_mend(ids[0], inputs),
+        mend=f'nb.init(ids="{inner[0]}")' if inner else did_you_mean(ids[0], inputs),
     )
 
 
@@ -119,11 +120,6 @@ def refuse_unshared(ids: Collection[str], readers: Mapping[str, Collection[str]]
                 mend=f"leave {name!r} out of 'inputs' in every config, and give it in every cluster\n"
                 "or compare by another input, which all clusters have",
             )
-
-
-def _mend(name: str, inputs: Sequence[str]) -> str:
-    inner = [each for each in inputs if each.endswith(f"/{name}")]
-    return f'nb.init(ids="{inner[0]}")' if inner else did_you_mean(name, inputs)
 
 
 Fingerprint: TypeAlias = int | list[int | None]
@@ -164,17 +160,15 @@ def fingerprints(
     chosen = [n for n in here if leaves[n].name not in secret and (not only or leaves[n].name in only)]
     arrays = {n: np.asarray(tensors[n]) for n in chosen}
     masks = {n: each.here for n, each in known.items() if leaves[n].batched}
-    return {
-        leaves[n].name: _by_parts(array, masks[n], counts) if n in masks else _checksum(array)
-        for n, array in arrays.items()
-    }
-
-
-def _by_parts(array: np.ndarray, here: Mask, counts: Sequence[int]) -> list[int | None]:
-    """A checksum for each micro-batch; None where rows of it are not here."""
-    ends = list(accumulate(counts))
-    parts = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
-    return [_checksum(array[part]) if bool(here[part].all()) else None for part in parts]
+    parts = [slice(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
+    found: dict[str, Fingerprint] = {}
+    for n, array in arrays.items():
+        name, here = leaves[n].name, masks.get(n)
+        if here is None:
+            found[name] = _checksum(array)
+        else:
+            found[name] = [_checksum(array[part]) if bool(here[part].all()) else None for part in parts]
+    return found
 
 
 def _checksum(array: np.ndarray) -> int:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from whale_nebula.config import Config
@@ -156,6 +156,7 @@ def at_hand(config: Config, local: Callable[[str], bool]) -> Config:
 def sites(config: Config, placement: Placement, security: Mapping[str, SecurityFiles], folder: Path) -> dict[str, Site]:
     """What each gateway is told, by its name; audit logs are written in `folder`."""
     where = {cluster_of(name): config.clusters[cluster_of(name)].gateway for name in names(config)}
+    rates = {one: {other: config.links.between(one, other).rate for other in where if other != one} for one in where}
     return {
         f"{cluster}/gateway": Site(
             run_name(config),
@@ -163,24 +164,13 @@ def sites(config: Config, placement: Placement, security: Mapping[str, SecurityF
             str(address),
             dict(placement.addresses),
             {other: each for other, each in where.items() if other != cluster},
-            {other: _rate(config, cluster, other) for other in where if other != cluster},
-            _files(security.get(f"{cluster}/gateway")),
+            {other: rate and rate / 8 for other, rate in rates[cluster].items()},
+            None if (files := security.get(f"{cluster}/gateway")) is None else Files.from_dict(asdict(files)),
             folder / f"{cluster}-gateway.jsonl",
             config.patience,
         )
         for cluster, address in where.items()
     }
-
-
-def _rate(config: Config, one: str, other: str) -> float | None:
-    rate = config.links.between(one, other).rate
-    return None if rate is None else rate / 8
-
-
-def _files(found: SecurityFiles | None) -> Files | None:
-    if found is None:
-        return None
-    return Files.from_dict({"ca": found.ca, "cert": found.cert, "key": found.key, "revoked": found.revoked})
 
 
 def start(site: Site) -> subprocess.Popen[bytes]:

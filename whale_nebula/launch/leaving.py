@@ -70,13 +70,10 @@ class Departure:
 
     def settle(self, asked: Mapping[str, object]) -> None:
         """A step is over in which each worker said whether it was asked to leave (and why): all now know the same."""
-        reasons = [f"{worker} was asked to end: {_signal(why)}" for worker, why in sorted(asked.items()) if why]
+        names = [number.name for number in _HEARD]  # a peer's word ends up on a terminal: it can only be one of these
+        given = {worker: why if why in names else "a signal" for worker, why in sorted(asked.items()) if why}
+        reasons = [f"{worker} was asked to end: {why}" for worker, why in given.items()]
         self._settled = self._settled or "; ".join(reasons)
-
-
-def _signal(why: object) -> str:
-    """A peer's word, which ends up on a terminal: it can only be a signal's name."""
-    return str(why) if why in [number.name for number in _HEARD] else "a signal"
 
 
 departure = Departure()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from whale_nebula.config import Config
-from whale_nebula.launch.identity import Identity, Peer, SecurityFiles
+from whale_nebula.launch.identity import Identity, SecurityFiles
 from whale_nebula.launch.job import Job, Reader
 from whale_nebula.launch.processes import Board, Relay, Shown, Sink, start
 from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS
@@ -65,16 +65,14 @@ def identities(
     `security` has the files of each of them, or is empty where the config is insecure; `listen` says where one listens
     that does not at its address; `path` is the config's; `everywhere` says that these are all workers of the run.
     """
-    peers = {worker: Peer(cluster_of(worker), address=each) for worker, each in placement.addresses.items()}
     return {
         worker: Identity(
             worker=worker,
             cluster=cluster_of(worker),
-            peers={name: peer for name, peer in peers.items() if name != worker},
+            peers={name: cluster_of(name) for name in placement.addresses if name != worker},
+            addresses={name: each for name, each in placement.addresses.items() if name != worker},
             run_id=run_name(config),
             seed=seed_of(config),
-            leash=0,
-            launcher=0,
             listen=(listen or placement.addresses)[worker],
             security=security.get(worker),
             insecure=config.security.insecure,
@@ -124,8 +122,9 @@ def start_placed(
         for worker, identity in workers.items():
             drawn = contextlib.nullcontext() if terminal is None else _pipe_to(worker, pictures)
             with _pipe_to(worker, pulses) as pulse, drawn as picture:
-                pipes = {"leash": leash, "pulse": pulse, "picture": picture, "terminal": terminal}
-                processes[worker] = start(argv, replace(identity, launcher=os.getpid(), **pipes), env, cwd)
+                told = replace(identity, leash=leash, launcher=os.getpid(), pulse=pulse)
+                told = replace(told, drawing=picture, terminal=terminal)
+                processes[worker] = start(argv, told, env, cwd)
         readers = {each: output.reader(each, process, pictures.pop(each, None)) for each, process in processes.items()}
         return Job(processes, hold, readers, pulses=pulses, silence=silence, ending=ending, notice=notice)
     except BaseException:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from whale_nebula.config import Config, load
-from whale_nebula.launch.identity import Identity, Peer, SecurityFiles
+from whale_nebula.launch.identity import Identity, SecurityFiles
 from whale_nebula.launch.job import Job
 from whale_nebula.launch.placed import Output, identities, run_name, seed_of, start_placed
 from whale_nebula.launch.processes import Sink
@@ -45,11 +45,10 @@ class TestWhatTheyAreTold:
         assert found == Identity(
             worker="gpu/0",
             cluster="gpu",
-            peers={"npu/0": Peer("npu", address="127.0.0.1:7102")},
+            peers={"npu/0": "npu"},
+            addresses={"npu/0": "127.0.0.1:7102"},
             run_id="mt",
             seed=seed_of(CONFIG),
-            leash=0,
-            launcher=0,
             listen="127.0.0.1:7101",
             insecure=True,
             gateway="10.0.0.9:7100",
@@ -63,7 +62,7 @@ class TestWhatTheyAreTold:
         listen = {"gpu/0": "0.0.0.0:7101", "npu/0": "0.0.0.0:7102"}
         found = identities(PLACEMENT, config, files, listen=listen, gateways=False)
         assert (found["gpu/0"].security, found["gpu/0"].listen, found["gpu/0"].gateway) == (FILES, "0.0.0.0:7101", None)
-        assert found["gpu/0"].peers["npu/0"].address == "127.0.0.1:7102"
+        assert found["gpu/0"].addresses["npu/0"] == "127.0.0.1:7102"
 
     def test_only_those_of_this_host_are_started(self) -> None:
         here = Placement(("npu/0",), PLACEMENT.addresses)

@@ -23,7 +23,7 @@ def test_all_of_an_error_is_kept_back_and_nothing_besides() -> None:
     error = ConfigError("no", where="a.yaml", why="so\nit is", mend="write\n    this\n    that")
     said = [ends_by("gpu/0"), "Traceback", f"whale_nebula.errors.ConfigError: {error}", "a line at exit", "  why: not"]
     kept = Kept("gpu/0")
-    assert [line for line in "\n".join(said).splitlines() if kept.back(line)] == said[2].splitlines()
+    assert [line for line in "\n".join(said).splitlines() if kept.keeps(line)] == said[2].splitlines()
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_all_of_an_error_is_kept_back_and_nothing_besides() -> None:
 )
 def test_lines_that_are_handed_on(lines: list[str]) -> None:
     kept = Kept("gpu/0")
-    assert not any(map(kept.back, lines))
+    assert not any(map(kept.keeps, lines))
 
 
 def test_who_heard_of_an_error_says_the_same() -> None:

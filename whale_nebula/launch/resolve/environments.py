@@ -140,9 +140,13 @@ def from_tf_config(config: Config, environ: Mapping[str, str], asked: Asked) -> 
             mend='{"cluster": {"gpu": [...], "npu": [...]}, "task": {"type": "gpu", "index": 0}}',
         )
     if not names:
-        own = {f"{job}/{number}": each for number, each in enumerate(jobs[job])}
-        others = {f"{name}/{number}": each for name, hosts in jobs.items() for number, each in enumerate(hosts)}
-        return Placement((f"{job}/{_check_count(place, job, asked, len(own), index)}",), others)
+        if asked.cluster not in (None, job):
+            raise place.key("task").wrong(
+                f"--cluster {asked.cluster} is asked for, and {VARIABLE} says {job!r}",
+                mend=f"leave one of the two out: unset {VARIABLE}",
+            )
+        everyone = {f"{name}/{number}": each for name, hosts in jobs.items() for number, each in enumerate(hosts)}
+        return Placement((f"{job}/{one_worker(job, asked, len(jobs[job]), index)}",), everyone)
     cluster = own_cluster(config, asked)
     addresses = [each for name in names for each in jobs[name]]
     before = sum(len(jobs[name]) for name in names[: names.index(job)])
@@ -162,15 +166,10 @@ def _read(text: str) -> Place:
     table = Place(value, source=VARIABLE).table()
     if not table.key("cluster").named():
         raise table.wrong(f"{VARIABLE} names no jobs", mend=f"{_EXAMPLE}, or unset {VARIABLE}")
-    for job in table.key("cluster").named():
+    for job, hosts in table.key("cluster").named().items():
         if job in _REFUSED:
-            raise (
-                table.key("cluster")
-                .key(job)
-                .wrong(
-                    f"{VARIABLE} has a job {job!r}", why=_REFUSED[job], mend=f"leave {job!r} out, or unset {VARIABLE}"
-                )
-            )
+            mend = f"leave {job!r} out, or unset {VARIABLE}"
+            raise hosts.wrong(f"{VARIABLE} has a job {job!r}", why=_REFUSED[job], mend=mend)
     return table
 
 
@@ -181,15 +180,6 @@ def _task_of_config(place: Place, jobs: Mapping[str, list[str]]) -> tuple[str, i
     number = int(index.value) if isinstance(index.value, str) and index.value.isdecimal() else index.value
     most = len(jobs[job]) - 1
     return job, int(Place(number, index.path, index.source).number(least=0, most=most, whole=True))
-
-
-def _check_count(place: Place, job: str, asked: Asked, count: int, index: int) -> int:
-    if asked.cluster not in (None, job):
-        raise place.key("task").wrong(
-            f"--cluster {asked.cluster} is asked for, and {VARIABLE} says {job!r}",
-            mend=f"leave one of the two out: unset {VARIABLE}",
-        )
-    return one_worker(job, asked, count, index)
 
 
 _MOST = 100_000
@@ -282,8 +272,8 @@ def from_slurm(config: Config, environ: Mapping[str, str], asked: Asked) -> Plac
             mend="srun whale-nebula run ...",
         )
     own = {f"{cluster}/{number}": each for number, each in enumerate(addresses)}
-    said = f"SLURM_PROCID={environ.get('SLURM_PROCID', '')}"
-    number = one_worker(cluster, asked, len(own), _task(environ), said=said)
+    task, said = environ.get("SLURM_PROCID", "0"), f"SLURM_PROCID={environ.get('SLURM_PROCID', '')}"
+    number = one_worker(cluster, asked, len(own), int(task) if task.isdecimal() else None, said=said)
     return Placement((f"{cluster}/{number}",), with_others(config, cluster, own))
 
 
@@ -299,8 +289,3 @@ def _layout(listed: str, environ: Mapping[str, str]) -> tuple[list[str], list[in
             mend="list the workers in the config: --config clusters.yaml --cluster gpu --worker 0",
         )
     return names, counts
-
-
-def _task(environ: Mapping[str, str]) -> int | None:
-    text = environ.get("SLURM_PROCID", "0")
-    return int(text) if text.isdecimal() else None

@@ -194,8 +194,15 @@ def listening(placement: Placement, *, written: bool = False) -> dict[str, str]:
 
 def _listening(worker: str, address: str, written: bool) -> str:
     host, port = host_of(address), int(address.rpartition(":")[2])
-    if written:
-        _check_name(worker, address, host)
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if written:
+            raise ConfigError(
+                f"worker {worker} cannot listen at {address}: {host!r} means nothing on this host",
+                why=error.strerror,
+                mend=f"write its number instead of {host} in the config, or mend /etc/hosts or the name server",
+            ) from None
     problem = _try_to_listen(host, port)
     if problem == errno.EADDRNOTAVAIL:
         host = "::" if ":" in host else "0.0.0.0"  # noqa: S104 - who comes in is asked for a certificate
@@ -207,17 +214,6 @@ def _listening(worker: str, address: str, written: bool) -> str:
         why="another program listens there, or a worker of an earlier run" if problem == errno.EADDRINUSE else None,
         mend="end it, or give the worker another port in the config",
     )
-
-
-def _check_name(worker: str, address: str, host: str) -> None:
-    try:
-        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise ConfigError(
-            f"worker {worker} cannot listen at {address}: {host!r} means nothing on this host",
-            why=error.strerror,
-            mend=f"write its number instead of {host} in the config, or mend /etc/hosts or the name server",
-        ) from None
 
 
 def _try_to_listen(host: str, port: int) -> int | None:
