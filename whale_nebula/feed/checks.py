@@ -163,11 +163,11 @@ def fingerprints(
     parts = [slice(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
     found: dict[str, Fingerprint] = {}
     for n, array in arrays.items():
-        name, here = leaves[n].name, masks.get(n)
-        if here is None:
+        name, mask = leaves[n].name, masks.get(n)
+        if mask is None:
             found[name] = _checksum(array)
         else:
-            found[name] = [_checksum(array[part]) if bool(here[part].all()) else None for part in parts]
+            found[name] = [_checksum(array[part]) if bool(mask[part].all()) else None for part in parts]
     return found
 
 

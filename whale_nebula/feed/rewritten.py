@@ -174,7 +174,8 @@ def blank(spec: tf.TensorSpec) -> tf.Tensor:
     >>> blank(tf.TensorSpec([None, 3], tf.string)).shape.as_list()
     [0, 3]
     """
-    dtype, value = spec.dtype, "" if spec.dtype == tf.string else False
+    dtype = spec.dtype
+    value: Any = "" if dtype == tf.string else False
     if dtype.is_floating or dtype.is_complex:
         value = float("nan")
     elif dtype.is_integer:

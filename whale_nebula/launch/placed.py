@@ -146,9 +146,3 @@ def _pipe_to(worker: str, ends: dict[str, int]) -> Iterator[int]:
         yield theirs
     finally:
         os.close(theirs)
-
-
-def _draw_screen(
-    worker: str, ends: dict[str, int], terminal: int | None
-) -> contextlib.AbstractContextManager[int | None]:
-    return contextlib.nullcontext() if terminal is None else _pipe_to(worker, ends)

@@ -16,7 +16,7 @@ import pytest
 import whale_nebula
 from whale_nebula.cli import doctor
 from whale_nebula.cli.checks import local
-from whale_nebula.cli.checks.local import config_checks, in_order, requirements, within
+from whale_nebula.cli.checks.local import config_checks, requirements, within
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.resolve import Placement
 
@@ -86,10 +86,6 @@ def test_the_ranges_are_those_of_the_project() -> None:
 )
 def test_versions(version: str, wanted: str, fits: bool) -> None:
     assert within(version, wanted) is fits
-
-
-def test_ranges_begin_with_their_lower_end() -> None:
-    assert in_order("<2.22,>=2.21") == ">=2.21,<2.22"
 
 
 def test_a_version_out_of_range_is_an_error(

@@ -24,6 +24,8 @@ import pytest
 
 from whale_nebula.cli import arguments
 from whale_nebula.cli.main import main
+from whale_nebula.cli.run import Asking, report_end
+from whale_nebula.launch import Outcome, Result
 
 SOON = 60.0
 COMMAND = [sys.executable, "-m", "whale_nebula.cli.main", "run"]
@@ -32,21 +34,6 @@ START = """
 import os, signal, sys, time
 from whale_nebula.launch import attach
 me = attach()
-with open(f"{__file__}.{me.cluster}.part", "w") as file:
-    file.write(str(os.getpid()))
-os.rename(file.name, f"{__file__}.{me.cluster}")
-
-def wait_for_end(cluster):
-    "Until the worker of a cluster has ended, whether its launcher has looked at it or not."
-    path = f"{__file__}.{cluster}"
-    while not os.path.exists(path):
-        time.sleep(0.01)
-    try:
-        while open(f"/proc/{open(path).read()}/stat").read().rpartition(")")[2].split()[0] != "Z":
-            time.sleep(0.01)
-    except OSError:
-        pass
-
 """
 PAIR = """
 run: mt
@@ -240,32 +227,6 @@ else:
         assert (ended["code"], ended["worker"], ended["why"]) == (7, "npu/0", "failed first: exit code 7")
         assert ended["codes"] == {"gpu/0": 0, "npu/0": 7}
 
-    def test_why_it_failed_is_its_last_word(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
-        assert (
-            main(["run", "--all", "--clusters", "gpu", script("raise ValueError('no such thing')")]) == arguments.FAILED
-        )
-        told = capfd.readouterr().err.splitlines()
-        assert told[-1] == "whale-nebula: worker gpu/0 failed first: exit code 1: ValueError: no such thing"
-
-    def test_all_that_failed_are_told_and_our_own_error_comes_last(
-        self, script: Callable, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        code = """
-import whale_nebula as nb
-if me.cluster == "npu":
-    wait_for_end("gpu")
-    sys.exit("ended with it")
-raise nb.errors.StateError("not now", where="train.py:3", why="too early", mend="do it later")
-"""
-        assert main(["run", *BOTH, script(code)]) == arguments.FAILED
-        told = capfd.readouterr().err.splitlines()
-        assert told[-4:] == [
-            "whale-nebula: worker npu/0 failed, too: exit code 1: ended with it",
-            "whale-nebula: worker gpu/0 failed first: exit code 1: NB-305 not now (train.py:3)",
-            "  why: too early",
-            "  mend: do it later",
-        ]
-
     def test_our_error_is_said_once_and_below_all_tracebacks(
         self, script: Callable, capfd: pytest.CaptureFixture[str]
     ) -> None:
@@ -295,42 +256,6 @@ refuse()
         assert lines[1] == "Traceback (most recent call last):"
         assert lines[2].startswith(f'  File "{path}", line ')
 
-    def test_who_only_heard_of_the_error_is_not_the_first(
-        self, script: Callable, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        """It may well be the first that has ended."""
-        code = """
-import whale_nebula as nb
-if me.cluster == "npu":
-    raise nb.errors.RemoteFailureError("worker 'gpu/0' failed: not now", mend="do it later")
-time.sleep(0.5)
-raise nb.errors.StateError("not now", mend="do it later")
-"""
-        assert main(["run", "--json", *BOTH, script(code)]) == arguments.FAILED
-        told = capfd.readouterr()
-        ended = json.loads(told.out)
-        assert (ended["worker"], ended["why"]) == ("gpu/0", "failed first: exit code 1: NB-305 not now")
-        assert told.err.splitlines()[-3:] == [
-            "whale-nebula: worker npu/0 failed, too: exit code 1, for the same reason",
-            "whale-nebula: worker gpu/0 failed first: exit code 1: NB-305 not now",
-            "  mend: do it later",
-        ]
-
-    def test_another_error_is_said_as_a_whole(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
-        code = """
-import whale_nebula as nb
-if me.cluster == "npu":
-    wait_for_end("gpu")
-raise nb.errors.StateError(f"{me.worker} cannot", mend=f"mend {me.cluster}")
-"""
-        assert main(["run", *BOTH, script(code)]) == arguments.FAILED
-        assert capfd.readouterr().err.splitlines()[-4:] == [
-            "whale-nebula: worker npu/0 failed, too: exit code 1: NB-305 npu/0 cannot",
-            "  mend: mend npu",
-            "whale-nebula: worker gpu/0 failed first: exit code 1: NB-305 gpu/0 cannot",
-            "  mend: mend gpu",
-        ]
-
     def test_a_script_with_a_hook_of_its_own_for_errors_keeps_it(
         self, script: Callable, capfd: pytest.CaptureFixture[str]
     ) -> None:
@@ -341,10 +266,6 @@ raise nb.errors.StateError(f"{me.worker} cannot", mend=f"mend {me.cluster}")
     def test_workers_know_whether_all_are_here(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
         assert main(["run", "--all", "--clusters", "gpu", script("print(me.everywhere)")]) == arguments.DONE
         assert capfd.readouterr().out == "True\n"
-
-    def test_a_worker_that_is_killed(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
-        assert main(["run", "--all", "--clusters", "gpu", script("os.kill(os.getpid(), signal.SIGKILL)")]) == 137
-        assert "worker gpu/0 failed first: ended by SIGKILL" in capfd.readouterr().err
 
     def test_certificates_live_as_long_as_the_run(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
         code = "print(os.path.dirname(me.security.key), oct(os.stat(os.path.dirname(me.security.key)).st_mode))"
@@ -368,6 +289,58 @@ raise nb.errors.StateError(f"{me.worker} cannot", mend=f"mend {me.cluster}")
         (tmp_path / "beside_it.py").write_text("HERE = 'beside it'")
         assert main(["run", script("import beside_it; print(beside_it.HERE)")]) == arguments.DONE
         assert capfd.readouterr().out == "beside it\n"
+
+
+def ours(code: str, said: str) -> str:
+    return f"Traceback ...\nwhale_nebula.errors.SomeError: {code} {said}"
+
+
+FIRST, TOO = "whale-nebula: worker gpu/0 failed first: ", "whale-nebula: worker npu/0 failed, too: exit code 1"
+NOT_NOW = ours("NB-305", "not now (train.py:3)\n  why: too early\n  mend: do it later\n")
+HEARD = ours("NB-302", "worker 'gpu/0' failed: not now\n  mend: do it later\n")
+WHOLE = [f"{FIRST}exit code 1: NB-305 not now (train.py:3)", "  why: too early", "  mend: do it later"]
+ENDS: dict[str, tuple[dict[str, tuple[int, str]], str, list[str]]] = {
+    "its last word": (
+        {"gpu/0": (1, "Traceback ...\nValueError: no such thing\n")},
+        "gpu/0",
+        [f"{FIRST}exit code 1: ValueError: no such thing"],
+    ),
+    "killed": ({"gpu/0": (-9, "")}, "gpu/0", [f"{FIRST}ended by SIGKILL"]),
+    "all that failed, and our own error last": (
+        {"gpu/0": (1, NOT_NOW), "npu/0": (1, "ended with it\n")},
+        "gpu/0",
+        [
+            f"{TOO}: ended with it",
+            f"{FIRST}exit code 1: NB-305 not now (train.py:3)",
+            "  why: too early",
+            "  mend: do it later",
+        ],
+    ),
+    "who only heard of it is not the first": (
+        {"gpu/0": (1, NOT_NOW), "npu/0": (1, HEARD)},
+        "npu/0",
+        [
+            f"{TOO}, for the same reason",
+            *WHOLE,
+        ],
+    ),
+    "another error as a whole": (
+        {
+            "gpu/0": (1, ours("NB-305", "gpu/0 cannot\n  mend: a\n")),
+            "npu/0": (1, ours("NB-305", "npu/0 cannot\n  mend: b\n")),
+        },
+        "gpu/0",
+        [f"{TOO}: NB-305 npu/0 cannot", "  mend: b", f"{FIRST}exit code 1: NB-305 gpu/0 cannot", "  mend: a"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_how_a_run_ended_is_told(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said, first, lines = ENDS[case]
+    result = Result({name: Outcome(name, code, "", err) for name, (code, err) in said.items()}, first, late=False)
+    assert report_end(result, Asking(1.0), as_json=False) == arguments.shell_code(said["gpu/0"][0])
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 class TestSignals:

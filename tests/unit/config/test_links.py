@@ -125,8 +125,7 @@ def test_lines(text: str, line: Line) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", ",", "60mbit,70mbit", "60mbit,20ms,3ms", "60", "fast", "60mbit 20ms", "60mbit;20ms", "0mbit", "20m"],
+    "text", ["", ",", "60mbit,70mbit", "60mbit,20ms,3ms", "60", "fast", "60mbit 20ms", "60mbit;20ms", "0mbit", "20m"]
 )
 def test_texts_that_are_no_line(text: str) -> None:
     with pytest.raises(ConfigError):

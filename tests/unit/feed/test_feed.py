@@ -62,11 +62,6 @@ def test_one_changed_number_changes_the_fingerprint(at: int, value: float) -> No
     assert (fingerprints([X], [x]) == fingerprints([X], [y])) is same
 
 
-def test_only_the_named_input_is_told() -> None:
-    found = fingerprints([X, TABLE], [np.zeros((2, 2)), np.zeros(5)], only=["table"])
-    assert list(found) == ["table"]
-
-
 def test_strings_have_a_fingerprint_too() -> None:
     texts = [np.array(["a", "b"], dtype=object), np.array(["a", "c"], dtype=object)]
     assert fingerprints([X], [texts[0]]) != fingerprints([X], [texts[1]])

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from whale_nebula.errors import AbsentInputError
 from whale_nebula.feed.batch import cut, micro_batches
-from whale_nebula.feed.checks import Missing, absent_in, fingerprints
+from whale_nebula.feed.checks import Missing, fingerprints
 from whale_nebula.ir.program import Leaf
 from whale_nebula.spec import Spec
 
@@ -56,8 +56,3 @@ def test_what_is_not_here_and_what_is_secret_have_no_fingerprint() -> None:
     assert set(fingerprints(LEAVES, TENSORS)) == {"x/source"}
     assert set(fingerprints(LEAVES, TENSORS, secret=["x/source"])) == set()
     assert set(fingerprints(LEAVES, TENSORS, only=["x/target"])) == set()
-
-
-def test_its_number_is_known() -> None:
-    assert absent_in(TENSORS) == (1,)
-    assert absent_in(TENSORS[:1]) == ()

@@ -75,15 +75,7 @@ def test_what_does_not_fit_together_is_refused(change: dict[str, Any], why: str)
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "gpu/0",
-        "[]",
-        "{}",
-        '{"peers": {}}',
-        '{"peers": 3}',
-        IDENTITY.to_json().replace('"peers"', '"others"'),
-    ],
+    ["", "gpu/0", "[]", "{}", '{"peers": {}}', '{"peers": 3}', IDENTITY.to_json().replace('"peers"', '"others"')],
 )
 def test_what_no_launcher_wrote_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=VARIABLE):

@@ -112,8 +112,3 @@ def test_by_what_error_of_ours_it_ends_is_remembered_and_not_handed_on(tmp_path:
     lines = told.splitlines()
     assert err.decode().splitlines() == [f"[gpu/0] {line}" for line in (*lines[:4], lines[-1])]
     assert tail == told
-
-
-def test_the_error_of_another_worker_is_handed_on(tmp_path: Path) -> None:
-    told = b"whale-nebula: worker npu/0 ends by an error\nwhale_nebula.errors.StateError: NB-305 no\n  mend: x\n"
-    assert relayed(f"import os; os.write(2, {told!r})", tmp_path)[1] == told

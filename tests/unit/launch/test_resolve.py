@@ -56,13 +56,6 @@ def test_when_nobody_knows_all_reasons_are_told() -> None:
     assert [line.partition(":")[0] for line in refused.value.why.splitlines()] == list(CHAIN)
 
 
-def test_resolving_changes_nothing() -> None:
-    environ = {"TF_CONFIG": '{"cluster": {"gpu": ["a:1"]}, "task": {"type": "gpu", "index": 0}}'}
-    before = dict(environ)
-    assert resolve(Config(), environ, Asked()) == resolve(Config(), environ, Asked())
-    assert environ == before
-
-
 @pytest.mark.parametrize(
     ("text", "names"),
     [

@@ -8,7 +8,7 @@ import pytest
 
 import whale_nebula as nb
 from whale_nebula import scopes
-from whale_nebula.scopes import Frame, open_frames, parsing, reenter
+from whale_nebula.scopes import Frame, open_frames, reenter
 
 
 class Diary:
@@ -72,16 +72,6 @@ def test_a_watcher_that_raises_leaves_the_scope_closed(diary: Diary) -> None:
             pass
         assert open_frames() == (cluster,)
     assert diary.lines == ["+cluster", "+stage", "-stage", "-cluster"]
-
-
-def test_all_watchers_are_told_and_closed_in_turn() -> None:
-    first, second = Diary(), Diary()
-    second.lines = first.lines
-    scopes.add_watcher(first)
-    scopes.add_watcher(second)
-    with nb.cluster():
-        pass
-    assert first.lines == ["+cluster", "+cluster", "-cluster", "-cluster"]
 
 
 def built() -> tuple[Frame, ...]:
@@ -172,13 +162,7 @@ def test_what_is_found_among_frames() -> None:
     with contextlib.ExitStack() as stack:
         cluster, _, pipeline, stage, compress = frames = tuple(
             stack.enter_context(scope)
-            for scope in (
-                nb.cluster(),
-                nb.compress(fp16=True),
-                nb.pipeline(2),
-                nb.stage(),
-                nb.compress(bf16=True),
-            )
+            for scope in (nb.cluster(), nb.compress(fp16=True), nb.pipeline(2), nb.stage(), nb.compress(bf16=True))
         )
     assert scopes.cluster_block_of(frames) is cluster
     assert scopes.pipeline_of(frames) is pipeline
@@ -206,14 +190,6 @@ def test_a_stage_that_caught_nothing_gives_its_number_back_outside_a_block() -> 
         with nb.stage() as after:
             after.touched = True
     assert (passed_by.key, caught.key, after.key) == ("stage0", "stage0", "stage1")
-
-
-def test_frames_are_equal_only_to_themselves() -> None:
-    with parsing(), nb.cluster() as one:
-        pass
-    with parsing(), nb.cluster() as other:
-        pass
-    assert one != other and len({one, other}) == 2
 
 
 def test_options_of_a_frame_cannot_be_changed() -> None:

@@ -73,11 +73,7 @@ def test_stages_in_no_block_count_on_until_numbering_begins_anew() -> None:
 
 def test_a_cluster_block_names_the_cluster_of_stages_that_name_none() -> None:
     with nb.cluster(name="gpu"):
-        assert keys({}, {"name": "b"}, {"cluster": "npu"}) == [
-            ("stage0", "gpu"),
-            ("b", "gpu"),
-            ("npu", "npu"),
-        ]
+        assert keys({}, {"name": "b"}, {"cluster": "npu"}) == [("stage0", "gpu"), ("b", "gpu"), ("npu", "npu")]
 
 
 def test_stages_are_dealt_to_a_layout_in_order() -> None:

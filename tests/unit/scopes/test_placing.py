@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
-from whale_nebula.errors import NebulaError, NestingError, OptionError, StageIdentityError
+from whale_nebula.errors import NestingError, OptionError, StageIdentityError
 from whale_nebula.scopes import open_frames
 from whale_nebula.scopes.placing import placement
 
@@ -34,10 +34,6 @@ def test_it_takes_the_open_scopes_with_it_and_where_it_stands() -> None:
     assert made.site.file == __file__
     frame = made.frame(made.rules[0], "a")
     assert (frame.kind, frame.key, frame.cluster, frame.options["layer"]) == ("stage", "gpu", "gpu", "a")
-
-
-def test_an_empty_map_is_one() -> None:
-    assert placement({}).rules == ()
 
 
 @pytest.mark.parametrize(
@@ -84,9 +80,3 @@ def test_a_cluster_that_the_block_leaves_out_is_refused() -> None:
 def test_it_stands_in_no_stage() -> None:
     with nb.cluster(), nb.stage(cluster="gpu"), pytest.raises(NestingError, match=r"nb.place stands inside nb.stage"):
         placement({"x": "npu"})
-
-
-def test_refused_maps_leave_nothing_open() -> None:
-    with pytest.raises(NebulaError):
-        placement({"a(": "gpu"})
-    assert open_frames() == ()
