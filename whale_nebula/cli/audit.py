@@ -65,7 +65,10 @@ def main(argv: Sequence[str]) -> int:
             error = AuditError(f"there is no file {each!r}", mend="whale-nebula audit verify FILE")
             return tell(error, as_json=given.json, code=arguments.NO_FILE)
     try:
-        verdict = verify(path, _heads(given.heads), _trust(given.ca))
+        trust = None
+        if given.ca is not None:
+            trust = Trust(files.certificates(files.read(given.ca, "the authority's certificate"), given.ca))
+        verdict = verify(path, _heads(given.heads), trust)
     except NebulaError as error:
         return tell(error, as_json=given.json, code=arguments.NO_DATA)
     print(json.dumps({"ok": verdict.ok, **asdict(verdict)}, indent=1) if given.json else _text(verdict, given))
@@ -79,10 +82,6 @@ def _heads(path: str | None) -> list[Head]:
     if not found:
         raise AuditError("there is no head in this file", where=path, mend="--heads takes what a peer has kept")
     return found
-
-
-def _trust(path: str | None) -> Trust | None:
-    return None if path is None else Trust(files.certificates(files.read(path, "the authority's certificate"), path))
 
 
 def _text(verdict: Verdict, given: argparse.Namespace) -> str:

@@ -120,15 +120,11 @@ def _introduce(gateway: Gateway, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"gateway": site.identity.worker, "listens": gateway.address, "trusts": trusts}), flush=True)
         return
-    others = ", ".join(f"{name} ({_way(site, name)})" for name in site.gateways)
+    paced = {name: f", {rate * 8 / 1e6:g} Mbit/s" for name, rate in site.rates.items() if rate is not None}
+    ways = {name: (address or "it dials us") + paced.get(name, "") for name, address in site.gateways.items()}
+    others = ", ".join(f"{name} ({way})" for name, way in ways.items())
     print(
         f"whale-nebula: gateway of cluster {site.cluster}, run {site.run}, listens on {gateway.address}; "
         f"to {others or 'no other cluster'}; trusts {trusts}; audit log {site.audit}",
         flush=True,
     )
-
-
-def _way(site: Site, cluster: str) -> str:
-    rate = site.rates.get(cluster)
-    paced = f", {rate * 8 / 1e6:g} Mbit/s" if rate is not None else ""
-    return (site.gateways[cluster] or "it dials us") + paced

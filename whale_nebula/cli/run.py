@@ -25,8 +25,6 @@ from whale_nebula.launch.resolve import PORT, Asked, Placement, Resolved, cluste
 from whale_nebula.launch.resolve.placement import is_local, listening, settle_ports
 from whale_nebula.report.screen import Screen, terminal
 
-_FAILED = RemoteFailureError.code
-
 
 def report_end(result: Result, asking: Asking, *, as_json: bool) -> int:
     """Say how a run ended, if it did not end well; gives the exit status."""
@@ -64,13 +62,6 @@ def _with_mend(why: str, errors: str) -> str:
     return why.removesuffix(word) + last_sentence(errors) if word and why.endswith(word) else why
 
 
-def _first(result: Result, culprit: str) -> str:
-    """Who failed first: where the first that ended says that another one has failed before it, that one."""
-    word = last_word(result.outcomes[culprit].err)
-    failed = [name for name, outcome in result.outcomes.items() if outcome.code > 0 and outcome.code != arguments.LEFT]
-    return next((name for name in failed if word.startswith(f"{_FAILED} worker '{name}' failed: ")), culprit)
-
-
 def _ending(result: Result, asking: Asking) -> tuple[int, str | None, str]:
     if asking.second is not None:
         return arguments.SIGNALLED + asking.second, None, "the workers were killed"
@@ -79,7 +70,11 @@ def _ending(result: Result, asking: Asking) -> tuple[int, str | None, str]:
         return arguments.shell_code(-signal.SIGKILL), None, f"did not leave in time, and were killed: {', '.join(left)}"
     if result.culprit is None:
         return arguments.DONE, None, ""
-    outcome = result.outcomes[_first(result, result.culprit)]
+    # where the first that ended says that another one has failed before it, that one failed first
+    word = last_word(result.outcomes[result.culprit].err)
+    failed = [name for name, outcome in result.outcomes.items() if outcome.code > 0 and outcome.code != arguments.LEFT]
+    named = (name for name in failed if word.startswith(f"{RemoteFailureError.code} worker '{name}' failed: "))
+    outcome = result.outcomes[next(named, result.culprit)]
     if outcome.code == arguments.LEFT:
         return arguments.LEFT, None, "the workers left, and can be started again"
     return arguments.shell_code(outcome.code), outcome.worker, f"failed first: {_how(result, outcome)}"

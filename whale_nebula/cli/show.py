@@ -86,7 +86,13 @@ def main(argv: Sequence[str]) -> int:
     given = made.read(words.options)
     _check(made, given, words)
     try:
-        return _report(given) if given.report is not None else _show(given, words)
+        if given.report is None:
+            return _show(given, words)
+        if not os.path.exists(given.report):
+            return _no_file(given.report, given.json, _NO_REPORT)
+        from whale_nebula.cli.show_script import show_report
+
+        return show_report(given.report, as_json=given.json)
     except ConfigError as error:
         return tell(error, as_json=given.json, code=exits.CONFIG)
     except OptionError as error:
@@ -104,14 +110,6 @@ def _check(made: Parser, given: argparse.Namespace, words: Words) -> None:
         made.error("--report shows a file that a run left: it goes with --json, and with nothing else")
     if given.steps is not None and (given.all or not given.steps.isdigit() or int(given.steps) < 1):
         made.error("--steps takes a number from 1 up, and does not go with --all")
-
-
-def _report(given: argparse.Namespace) -> int:
-    if not os.path.exists(given.report):
-        return _no_file(given.report, given.json, _NO_REPORT)
-    from whale_nebula.cli.show_script import show_report
-
-    return show_report(given.report, as_json=given.json)
 
 
 def _show(given: argparse.Namespace, words: Words) -> int:
@@ -181,7 +179,12 @@ _NO_REPORT = (
 def _print(plans: Sequence[Plan], given: argparse.Namespace) -> None:
     for number, plan in enumerate(plans):
         if given.html is not None:
-            _write(_numbered_path(given.html, number), plan.to_html())
+            path, text = _numbered_path(given.html, number), plan.to_html()
+            try:
+                Path(path).write_text(text, "utf-8")
+            except OSError as error:
+                raise PlanError(f"{path} cannot be written", why=error.strerror, mend="--html plan.html") from None
+            remark(f"wrote {path} ({len(text.encode()) / 1024:.0f} KiB)")
         if given.save is not None:
             plan.save(_numbered_path(given.save, number))
             remark(f"saved {_numbered_path(given.save, number)}")
@@ -196,14 +199,6 @@ def _print(plans: Sequence[Plan], given: argparse.Namespace) -> None:
         print("\n".join(plan.to_mermaid() for plan in plans))
     elif given.text or not silent:
         print("\n\n".join(plan.to_text() for plan in plans))
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, "utf-8")
-    except OSError as error:
-        raise PlanError(f"{path} cannot be written", why=error.strerror, mend="--html plan.html") from None
-    remark(f"wrote {path} ({len(text.encode()) / 1024:.0f} KiB)")
 
 
 def _numbered_path(path: str, number: int) -> str:

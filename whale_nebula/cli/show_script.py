@@ -22,7 +22,6 @@ from whale_nebula.report.saved import finite, summary_document, summary_text
 from whale_nebula.scopes.observer import Observer, PlanShown, observed_by
 
 if TYPE_CHECKING:
-    from whale_nebula.plan.plan import Plan
     from whale_nebula.runtime.show import Shown
 
 
@@ -44,7 +43,11 @@ class Onlooker:
         """The plans so far. TensorFlow is there by now: the script has made a step of it."""
         from whale_nebula.runtime.show import Shown
 
-        return Shown(self.wanted > 1, self._about_to_save)
+        def stop(what: str) -> None:
+            self.ended = f"the script was about to save by {what}, with nothing trained"
+            raise PlanShown
+
+        return Shown(self.wanted > 1, stop)
 
     @property
     def plans(self) -> list[Plan]:
@@ -89,10 +92,6 @@ class Onlooker:
             self.ended = f"{name} has no scopes, and was about to be trained"
             raise PlanShown
 
-    def _about_to_save(self, what: str) -> None:
-        self.ended = f"the script was about to save by {what}, with nothing trained"
-        raise PlanShown
-
 
 _SCRIPTS = (".py", ".pyc", ".pyz")
 
@@ -107,62 +106,45 @@ _INSTEAD = {
 
 @dataclass(frozen=True)
 class Ending:
-    """How a script ended: `stopped` by us, by the error it raised, or by itself with an exit status."""
+    """How a script ended: by the error it raised, or with an exit status."""
 
-    stopped: bool = False
     error: BaseException | None = None
     status: int = 0
 
 
 def check(path: str) -> None:
     """Refuse a file that is no script. One that ends in .py is one: Python says best what is wrong with it."""
-    if path.endswith(_SCRIPTS) or (not path.endswith(tuple(_INSTEAD)) and _compiles(path)):
+    if path.endswith(_SCRIPTS):
         return
     ending = os.path.splitext(path)[1]
+    if ending not in _INSTEAD:
+        with contextlib.suppress(SyntaxError, ValueError):
+            compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+            return
     mend = _INSTEAD.get(ending, "whale-nebula show train.py").format(path=path)
     raise PlanError(f"{path} is no script: it holds no Python", mend=mend)
 
 
-def _compiles(path: str) -> bool:
-    try:
-        compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):
-        return False
-    return True
-
-
 def run(path: str, arguments: Sequence[str], observer: Observer) -> Ending:
     """Run a script; what it prints goes to stderr, so that stdout is ours."""
-    with _as_main(path, arguments), _output_aside(), observed_by(observer):
+    argv, first = sys.argv, sys.path[0]
+    sys.argv, sys.path[0] = [path, *arguments], os.path.dirname(os.path.abspath(path))
+    with _output_aside(), observed_by(observer):
         try:
             runpy.run_path(path, run_name="__main__")
         except PlanShown:
-            return Ending(stopped=True)
+            pass
         except SystemExit as end:
-            return Ending(status=_status(end.code))
+            if end.code is None or isinstance(end.code, int):
+                return Ending(status=end.code or 0)
+            print(end.code, file=sys.stderr)
+            return Ending(status=1)
         except BaseException as error:
             print(own_lines(error, path), end="", file=sys.stderr)
             return Ending(error=error)
+        finally:
+            sys.argv, sys.path[0] = argv, first
     return Ending()
-
-
-def _status(code: object) -> int:
-    """What a process that ends so gives its parent; a message is printed."""
-    if code is None or isinstance(code, int):
-        return int(code or 0)
-    print(code, file=sys.stderr)
-    return 1
-
-
-@contextlib.contextmanager
-def _as_main(path: str, arguments: Sequence[str]) -> Iterator[None]:
-    """The arguments and the folder of the script, where a script finds them."""
-    argv, first = sys.argv, sys.path[0]
-    sys.argv, sys.path[0] = [path, *arguments], os.path.dirname(os.path.abspath(path))
-    try:
-        yield
-    finally:
-        sys.argv, sys.path[0] = argv, first
 
 
 @contextlib.contextmanager

@@ -107,6 +107,10 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any] | Config | None, wri
 def _config(place: Place) -> Config:
     root = place.table((*(field.name for field in fields(Config)), *_OUTPUTS))
     clusters = {name: _cluster(name, each) for name, each in root.key("clusters").named().items()}
+    patience = root.key("patience").given(quantities.seconds, PATIENCE_SECONDS)
+    if not patience:
+        why = "every wait would end at once"
+        raise root.key("patience").wrong("a patience of nothing", why=why, mend="patience: 120s")
     outputs = {name: each.text() for name, each in root.key("outputs").named().items()}
     outputs |= {name: path for name in _OUTPUTS if (path := root.key(name).given(Place.text, None)) is not None}
     return Config(
@@ -117,7 +121,7 @@ def _config(place: Place) -> Config:
         inputs={name: _input(each) for name, each in root.key("inputs").named().items()},
         results=root.key("results").given(lambda place: place.choice(("everywhere", "owner")), "everywhere"),
         weights=root.key("weights").given(lambda place: place.choice(("everywhere", "own")), "everywhere"),
-        patience=root.key("patience").given(_patience, PATIENCE_SECONDS),
+        patience=patience,
         gateway_grace=root.key("gateway_grace").given(quantities.seconds, GATEWAY_GRACE_SECONDS),
         seed=root.key("seed").given(lambda place: int(place.number(least=0, most=_SEEDS, whole=True)), None),
         plan=root.key("plan").given(_paths, ()),
@@ -159,7 +163,11 @@ def _worker(place: Place) -> WorkerSpec:
 
 def _links(place: Place, clusters: Mapping[str, Cluster]) -> Links:
     pairs: dict[tuple[str, str], Line] = {}
-    for each in _iterate_links(place, clusters):
+    if isinstance(place.value, str | Mapping):  # the list that was meant
+        raise place.wrong(f"{place.value!r} is no list of links", mend=f"links: [{_meant(place.value, clusters)}]")
+    for each in place.items():
+        if isinstance(each.value, str):
+            raise each.wrong(f"{each.value!r} is no link", mend=f"links: [{_meant(each.value, clusters)}]")
         table = each.table(("between", "rate", "delay", "loss"))
         a, b = _ends(table.key("between"), clusters)
         if (a, b) in pairs or (b, a) in pairs:
@@ -170,16 +178,6 @@ def _links(place: Place, clusters: Mapping[str, Cluster]) -> Links:
             loss=table.key("loss").given(quantities.share, 0.0),
         )
     return Links(None, pairs)
-
-
-def _iterate_links(place: Place, clusters: Mapping[str, Cluster]) -> Iterator[Place]:
-    """The links one by one; a line, or one link without a list, is shown as the list that was meant."""
-    if isinstance(place.value, str | Mapping):
-        raise place.wrong(f"{place.value!r} is no list of links", mend=f"links: [{_meant(place.value, clusters)}]")
-    for each in place.items():
-        if isinstance(each.value, str):
-            raise each.wrong(f"{each.value!r} is no link", mend=f"links: [{_meant(each.value, clusters)}]")
-        yield each
 
 
 def _meant(value: Any, clusters: Mapping[str, Cluster]) -> str:
@@ -219,13 +217,6 @@ def _input(place: Place) -> InputSpec:
     axes = table.key("shape").items()
     shape = tuple(each.given(lambda axis: int(axis.number(least=0, whole=True)), None) for each in axes)
     return InputSpec(shape, table.key("dtype").given(lambda dtype: dtype.choice(DTYPES), "float32"))
-
-
-def _patience(place: Place) -> float:
-    found = quantities.seconds(place)
-    if not found:
-        raise place.wrong("a patience of nothing", why="every wait would end at once", mend="patience: 120s")
-    return found
 
 
 def _paths(place: Place) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ class Batches(tf.data.Iterator):
 
     def __next__(self) -> Any:
         if self._whole is not None:
-            raise self._mixed_error("is read here, and was given to a function of TensorFlow's before")
+            raise _mixed_error("is read here, and was given to a function of TensorFlow's before")
         self._begun = True
         self._feed.settle()
         *tensors, marks, here = next(self._inner)
@@ -148,18 +148,10 @@ class Batches(tf.data.Iterator):
 
     def _all_rows(self) -> Any:
         if self._begun:
-            raise self._mixed_error("has given batches, and is now given to a function of TensorFlow's")
+            raise _mixed_error("has given batches, and is now given to a function of TensorFlow's")
         if self._whole is None:
             self._whole = iter(self._dataset)
         return self._whole
-
-    def _mixed_error(self, what: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"an iterator of nb.shard {what}",
-            where=str(calling_site()),
-            why="outside of functions it goes through its own rows, inside through all rows: it would begin anew",
-            mend="an iterator of its own for the function: iter(dataset)\nor give the function batches",
-        )
 
     def _serialize_to_tensors(self) -> NoReturn:
         raise UnsupportedError(
@@ -168,6 +160,15 @@ class Batches(tf.data.Iterator):
             why="it reads other rows in each process",
             mend="save the number of the step, and begin with nb.shard(dataset.skip(step))",
         )
+
+
+def _mixed_error(what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"an iterator of nb.shard {what}",
+        where=str(calling_site()),
+        why="outside of functions it goes through its own rows, inside through all rows: it would begin anew",
+        mend="an iterator of its own for the function: iter(dataset)\nor give the function batches",
+    )
 
 
 def _no_dataset(given: Any) -> OptionError:

@@ -89,7 +89,12 @@ def leave_on_signals() -> None:
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     heard = [number for number in _HEARD if number != signal.SIGHUP or not ignored]
-    forks = _Forks({number: signal.signal(number, _ask_to_leave) for number in heard})
+
+    def ask_to_leave(number: int, frame: FrameType | None) -> None:
+        if departure.asked is None:
+            departure.ask(signal.Signals(number).name)
+
+    forks = _Forks({number: signal.signal(number, ask_to_leave) for number in heard})
     os.register_at_fork(before=forks.hold, after_in_parent=forks.free, after_in_child=forks.restore)
 
 
@@ -110,8 +115,3 @@ class _Forks:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self.free()
-
-
-def _ask_to_leave(number: int, frame: FrameType | None) -> None:
-    if departure.asked is None:
-        departure.ask(signal.Signals(number).name)

@@ -360,7 +360,8 @@ def table(found: LineFound) -> str:
       tensors     gpu -> npu   npu -> gpu   both ways at once        CPU, both ends
       1.0 MiB    57.6 Mbit/s  56.8 Mbit/s  56.0 and 55.2 Mbit/s  2.1 s for each GB
     """
-    (a, b), trip = found.clusters, f"round trip {_ms(found.round_trip)}, at least {_ms(found.least_round_trip)}"
+    (a, b), times = found.clusters, (1e3 * found.round_trip, 1e3 * found.least_round_trip)
+    trip = "round trip {:.1f} ms, at least {:.1f} ms".format(*times)
     head = ["tensors", f"{a} -> {b}", f"{b} -> {a}", "both ways at once", "CPU, both ends"]
     rows = [head, *map(_row, found.crossings)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
@@ -396,7 +397,3 @@ def _row(each: Crossing) -> list[str]:
 
 def _mbit(rate: float) -> str:
     return f"{8 * rate / 1e6:.1f}" if 8 * rate < 1e9 else f"{8 * rate / 1e6:.0f}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f} ms"

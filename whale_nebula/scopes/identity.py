@@ -65,7 +65,14 @@ def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) ->
     """(key, cluster) of a stage that is entered on this stack; its block takes note."""
     block = _block(stack)
     number = block.entries
-    key = name or cluster or _number_key(number, site, stack)
+    key = name or cluster or _key(number)
+    if name is None and cluster is None and stack.replayed:
+        raise StageIdentityError(
+            "nb.stage() has neither a name nor a cluster, inside a layer that was built under scopes",
+            where=str(site),
+            why="its number would depend on how often the model was traced",
+            mend='nb.stage(name="...")',
+        )
     around = cluster_block_of(stack.frames)
     known = block.stages.get(key)
     if name is None and cluster is None and known is not None:
@@ -101,17 +108,6 @@ def release(stack: Stack) -> None:
 def _block(stack: Stack) -> Block:
     """The block of the outermost scope that has one; else the one that the whole stack stands in."""
     return next((frame.block for frame in stack.frames if frame.block is not None), stack.block)
-
-
-def _number_key(number: int, site: Site, stack: Stack) -> str:
-    if stack.replayed:
-        raise StageIdentityError(
-            "nb.stage() has neither a name nor a cluster, inside a layer that was built under scopes",
-            where=str(site),
-            why="its number would depend on how often the model was traced",
-            mend='nb.stage(name="...")',
-        )
-    return f"stage{number}"
 
 
 def dealt_to(number: int, frames: Sequence[Frame]) -> str:
@@ -166,7 +162,9 @@ class Numbers:
                 self._settle(frame, frame.dealt, block, around)
         for number, frame in enumerate(ordered, block.entries):
             if frame not in self.homes:
-                self._settle(frame, _free(number, block) if _is_unnamed(frame) else number, block, around)
+                while _is_unnamed(frame) and _key(number) in block.stages:
+                    number += 1
+                self._settle(frame, number, block, around)
         last = max((frame.dealt for frame in ordered if frame.dealt is not None), default=-1)
         block.entries = max(block.entries + len(ordered), last + 1)
 
@@ -189,10 +187,6 @@ class Numbers:
 
 def _is_unnamed(frame: Frame) -> bool:
     return frame.options.get("name") is None and frame.options.get("cluster") is None
-
-
-def _free(number: int, block: Block) -> int:
-    return number if _key(number) not in block.stages else _free(number + 1, block)
 
 
 def _key(number: int) -> str:

@@ -223,14 +223,6 @@ def name(option: str, value: object) -> str:
 _VALUE_EXAMPLES = {"name": "encoder", "delta": "ids"}
 
 
-def _suggest_layout(value: object) -> str:
-    """The layout that was probably meant."""
-    if isinstance(value, str) and closest(value, ["all"]):
-        return 'did you mean "all"? nb.cluster()'
-    names = re.findall(_NAME, value) if isinstance(value, str) else []
-    return f"nb.cluster({names or ['gpu', 'npu']!r})"
-
-
 def layout(value: object) -> str | tuple[str, ...]:
     """Names of clusters in order (sorted, where they come as a set), or "all"; {"all"} is "all".
 
@@ -240,9 +232,11 @@ def layout(value: object) -> str | tuple[str, ...]:
     if value == "all" or value in ({"all"}, ["all"], ("all",)):
         return "all"
     if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
-        raise refuse(
-            f"nb.cluster({value!r}): its layout is neither 'all' nor a list of clusters", mend=_suggest_layout(value)
-        )
+        names = re.findall(_NAME, value) if isinstance(value, str) else []
+        mend = f"nb.cluster({names or ['gpu', 'npu']!r})"
+        if isinstance(value, str) and closest(value, ["all"]):
+            mend = 'did you mean "all"? nb.cluster()'
+        raise refuse(f"nb.cluster({value!r}): its layout is neither 'all' nor a list of clusters", mend=mend)
     names = [name("layout", each) for each in value]
     names = sorted(names) if isinstance(value, set | frozenset) else names
     if not names or len(set(names)) < len(names) or "all" in names:

@@ -184,7 +184,8 @@ def network_checks(host: Host) -> Iterator[Check]:
     """All that concerns the network of this host."""
     yield from mtu_checks(host)
     yield congestion_check(congestion_control())
-    yield files_check(len(host.workers))
+    used = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    yield files_check(resource.getrlimit(resource.RLIMIT_NOFILE)[0], used, len(host.workers))
     yield clock_check(_clock_is_set())
 
 
@@ -239,16 +240,10 @@ def congestion_check(control: str) -> Check:
 
 
 # ---------------------------------------------------------------------- files
-def files_check(workers: int) -> Check:
-    """How many more files a process here may open: each connection is one."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return files_found(limit, len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0, workers)
+def files_check(limit: int, used: int, workers: int) -> Check:
+    """How many more files a process here may open: each connection is one.
 
-
-def files_found(limit: int, used: int, workers: int) -> Check:
-    """The same by numbers.
-
-    >>> files_found(1024, 24, 4).state, files_found(64, 24, 4).mend
+    >>> files_check(1024, 24, 4).state, files_check(64, 24, 4).mend
     ('ok', 'ulimit -n 1024')
     """
     if limit == resource.RLIM_INFINITY:
@@ -311,13 +306,8 @@ def _resolve_name(name: str) -> tuple[bool, str]:
 
 
 # ---------------------------------------------------------------------- own ports
-def port_checks(host: Host) -> Iterator[Check]:
-    """Whether those who are here can listen where the config says."""
-    for name in host.here:
-        yield _port(host, name, host.address(name))
-
-
 def _port(host: Host, name: str, address: str) -> Check:
+    """Whether who is here can listen where the config says."""
     label = f"port of {name}"
     try:
         found = listening(Placement((name,), {name: address}), written=True)[name]
@@ -382,7 +372,7 @@ def cluster_checks(host: Host) -> list[Check]:
         *gateway_checks(host),
         *certificate_checks(host),
         *name_checks(host),
-        *port_checks(host),
+        *(_port(host, name, host.address(name)) for name in host.here),
         *reach_checks(host),
         *network_checks(host),
         *line_checks(host),
