@@ -32,12 +32,6 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert tf_private.KerasNode.__init__ is hooked
 
 
-@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt, GeneratorExit])
-def test_an_exception_closes_what_is_open(error: type[BaseException]) -> None:
-    with pytest.raises(error), nb.cluster(), nb.pipeline(2), nb.stage(cluster="a"):
-        raise error
-
-
 def test_an_exception_in_a_step_leaves_it_as_it_was() -> None:
     broken = [True]
 

@@ -31,15 +31,6 @@ def shifted(x: Any) -> Any:
 # ------------------------------------------------------------------------------------------------ run_eagerly
 
 
-@pytest.mark.parametrize("make", [sub, functional])
-def test_an_eager_model_is_refused(make: Any) -> None:
-    model = make(run_eagerly=True)
-    before = [np.array(weight) for weight in model.weights]
-    told(UnsupportedError, lambda: fit(model), "run_eagerly=True", "without run_eagerly", at="telling.py")
-    for weight, value in zip(model.weights, before, strict=False):
-        np.testing.assert_array_equal(weight, value)
-
-
 def test_an_eager_model_without_scopes_is_left_alone() -> None:
     assert fit(sub(scoped=False, run_eagerly=True))
 

@@ -178,15 +178,6 @@ def test_python_that_reads_the_number_of_rows(middle: Any, mark: str, mend: str,
     told(StaticBatchError, lambda: fit(sub(middle, micro)), "None", mend, at=places[mark])
 
 
-def test_in_a_custom_loop_it_is_the_same() -> None:
-    @nb.function
-    def step(x: Any) -> Any:
-        with nb.cluster(), nb.stage(cluster="a"):
-            return x * x.shape[0]  # mark: loop
-
-    told(StaticBatchError, lambda: step(tf.ones([2, 2])), "tf.shape(x)[0]", at=marked("loop"))
-
-
 def test_an_error_of_the_users_about_shapes_is_the_users() -> None:
     def picky(x: Any) -> Any:
         raise ValueError(f"I want no shape like {x.shape}")

@@ -20,10 +20,12 @@ from whale_nebula.cli.checks.local import config_checks, requirements, within
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.resolve import Placement
 
+Capture = pytest.CaptureFixture[str]
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_this_machine_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_this_machine_is_well(capsys: Capture) -> None:
     assert doctor.main([]) == 0
     told = capsys.readouterr().out
     assert all(
@@ -43,7 +45,7 @@ def test_it_loads_no_tensorflow_and_takes_no_second() -> None:
     assert time.process_time() - start < 1.0
 
 
-def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json(capsys: Capture) -> None:
     assert doctor.main(["--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is True
@@ -88,9 +90,7 @@ def test_versions(version: str, wanted: str, fits: bool) -> None:
     assert within(version, wanted) is fits
 
 
-def test_a_version_out_of_range_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_version_out_of_range_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(local, "requirements", lambda: {"keras": ">=4.0"})
     assert doctor.main([]) == 1
     told = capsys.readouterr().out
@@ -137,7 +137,7 @@ def test_little_memory_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (local.memory_check().state, local.memory_check().found) == ("note", "512.0 MiB")
 
 
-def test_a_config_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_is_checked(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "clusters.yaml"
     path.write_text("clusters: {gpu: {workers: ['a:1']}, npu: {}}\nsecurity: {insecure: true}\n")
     assert doctor.main(["--config", str(path)]) == 0

@@ -29,6 +29,8 @@ from whale_nebula.launch.link_measurement import sheet
 from whale_nebula.security import Credentials, Files, Identity, making
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 
+Capture = pytest.CaptureFixture[str]
+
 GPU, NPU = Identity("mt", "gpu"), Identity("mt", "npu")
 STATES = ("ok", "note", "warning", "bad")
 
@@ -36,7 +38,7 @@ STATES = ("ok", "note", "warning", "bad")
 class Site:
     """A folder with a config, certificates of both clusters, and the doctor of cluster npu."""
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, folder: Path, capsys: Capture) -> None:
         self.folder, self._capsys = folder, capsys
         self.home = Home.at(folder / "certs", at=making.now() - timedelta(days=10))
         (folder / "certs" / "ca.key").rename(folder / "ca.key")
@@ -72,7 +74,7 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Site:
+def site(tmp_path: Path, capsys: Capture) -> Site:
     return Site(tmp_path, capsys)
 
 
@@ -189,7 +191,7 @@ class TestTheConfig:
         code, found = site.doctor()
         assert (code, found["host name"]["state"], found["port of npu/0"]["state"]) == (1, "bad", "bad")
 
-    def test_a_name_that_no_certificate_can_hold(self, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_name_that_no_certificate_can_hold(self, site: Site, capsys: Capture) -> None:
         site.config.write_text(site.config.read_text().replace("run: mt", "run: lo op"))
         assert doctor.main(["--config", str(site.config)]) == 78
         assert "'lo op' is no name of a run" in capsys.readouterr().err
@@ -372,7 +374,7 @@ class TestTheLine:
         assert said.state == state and f"{part} 0, here" in said.found
 
 
-def test_the_text_has_a_line_for_each_and_ends_with_a_sum(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_has_a_line_for_each_and_ends_with_a_sum(site: Site, capsys: Capture) -> None:
     assert doctor.main(["--config", str(site.config), "--cluster", "npu"]) == 1
     told = capsys.readouterr().out
     assert "BAD   certificate of npu/0" in told and "mend: whale-nebula certs issue" in told

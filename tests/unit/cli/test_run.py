@@ -27,6 +27,7 @@ from whale_nebula.cli.main import main
 from whale_nebula.cli.run import Asking, report_end
 from whale_nebula.launch import Outcome, Result
 
+Capture = pytest.CaptureFixture[str]
 SOON = 60.0
 COMMAND = [sys.executable, "-m", "whale_nebula.cli.main", "run"]
 BOTH = ["--all", "--clusters", "gpu,npu"]
@@ -76,7 +77,7 @@ def config(tmp_path: Path) -> Callable[[str], str]:
 
 
 class TestWhatWouldBeStarted:
-    def test_one_of_two_clusters(self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_one_of_two_clusters(self, script: Callable, config: Callable, capsys: Capture) -> None:
         path = script("")
         assert main(["run", "--config", config(), "--cluster", "gpu", "--dry-run", path, "--lr", "1"]) == arguments.DONE
         assert capsys.readouterr().out.splitlines() == [
@@ -86,7 +87,7 @@ class TestWhatWouldBeStarted:
             "certificates as the config says; config says where the workers are",
         ]
 
-    def test_as_json(self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_as_json(self, script: Callable, config: Callable, capsys: Capture) -> None:
         text = PAIR.replace('"10.77.0.2:7101"]', '"10.77.0.2:7101"], gateway: "10.77.0.8:7100"')
         main(["run", "--json", "--config", config(text), "--cluster", "npu", "--dry-run", script(""), "--json"])
         found = json.loads(capsys.readouterr().out)
@@ -97,15 +98,13 @@ class TestWhatWouldBeStarted:
             ("npu/0", True, "10.77.0.8:7100"),
         ]
 
-    def test_all_on_this_machine(self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_all_on_this_machine(self, script: Callable, config: Callable, capsys: Capture) -> None:
         main(["run", "--all", "--config", config(), "--dry-run", "--json", script("")])
         workers = json.loads(capsys.readouterr().out)["workers"]
         assert all(each["here"] and each["gateway"] is None for each in workers)
         assert all(re.fullmatch(r"127\.0\.0\.1:[1-9]\d+", each["address"]) for each in workers)
 
-    def test_who_says_where_workers_are(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_who_says_where_workers_are(self, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
         monkeypatch.setenv("SLURM_JOB_ID", "1")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
         assert main(["run", "--explain"]) == arguments.DONE
@@ -128,7 +127,7 @@ class TestWhatIsRefused:
             (["--confg", "c.yaml", "t.py"], "did you mean '--config'?"),
         ],
     )
-    def test_command_lines(self, words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_command_lines(self, words: list[str], why: str, capsys: Capture) -> None:
         with pytest.raises(SystemExit) as ended:
             main(["run", *words])
         assert ended.value.code == arguments.USAGE
@@ -155,42 +154,36 @@ class TestWhatIsRefused:
             ("gpu,n/pu", "'n/pu' is no name of a cluster", "--clusters gpu,n-pu"),
         ],
     )
-    def test_names_of_clusters(
-        self, clusters: str, why: str, mend: str, script: Callable, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_names_of_clusters(self, clusters: str, why: str, mend: str, script: Callable, capsys: Capture) -> None:
         assert main(["run", "--all", "--clusters", clusters, script("")]) == arguments.CONFIG
         told = capsys.readouterr().err
         assert "NB-500" in told and why in told and mend in told
 
-    def test_no_script(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_no_script(self, capsys: Capture) -> None:
         assert main(["run", "--all", "--clusters", "gpu,npu", "nowhere.py"]) == arguments.NO_FILE
         assert "nowhere.py" in capsys.readouterr().err
 
-    def test_all_of_what(self, script: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_all_of_what(self, script: Callable, capsys: Capture) -> None:
         assert main(["run", "--all", script("")]) == arguments.CONFIG
         assert "--all --clusters gpu,npu" in capsys.readouterr().err
 
-    def test_a_broken_config_as_json(
-        self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_broken_config_as_json(self, script: Callable, config: Callable, capsys: Capture) -> None:
         assert main(["run", "--json", "--config", config("clutsers: {}"), script("")]) == arguments.CONFIG
         assert json.loads(capsys.readouterr().out)["mend"] == "did you mean 'clusters'?"
 
-    def test_certificates_that_are_not_there(
-        self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_certificates_that_are_not_there(self, script: Callable, config: Callable, capsys: Capture) -> None:
         assert main(["run", "--config", config(), "--cluster", "gpu", script("")]) == arguments.CONFIG
         told = capsys.readouterr().err
         assert "NB-42" in told and "mend:" in told
 
-    def test_a_port_that_is_taken(self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_port_that_is_taken(self, script: Callable, config: Callable, capsys: Capture) -> None:
         with socket.create_server(("127.0.0.1", 0)) as busy:
             path = config(f'clusters: {{gpu: {{workers: ["127.0.0.1:{busy.getsockname()[1]}"]}}}}')
             assert main(["run", "--all", "--config", path, script("")]) == arguments.CONFIG
         assert "worker gpu/0 cannot listen" in capsys.readouterr().err
 
     def test_insecure_does_not_listen_more_widely_than_it_says(
-        self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]
+        self, script: Callable, config: Callable, capsys: Capture
     ) -> None:
         path = config(PAIR.replace("10.77.0.1", "192.0.2.1") + "security: {insecure: true}\n")
         assert main(["run", "--config", path, "--cluster", "gpu", script("")]) == arguments.CONFIG
@@ -217,9 +210,7 @@ else:
             told = read()
         assert sorted(told.split("\r\n")) == ["", "[gpu/0] gpu", "[npu/0] npu"]
 
-    def test_the_worker_that_fails_first_is_told_with_its_code(
-        self, script: Callable, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_the_worker_that_fails_first_is_told_with_its_code(self, script: Callable, capfd: Capture) -> None:
         code = "if me.cluster == 'npu': sys.exit(7)\nwhile True: time.sleep(0.01)"
         path = script(code.replace("while True", "limit = time.time() + 1\nwhile time.time() < limit"))
         assert main(["run", "--json", *BOTH, path]) == 7
@@ -227,9 +218,7 @@ else:
         assert (ended["code"], ended["worker"], ended["why"]) == (7, "npu/0", "failed first: exit code 7")
         assert ended["codes"] == {"gpu/0": 0, "npu/0": 7}
 
-    def test_our_error_is_said_once_and_below_all_tracebacks(
-        self, script: Callable, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_our_error_is_said_once_and_below_all_tracebacks(self, script: Callable, capfd: Capture) -> None:
         """Both workers find the same: its sentence, too, is there once."""
         code = """
 import whale_nebula as nb
@@ -246,9 +235,7 @@ refuse()
         other = {"gpu/0": "npu/0", "npu/0": "gpu/0"}[first[1]]
         assert lines[-4] == f"whale-nebula: worker {other} failed, too: exit code 1, for the same reason"
 
-    def test_a_traceback_bears_its_worker_and_begins_with_the_script(
-        self, script: Callable, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_traceback_bears_its_worker_and_begins_with_the_script(self, script: Callable, capfd: Capture) -> None:
         path = script("if me.cluster == 'npu': raise ValueError('no such thing')")
         assert main(["run", *BOTH, path]) == arguments.FAILED
         lines = capfd.readouterr().err.splitlines()
@@ -256,36 +243,30 @@ refuse()
         assert lines[1] == "Traceback (most recent call last):"
         assert lines[2].startswith(f'  File "{path}", line ')
 
-    def test_a_script_with_a_hook_of_its_own_for_errors_keeps_it(
-        self, script: Callable, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_script_with_a_hook_of_its_own_for_errors_keeps_it(self, script: Callable, capfd: Capture) -> None:
         code = "sys.excepthook = lambda *told: print('hooked', file=sys.stderr)\nraise ValueError('no')"
         assert main(["run", "--all", "--clusters", "gpu", script(code)]) == arguments.FAILED
         assert capfd.readouterr().err.splitlines()[0] == "hooked"
 
-    def test_workers_know_whether_all_are_here(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_workers_know_whether_all_are_here(self, script: Callable, capfd: Capture) -> None:
         assert main(["run", "--all", "--clusters", "gpu", script("print(me.everywhere)")]) == arguments.DONE
         assert capfd.readouterr().out == "True\n"
 
-    def test_certificates_live_as_long_as_the_run(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_certificates_live_as_long_as_the_run(self, script: Callable, capfd: Capture) -> None:
         code = "print(os.path.dirname(me.security.key), oct(os.stat(os.path.dirname(me.security.key)).st_mode))"
         assert main(["run", "--all", "--clusters", "gpu", script(code)]) == arguments.DONE
         folder, mode = capfd.readouterr().out.split()
         assert stat.S_IMODE(int(mode, 8)) == 0o700
         assert not Path(folder).exists()
 
-    def test_insecure_is_said_at_every_start(
-        self, script: Callable, config: Callable, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_insecure_is_said_at_every_start(self, script: Callable, config: Callable, capfd: Capture) -> None:
         path = config("clusters: {gpu: {}}\nsecurity: {insecure: true}")
         assert main(["run", "--config", path, script("print(me.security)")]) == arguments.DONE
         out, err = capfd.readouterr()
         assert out == "None\n"
         assert f"insecure: true in {path}: links are not encrypted" in err
 
-    def test_a_script_finds_the_modules_beside_it(
-        self, script: Callable, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_script_finds_the_modules_beside_it(self, script: Callable, tmp_path: Path, capfd: Capture) -> None:
         (tmp_path / "beside_it.py").write_text("HERE = 'beside it'")
         assert main(["run", script("import beside_it; print(beside_it.HERE)")]) == arguments.DONE
         assert capfd.readouterr().out == "beside it\n"
@@ -319,10 +300,7 @@ ENDS: dict[str, tuple[dict[str, tuple[int, str]], str, list[str]]] = {
     "who only heard of it is not the first": (
         {"gpu/0": (1, NOT_NOW), "npu/0": (1, HEARD)},
         "npu/0",
-        [
-            f"{TOO}, for the same reason",
-            *WHOLE,
-        ],
+        [f"{TOO}, for the same reason", *WHOLE],
     ),
     "another error as a whole": (
         {
@@ -336,7 +314,7 @@ ENDS: dict[str, tuple[dict[str, tuple[int, str]], str, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", ENDS)
-def test_how_a_run_ended_is_told(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_a_run_ended_is_told(case: str, capsys: Capture) -> None:
     said, first, lines = ENDS[case]
     result = Result({name: Outcome(name, code, "", err) for name, (code, err) in said.items()}, first, late=False)
     assert report_end(result, Asking(1.0), as_json=False) == arguments.shell_code(said["gpu/0"][0])
