@@ -8,6 +8,7 @@ import itertools
 import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 from typing import NamedTuple
 
 from whale_nebula.errors import NebulaError
@@ -143,6 +144,20 @@ def tell(error: NebulaError, *, as_json: bool, code: int = FAILED) -> int:
     else:
         print(error, file=sys.stderr)
     return code
+
+
+def describe_time(left: timedelta) -> str:
+    """A time to the nearest day, or hour, or minute.
+
+    >>> [describe_time(timedelta(hours=hours)) for hours in (156, 30, 1.5, -1)]
+    ['6 days', '30 hours', '90 minutes', 'over']
+    """
+    if left <= timedelta():
+        return "over"
+    units = ((timedelta(days=1), "day"), (timedelta(hours=1), "hour"), (timedelta(minutes=1), "minute"))
+    unit, word = next((each for each in units if left >= 2 * each[0]), units[-1])
+    count = round(left / unit)
+    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def remark(text: str) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from whale_nebula.cli import arguments
@@ -169,7 +168,7 @@ def seat_of(config: Config, path: str, cluster: str, to: str | None) -> Seat:
         raise ConfigError("there is nobody at the other end", where=path, why=f"{cluster} is alone", mend=mend)
     gateways.check(config, cluster)
     files = gateways.configured_files(config, [here], path).get(here)
-    credentials = None if files is None else Credentials.of(Files.from_dict(asdict(files)))
+    credentials = None if files is None else Credentials.of(files)
     if credentials is not None:
         credentials.check_is(Identity.of_worker(run_name(config), here))
     return Seat(
@@ -210,7 +209,7 @@ def both_here(config: Config, clusters: Sequence[str], seconds: float) -> list[L
     with gateways.for_one_run(config, workers) as files, contextlib.ExitStack() as held:
         running = []
         for here in workers:
-            own = {"here": here, "files": asdict(files[here]) if here in files else None, "aloud": here == workers[0]}
+            own = {"here": here, "files": files[here].as_dict() if here in files else None, "aloud": here == workers[0]}
             running.append(held.enter_context(_run_end({**shared, **own})))
         outputs = [_output(worker, process, limit) for worker, process in zip(workers, running, strict=True)]
     lines = [LineFound.from_json(text) for output in outputs for text in json.loads(output)]

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from whale_nebula.cli.arguments import describe_time
 from whale_nebula.errors import CredentialsError, IdentityError
 from whale_nebula.security import Identity, Peer, authority, files, issue, making, trust
 from whale_nebula.security.identity import command_options
 from whale_nebula.security.issue import Issued
 from whale_nebula.security.trust import Revocation, SignedList
 
-STATES = {
-    "good": "green",
-    "ends soon": "yellow",
-    "not yet valid": "yellow",
-    "expired": "red",
-    "revoked": "red",
-    "replaced": "dim",
-}
+STATES = {"good": "green", "replaced": "dim", "revoked": "red", "expired": "red"}
+"""Colours of states; others are yellow."""
 _SERIAL = 16
 
 
 def moment(at: datetime) -> str:
     """A date as people read it."""
     return f"{at:%Y-%m-%d %H:%M} UTC"
-
-
-def time_left(until: datetime, at: datetime) -> str:
-    """How long something is good from now, to the nearest day or hour.
-
-    >>> now = datetime(2026, 1, 1)
-    >>> [time_left(until, now) for until in (datetime(2026, 1, 7, 12), datetime(2026, 1, 1, 5), datetime(2025, 1, 1))]
-    ['6 days', '5 hours', 'over']
-    """
-    rest = until - at
-    if rest <= timedelta():
-        return "over"
-    hours = rest.total_seconds() / 3600
-    count, word = (round(hours / 24), "day") if hours >= 48 else (round(hours), "hour")
-    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def state(begin: datetime, end: datetime, at: datetime) -> str:
@@ -56,27 +36,27 @@ def state(begin: datetime, end: datetime, at: datetime) -> str:
 # ---------------------------------------------------------------------- show
 def rows(folder: Path) -> list[dict[str, Any]]:
     """Every certificate of a folder as the fields of its row."""
-    present = deny_list(folder)
-    revoked = {} if present is None else present.revoked
-    found = issue.list_issued(folder)
-    at = making.now()
-    current = {_current(folder, peer, at) for peer in {peer.identity: peer for peer in found}.values()}
-    return [_row(peer, at, peer.serial in current, revoked.get(peer.serial)) for peer in found]
+    issued, denied, at, found = issue.list_issued(folder), _revoked(folder), making.now(), []
+    current = _find_current(folder).values()
+    for peer in issued:
+        revoked, said = denied.get(peer.serial), state(peer.not_before, peer.not_after, at)
+        if revoked or (peer.serial not in current and said != "expired"):
+            said = "revoked" if revoked else "replaced"
+        left, why = describe_time(peer.not_after - at), revoked.why if revoked else ""
+        found.append({**_identify(peer), "left": left, "state": said, "why": why})
+    return found
 
 
-def _row(peer: Peer, at: datetime, current: bool, revoked: Revocation | None) -> dict[str, Any]:
-    said = state(peer.not_before, peer.not_after, at)
-    if not current and said != "expired":
-        said = "replaced"
-    return {
-        "who": peer.identity.worker,
-        "uri": peer.identity.uri,
-        "serial": peer.serial,
-        "not_after": peer.not_after.isoformat(),
-        "left": time_left(peer.not_after, at),
-        "state": "revoked" if revoked else said,
-        "why": revoked.why if revoked else "",
-    }
+def _identify(peer: Peer) -> dict[str, Any]:
+    """Whose certificate it is, and which of his."""
+    identity = peer.identity
+    return {"who": identity.worker, "uri": identity.uri, "serial": peer.serial, "not_after": peer.not_after.isoformat()}
+
+
+def _find_current(folder: Path) -> dict[Identity, str | None]:
+    """The serial number of the certificate that each uses, if any."""
+    newest = {peer.identity: peer for peer in issue.list_issued(folder)}
+    return {identity: _current(folder, peer, making.now()) for identity, peer in newest.items()}
 
 
 def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
@@ -98,11 +78,13 @@ def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
 
 def renewable(folder: Path) -> list[Identity]:
     """Who has a certificate in use, not revoked."""
-    present = deny_list(folder)
-    revoked = {} if present is None else present.revoked
-    found = {peer.identity: peer for peer in issue.list_issued(folder)}
-    used = {identity: _current(folder, newest, making.now()) for identity, newest in found.items()}
+    used, revoked = _find_current(folder), _revoked(folder)
     return sorted(identity for identity, serial in used.items() if serial is not None and serial not in revoked)
+
+
+def _revoked(folder: Path) -> Mapping[str, Revocation]:
+    found = deny_list(folder)
+    return {} if found is None else found.revoked
 
 
 def deny_list(folder: Path) -> SignedList | None:
@@ -156,12 +138,13 @@ def show(folder: Path) -> None:
     for row in found:
         until = moment(datetime.fromisoformat(row["not_after"]))
         said = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
-        table.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(said, style=STATES[row["state"]]))
+        style = STATES.get(row["state"], "yellow")
+        table.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(said, style=style))
     at, end = making.now(), certificate.not_valid_after_utc
     said = state(certificate.not_valid_before_utc, end, at)
     where = "" if (folder / authority.KEY).exists() else "; its key is on another host"
     run = files.authority_run(certificate)
-    console.print(Text(f"run {run}: authority good until {moment(end)} ({time_left(end, at)}, {said}){where}"))
+    console.print(Text(f"run {run}: authority good until {moment(end)} ({describe_time(end - at)}, {said}){where}"))
     denied = deny_list(folder)
     line = f"no deny list here: copy {files.REVOKED} from where certificates are issued"
     if denied is not None:
@@ -214,11 +197,5 @@ def signed_list(found: SignedList, folder: Path) -> str:
 
 def issued_document(each: Issued) -> dict[str, Any]:
     """One certificate that was made, for other programs."""
-    return {
-        "who": each.peer.identity.worker,
-        "uri": each.peer.identity.uri,
-        "serial": each.peer.serial,
-        "not_after": each.peer.not_after.isoformat(),
-        "files": {part: str(path) for part, path in each.files._asdict().items()},
-        "clipped": each.clipped,
-    }
+    paths = {part: str(path) for part, path in each.files._asdict().items()}
+    return {**_identify(each.peer), "files": paths, "clipped": each.clipped}

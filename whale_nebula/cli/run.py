@@ -17,13 +17,13 @@ from whale_nebula.cli.arguments import SIGNALLED, Options, Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, NebulaError, RemoteFailureError
 from whale_nebula.launch import Job, Outcome, Result, gateways
-from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.last_error import last_sentence, last_word, same_cause
 from whale_nebula.launch.placed import Output, gateway_of, identities, run_name, seed_of, start_placed
 from whale_nebula.launch.processes import Board, Sink
 from whale_nebula.launch.resolve import PORT, Asked, Placement, Resolved, cluster_of, everything, resolve
 from whale_nebula.launch.resolve.placement import is_local, listening, settle_ports
 from whale_nebula.report.screen import Screen, terminal
+from whale_nebula.security.files import Files
 
 
 def report_end(result: Result, asking: Asking, *, as_json: bool) -> int:
@@ -255,9 +255,7 @@ def _place_workers(given: argparse.Namespace, config: Config) -> Resolved:
 
 
 @contextlib.contextmanager
-def _secure_workers(
-    given: argparse.Namespace, config: Config, placement: Placement
-) -> Iterator[Mapping[str, SecurityFiles]]:
+def _secure_workers(given: argparse.Namespace, config: Config, placement: Placement) -> Iterator[Mapping[str, Files]]:
     """The certificates of all workers of this host, looked at before anything starts."""
     if given.all or len(placement.addresses) == 1:
         with gateways.for_one_run(config, [*placement.here, *gateways.names(config)]) as made:
@@ -272,7 +270,7 @@ def _start(
     given: argparse.Namespace,
     config: Config,
     placement: Placement,
-    security: Mapping[str, SecurityFiles],
+    security: Mapping[str, Files],
     script: Sequence[str],
     asking: Asking,
 ) -> int:

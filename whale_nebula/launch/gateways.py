@@ -12,13 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError, TransportError
 from whale_nebula.gateway.site import Site
-from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.placed import run_name
 from whale_nebula.launch.resolve import Placement, cluster_of
 from whale_nebula.launch.resolve.placement import ANY, host_of, settle_ports
@@ -68,22 +67,19 @@ def remove_abandoned(home: Path) -> None:
                 os.close(lock)
 
 
-def configured_files(config: Config, workers: Iterable[str], path: str | None) -> dict[str, SecurityFiles]:
+def configured_files(config: Config, workers: Iterable[str], path: str | None) -> dict[str, Files]:
     """The files that the config names for each worker, or their usual names beside it; none where it is insecure."""
     if config.security.insecure:
         return {}
     base = os.path.dirname(os.path.abspath(path)) if path is not None else os.getcwd()
-    found = {
-        worker: Files.of(config.security, Identity.of_worker(run_name(config), worker), base) for worker in workers
-    }
-    return {worker: _require_files(files) for worker, files in found.items()}
+    run = run_name(config)
+    return {worker: Files.of(config.security, Identity.of_worker(run, worker), base) for worker in workers}
 
 
-def check_files(files: Mapping[str, SecurityFiles], run: str) -> None:
+def check_files(files: Mapping[str, Files], run: str) -> None:
     """Read them all once, so that what is wrong is said before anything is started: whose they are, too."""
     for worker, each in files.items():
-        revoked = None if each.revoked is None else Path(each.revoked)
-        credentials = Credentials.of(Files(Path(each.ca), Path(each.cert), Path(each.key), revoked))
+        credentials = Credentials.of(each)
         credentials.check_now()
         credentials.check_is(Identity.of_worker(run, worker))
 
@@ -97,7 +93,7 @@ def check_names(config: Config, workers: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def for_one_run(config: Config, workers: Iterable[str]) -> Iterator[dict[str, SecurityFiles]]:
+def for_one_run(config: Config, workers: Iterable[str]) -> Iterator[dict[str, Files]]:
     """An authority that nobody else has, and a certificate of it for each worker: in a folder that only this user
     can open, and that is gone at the end. Its key is never written.
     """
@@ -105,13 +101,7 @@ def for_one_run(config: Config, workers: Iterable[str]) -> Iterator[dict[str, Se
         yield {}
         return
     with own_folder() as folder:
-        made = ephemeral(run_name(config), workers, folder)
-        yield {worker: _require_files(files) for worker, files in made.items()}
-
-
-def _require_files(files: Files) -> SecurityFiles:
-    ca, cert, key, revoked = (path and os.path.abspath(path) for path in files)
-    return SecurityFiles(str(ca), str(cert), str(key), None if revoked is None else str(revoked))
+        yield ephemeral(run_name(config), workers, folder)
 
 
 _START_SECONDS = 30.0
@@ -153,7 +143,7 @@ def at_hand(config: Config, local: Callable[[str], bool]) -> Config:
     )
 
 
-def sites(config: Config, placement: Placement, security: Mapping[str, SecurityFiles], folder: Path) -> dict[str, Site]:
+def sites(config: Config, placement: Placement, security: Mapping[str, Files], folder: Path) -> dict[str, Site]:
     """What each gateway is told, by its name; audit logs are written in `folder`."""
     where = {cluster_of(name): config.clusters[cluster_of(name)].gateway for name in names(config)}
     rates = {one: {other: config.links.between(one, other).rate for other in where if other != one} for one in where}
@@ -165,7 +155,7 @@ def sites(config: Config, placement: Placement, security: Mapping[str, SecurityF
             dict(placement.addresses),
             {other: each for other, each in where.items() if other != cluster},
             {other: rate and rate / 8 for other, rate in rates[cluster].items()},
-            None if (files := security.get(f"{cluster}/gateway")) is None else Files.from_dict(asdict(files)),
+            security.get(f"{cluster}/gateway"),
             folder / f"{cluster}-gateway.jsonl",
             config.patience,
         )
@@ -189,7 +179,7 @@ def start(site: Site) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def running(
-    config: Config, placement: Placement, security: Mapping[str, SecurityFiles]
+    config: Config, placement: Placement, security: Mapping[str, Files]
 ) -> Iterator[Mapping[str, subprocess.Popen[bytes]]]:
     """All gateways of a run, each listening, and none afterwards; their audit logs go with them."""
     started: dict[str, subprocess.Popen[bytes]] = {}

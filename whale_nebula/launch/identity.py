@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from whale_nebula.config.place import Place, address, device
 from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import ConfigError
+from whale_nebula.security.files import Files
 
 VARIABLE = "WHALE_NEBULA_WORKER"
-
-
-@dataclass(frozen=True, slots=True)
-class SecurityFiles:
-    """Where a worker's certificates lie: whom it trusts, who it is, its key, and who is trusted no more."""
-
-    ca: str
-    cert: str
-    key: str
-    revoked: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +41,7 @@ class Identity:
     leash: int = 0
     launcher: int = 0
     listen: str | None = None
-    security: SecurityFiles | None = None
+    security: Files | None = None
     insecure: bool = False
     gateway: str | None = None
     pulse: int | None = None
@@ -63,7 +54,8 @@ class Identity:
 
     def to_json(self) -> str:
         """The text that goes into the variable."""
-        return json.dumps(asdict(self), sort_keys=True)
+        files = self.security and self.security.as_dict()
+        return json.dumps({**asdict(self), "security": files}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Identity:
@@ -94,10 +86,10 @@ def _whole(place: Place) -> int:
     return int(place.number(least=0, whole=True))
 
 
-def _files(place: Place) -> SecurityFiles:
-    table = place.table(each.name for each in fields(SecurityFiles))
-    ca, cert, key = (table.key(name).text() for name in ("ca", "cert", "key"))
-    return SecurityFiles(ca, cert, key, table.key("revoked").given(Place.text, None))
+def _files(place: Place) -> Files:
+    table = place.table(Files._fields)
+    named = {name: table.key(name).text() for name in ("ca", "cert", "key")}
+    return Files.from_dict({**named, "revoked": table.key("revoked").given(Place.text, None)})
 
 
 def _named(read: Callable[[Place], str]) -> Callable[[Place], dict[str, str]]:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from whale_nebula.config import Config
-from whale_nebula.launch.identity import Identity, SecurityFiles
+from whale_nebula.launch.identity import Identity
 from whale_nebula.launch.job import Job, Reader
 from whale_nebula.launch.processes import Board, Relay, Shown, Sink, start
 from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS
 from whale_nebula.launch.resolve import Placement, cluster_of
+from whale_nebula.security.files import Files
 
 RUN = "run"
 """The name of a run whose config names none."""
@@ -53,7 +54,7 @@ def seed_of(config: Config) -> int:
 def identities(
     placement: Placement,
     config: Config,
-    security: Mapping[str, SecurityFiles],
+    security: Mapping[str, Files],
     *,
     listen: Mapping[str, str] | None = None,
     path: str | None = None,

@@ -8,9 +8,11 @@ import pytest
 
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.attach import attach
-from whale_nebula.launch.identity import VARIABLE, Identity, SecurityFiles
+from whale_nebula.launch.identity import VARIABLE, Identity
+from whale_nebula.security import Files
+from whale_nebula.security import Identity as Owner
 
-FILES = SecurityFiles("/certs/ca.pem", "/certs/gpu-worker-0.pem", "/certs/gpu-worker-0.key", "/certs/revoked.json")
+FILES = Files.under("/certs", Owner("mt", "gpu"))
 ADDRESSED = Identity(
     worker="gpu/0",
     cluster="gpu",

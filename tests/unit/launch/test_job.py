@@ -14,11 +14,12 @@ import pytest
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, DeadlineError, RemoteFailureError
 from whale_nebula.launch import Job, Result, spawn
-from whale_nebula.launch.identity import Identity, SecurityFiles
+from whale_nebula.launch.identity import Identity
 from whale_nebula.launch.job import end_group, members
 from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
 from whale_nebula.launch.processes import Sink
 from whale_nebula.launch.resolve import Placement
+from whale_nebula.security import Files
 
 SOON = 60.0
 TWO = {"gpu/0": "gpu", "npu/0": "npu"}
@@ -166,7 +167,7 @@ def test_a_job_that_ended_leaves_nothing_open() -> None:
 
 
 PLACEMENT = Placement(("gpu/0", "npu/0"), {"gpu/0": "127.0.0.1:7101", "npu/0": "127.0.0.1:7102"})
-FILES = SecurityFiles("ca", "cert", "key")
+FILES = Files(Path("ca"), Path("cert"), Path("key"))
 CONFIG = load(
     {
         "run": "mt",

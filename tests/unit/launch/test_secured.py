@@ -7,7 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,15 +32,15 @@ def test_a_run_of_one_machine_has_an_authority_that_is_gone_with_it() -> None:
     with for_one_run(CONFIG, WORKERS) as files:
         assert list(files) == list(WORKERS)
         check(files, "mt")
-        folder = Path(files["gpu/0"].key).parent
+        folder = files["gpu/0"].key.parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert {stat.S_IMODE(Path(each.key).stat().st_mode) for each in files.values()} == {0o600}
+        assert {stat.S_IMODE(each.key.stat().st_mode) for each in files.values()} == {0o600}
     assert not folder.exists()
 
 
 def test_the_files_of_a_config_lie_beside_it(tmp_path: Path) -> None:
     found = configured_files(CONFIG, WORKERS, str(tmp_path / "clusters.yaml"))["npu/0"]
-    assert (found.ca, found.cert) == (str(tmp_path / "certs/ca.pem"), str(tmp_path / "certs/npu-worker-0.pem"))
+    assert (found.ca, found.cert) == (tmp_path / "certs/ca.pem", tmp_path / "certs/npu-worker-0.pem")
 
 
 def test_files_that_are_not_there_are_told_before_anything_starts(tmp_path: Path) -> None:
@@ -52,10 +51,10 @@ def test_files_that_are_not_there_are_told_before_anything_starts(tmp_path: Path
 
 def test_a_deny_list_that_is_missing_is_told_before_anything_starts() -> None:
     with for_one_run(CONFIG, WORKERS) as files:
-        Path(files["gpu/0"].ca).with_name("revoked.json").unlink()
+        files["gpu/0"].ca.with_name("revoked.json").unlink()
         with pytest.raises(CredentialsError, match="there is no deny list"):
             check(files, "mt")
-        check({name: replace(each, revoked=None) for name, each in files.items()}, "mt")
+        check({name: each._replace(revoked=None) for name, each in files.items()}, "mt")
 
 
 def test_files_of_somebody_else_are_told_before_anything_starts() -> None:

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from whale_nebula.cli.arguments import describe_time
 from whale_nebula.cli.checks.host import Host, Target
 from whale_nebula.cli.checks.local import Check
 from whale_nebula.errors import ConfigError, IdentityError
@@ -69,7 +70,7 @@ def certificate_checks(host: Host) -> Iterator[Check]:
 
 def _time_left(label: str, ends: datetime, what: str, mend: str) -> Check:
     left = ends - now()
-    found, why = f"{days(left)} left", f"until {ends:%Y-%m-%d %H:%M} UTC; {what}"
+    found, why = f"{describe_time(left)} left", f"until {ends:%Y-%m-%d %H:%M} UTC; {what}"
     return Check(label, "warning", found, why, mend) if left < _SOON else Check(label, "ok", found, why)
 
 
@@ -100,18 +101,6 @@ def _authority(credentials: Credentials) -> Iterator[Check]:
         yield Check("deny list", "ok", f"number {credentials.trust.denied.number}", str(credentials.files.revoked))
 
 
-def days(left: timedelta) -> str:
-    """A time in days, or in hours if it is short.
-
-    >>> days(timedelta(days=6.98)), days(timedelta(hours=30)), days(timedelta(minutes=20))
-    ('7 days', '30 hours', '20 minutes')
-    """
-    if left >= timedelta(days=2):
-        return f"{round(left / timedelta(days=1), 1):g} days"
-    hours, minutes = left // timedelta(hours=1), left // timedelta(minutes=1)
-    return f"{hours} hours" if hours >= 2 else f"{minutes} minute{'s' * (minutes != 1)}"
-
-
 _OLD = timedelta(days=7)
 _APART_NOTE, _APART_BAD = 1.0, 60.0
 
@@ -130,8 +119,8 @@ def line_checks(host: Host) -> Iterator[Check]:
             mend = f"{command}, and there with --cluster {cluster}"
             yield Check(f"line to {cluster}", "note", "not measured yet", why, mend)
             continue
-        age = timedelta(seconds=max(0.0, time.time() - found.when))
-        ago = f"measured {days(age)} ago"
+        age = timedelta(seconds=max(1.0, time.time() - found.when))
+        ago = f"measured {describe_time(age)} ago"
         yield _line(host, cluster, found, ago, again=command if age > _OLD else "")
         yield clocks(found, cluster, ago)
         theirs = found.sheets.get(found.second if found.clusters[1] == cluster else found.first, {})

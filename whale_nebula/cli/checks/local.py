@@ -45,7 +45,7 @@ def _certificates(config: Config, path: str) -> Iterator[Check]:
     from whale_nebula.launch.gateways import configured_files
 
     found = configured_files(config, [f"{cluster}/0" for cluster in config.clusters], path)
-    missing = sorted({each.ca for each in found.values() if not Path(each.ca).exists()})
+    missing = sorted({each.ca for each in found.values() if not each.ca.exists()})
     if missing:
         why = f"no {missing[0]}: a run over several hosts needs certificates (run --all makes its own)"
         mend = f"whale-nebula certs init --config {path}, then whale-nebula certs issue --all --config {path}"
