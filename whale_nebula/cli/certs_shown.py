@@ -36,7 +36,7 @@ def state(begin: datetime, end: datetime, at: datetime) -> str:
 # ---------------------------------------------------------------------- show
 def rows(folder: Path) -> list[dict[str, Any]]:
     """Every certificate of a folder as the fields of its row."""
-    issued, denied, at, found = issue.list_issued(folder), _revoked(folder), making.now(), []
+    issued, denied, at, found = issue.list_issued(folder), _list_revoked(folder), making.now(), []
     current = _find_current(folder).values()
     for peer in issued:
         revoked, said = denied.get(peer.serial), state(peer.not_before, peer.not_after, at)
@@ -78,11 +78,11 @@ def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
 
 def renewable(folder: Path) -> list[Identity]:
     """Who has a certificate in use, not revoked."""
-    used, revoked = _find_current(folder), _revoked(folder)
+    used, revoked = _find_current(folder), _list_revoked(folder)
     return sorted(identity for identity, serial in used.items() if serial is not None and serial not in revoked)
 
 
-def _revoked(folder: Path) -> Mapping[str, Revocation]:
+def _list_revoked(folder: Path) -> Mapping[str, Revocation]:
     found = deny_list(folder)
     return {} if found is None else found.revoked
 

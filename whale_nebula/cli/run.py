@@ -228,7 +228,7 @@ def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
     found = _place_workers(given, config)
     if given.explain:
         answer = {"answered": found.source, "declined": dict(found.declined)}
-        print(json.dumps(answer) if given.json else found.explained())
+        print(json.dumps(answer) if given.json else found.explain())
         return arguments.DONE
     gateways.check_names(config, found.placement.addresses)
     if not given.all:

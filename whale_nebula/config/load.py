@@ -106,26 +106,26 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any] | Config | None, wri
 
 def _config(place: Place) -> Config:
     root = place.table((*(field.name for field in fields(Config)), *_OUTPUTS))
-    clusters = {name: _cluster(name, each) for name, each in root.key("clusters").named().items()}
-    patience = root.key("patience").given(quantities.seconds, PATIENCE_SECONDS)
+    clusters = {name: _cluster(name, each) for name, each in root.key("clusters").entries().items()}
+    patience = root.key("patience").read_or(quantities.seconds, PATIENCE_SECONDS)
     if not patience:
         why = "every wait would end at once"
         raise root.key("patience").wrong("a patience of nothing", why=why, mend="patience: 120s")
-    outputs = {name: each.text() for name, each in root.key("outputs").named().items()}
-    outputs |= {name: path for name in _OUTPUTS if (path := root.key(name).given(Place.text, None)) is not None}
+    outputs = {name: each.text() for name, each in root.key("outputs").entries().items()}
+    outputs |= {name: path for name in _OUTPUTS if (path := root.key(name).read_or(Place.text, None)) is not None}
     return Config(
-        run=root.key("run").given(Place.text, None),
+        run=root.key("run").read_or(Place.text, None),
         clusters=clusters,
         links=_links(root.key("links"), clusters),
         security=_security(root.key("security")),
-        inputs={name: _input(each) for name, each in root.key("inputs").named().items()},
-        results=root.key("results").given(lambda place: place.choice(("everywhere", "owner")), "everywhere"),
-        weights=root.key("weights").given(lambda place: place.choice(("everywhere", "own")), "everywhere"),
+        inputs={name: _input(each) for name, each in root.key("inputs").entries().items()},
+        results=root.key("results").read_or(lambda place: place.choice(("everywhere", "owner")), "everywhere"),
+        weights=root.key("weights").read_or(lambda place: place.choice(("everywhere", "own")), "everywhere"),
         patience=patience,
-        gateway_grace=root.key("gateway_grace").given(quantities.seconds, GATEWAY_GRACE_SECONDS),
-        seed=root.key("seed").given(lambda place: int(place.number(least=0, most=_SEEDS, whole=True)), None),
-        plan=root.key("plan").given(_paths, ()),
-        show=root.key("show").given(lambda place: place.choice(SHOWS), SHOWS[0]),
+        gateway_grace=root.key("gateway_grace").read_or(quantities.seconds, GATEWAY_GRACE_SECONDS),
+        seed=root.key("seed").read_or(lambda place: int(place.number(least=0, most=_SEEDS, whole=True)), None),
+        plan=root.key("plan").read_or(_paths, ()),
+        show=root.key("show").read_or(lambda place: place.choice(SHOWS), SHOWS[0]),
         outputs=outputs,
     )
 
@@ -139,7 +139,7 @@ def _cluster(name: str, place: Place) -> Cluster:
         raise place.wrong(f"{name!r} is no name of a cluster", mend="clusters: {gpu: {}}")
     table = place.table(("workers", "gateway"))
     workers = tuple(_worker(each) for each in table.key("workers").items())
-    gateway = table.key("gateway").given(address, None)
+    gateway = table.key("gateway").read_or(address, None)
     same = [number for number, worker in enumerate(workers) if worker.address == gateway]
     if gateway is not None and same:
         raise table.key("gateway").wrong(
@@ -156,8 +156,8 @@ def _worker(place: Place) -> WorkerSpec:
     table = place.table(("address", "device", "speed"))
     return WorkerSpec(
         address=address(table.key("address")),
-        device=table.key("device").given(device, None),
-        speed=table.key("speed").given(lambda place: float(place.number(least=1e-6)), 1.0),
+        device=table.key("device").read_or(device, None),
+        speed=table.key("speed").read_or(lambda place: float(place.number(least=1e-6)), 1.0),
     )
 
 
@@ -173,9 +173,9 @@ def _links(place: Place, clusters: Mapping[str, Cluster]) -> Links:
         if (a, b) in pairs or (b, a) in pairs:
             raise each.wrong(f"{a!r} and {b!r} are joined twice", mend="leave one of the two links out")
         pairs[a, b] = Line(
-            rate=table.key("rate").given(quantities.rate, None),
-            delay=table.key("delay").given(quantities.seconds, 0.0),
-            loss=table.key("loss").given(quantities.share, 0.0),
+            rate=table.key("rate").read_or(quantities.rate, None),
+            delay=table.key("delay").read_or(quantities.seconds, 0.0),
+            loss=table.key("loss").read_or(quantities.share, 0.0),
         )
     return Links(None, pairs)
 
@@ -206,8 +206,8 @@ def _ends(place: Place, clusters: Mapping[str, Cluster]) -> tuple[str, str]:
 
 def _security(place: Place) -> Security:
     table = place.table(field.name for field in fields(Security))
-    files = {name: table.key(name).given(Place.text, None) for name in ("ca", "cert", "key", "revoked")}
-    return Security(**files, insecure=table.key("insecure").given(Place.truth, False))
+    files = {name: table.key(name).read_or(Place.text, None) for name in ("ca", "cert", "key", "revoked")}
+    return Security(**files, insecure=table.key("insecure").read_or(Place.truth, False))
 
 
 def _input(place: Place) -> InputSpec:
@@ -215,8 +215,8 @@ def _input(place: Place) -> InputSpec:
     if table.key("shape").value is None:
         raise place.wrong("an input without a shape", mend=f"{place.path}: {{shape: [null, 64]}}")
     axes = table.key("shape").items()
-    shape = tuple(each.given(lambda axis: int(axis.number(least=0, whole=True)), None) for each in axes)
-    return InputSpec(shape, table.key("dtype").given(lambda dtype: dtype.choice(DTYPES), "float32"))
+    shape = tuple(each.read_or(lambda axis: int(axis.number(least=0, whole=True)), None) for each in axes)
+    return InputSpec(shape, table.key("dtype").read_or(lambda dtype: dtype.choice(DTYPES), "float32"))
 
 
 def _paths(place: Place) -> tuple[str, ...]:

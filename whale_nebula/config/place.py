@@ -63,12 +63,12 @@ class Place:
         inside = ", ".join(f"{each}: {{}}" for each in names) or "gpu: {}, npu: {}"
         return f"{self.path}: {{{inside}}}" if self.path else f"clusters: {{{inside}}}"
 
-    def named(self) -> dict[str, Place]:
+    def entries(self) -> dict[str, Place]:
         """The places in a table whose keys are free names."""
         table = self.table()
         return {name: table.key(name) for name in table.value}
 
-    def given(self, read: Callable[[Place], T], otherwise: T) -> T:
+    def read_or(self, read: Callable[[Place], T], otherwise: T) -> T:
         """What `read` makes of the value, if there is one."""
         return otherwise if self.value is None else read(self)
 

@@ -89,14 +89,14 @@ def _whole(place: Place) -> int:
 def _files(place: Place) -> Files:
     table = place.table(Files._fields)
     named = {name: table.key(name).text() for name in ("ca", "cert", "key")}
-    return Files.from_dict({**named, "revoked": table.key("revoked").given(Place.text, None)})
+    return Files.from_dict({**named, "revoked": table.key("revoked").read_or(Place.text, None)})
 
 
-def _named(read: Callable[[Place], str]) -> Callable[[Place], dict[str, str]]:
+def _read_each(read: Callable[[Place], str]) -> Callable[[Place], dict[str, str]]:
     def read_all(place: Place) -> dict[str, str]:
         if place.value is None:
             raise place.wrong("nothing is said of the peers", mend='"peers": {}')
-        return {name: read(each) for name, each in place.named().items()}
+        return {name: read(each) for name, each in place.entries().items()}
 
     return read_all
 
@@ -104,8 +104,8 @@ def _named(read: Callable[[Place], str]) -> Callable[[Place], dict[str, str]]:
 _READERS: Mapping[str, Callable[[Place], Any]] = {
     "worker": Place.text,
     "cluster": Place.text,
-    "peers": _named(Place.text),
-    "addresses": _named(address),
+    "peers": _read_each(Place.text),
+    "addresses": _read_each(address),
     "run_id": Place.text,
     "leash": _whole,
     "launcher": _whole,

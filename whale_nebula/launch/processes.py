@@ -43,12 +43,12 @@ class Streams:
         """
         for thread in self._threads:
             thread.join(REST_SECONDS)
-        return self._kept()
+        return self._collect()
 
     def _pump(self, name: str, stream: IO[bytes]) -> None:
         raise NotImplementedError
 
-    def _kept(self) -> tuple[str, str]:
+    def _collect(self) -> tuple[str, str]:
         raise NotImplementedError
 
 
@@ -60,7 +60,7 @@ class Output(Streams):
         self._lines: dict[str, list[str]] = {"out": [], "err": []}
         super().__init__(worker, process)
 
-    def _kept(self) -> tuple[str, str]:
+    def _collect(self) -> tuple[str, str]:
         return "".join(self._lines["out"]), "".join(self._lines["err"])
 
     def _pump(self, name: str, stream: IO[bytes]) -> None:
@@ -153,7 +153,7 @@ class Relay(Streams):
         self._explained: set[str] = set()
         super().__init__(worker, process)
 
-    def _kept(self) -> tuple[str, str]:
+    def _collect(self) -> tuple[str, str]:
         return "", self._tail.decode(errors="replace")
 
     def _pump(self, name: str, stream: IO[bytes]) -> None:

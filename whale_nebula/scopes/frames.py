@@ -154,7 +154,7 @@ def numbering() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def told_again() -> Iterator[None]:
+def watched_anew() -> Iterator[None]:
     """Tell watchers of the scopes around a step, now that it is traced: all but stages, which must lie inside it."""
     with contextlib.ExitStack() as opened:
         for frame in open_frames():

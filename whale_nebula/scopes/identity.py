@@ -58,7 +58,7 @@ def most_workers() -> int:
 
 def home_of(frames: Sequence[Frame]) -> str:
     """The cluster of what stands in these scopes and in no stage."""
-    return dealt_to(0, frames)
+    return home_of_number(0, frames)
 
 
 def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) -> tuple[str, str]:
@@ -82,7 +82,7 @@ def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) ->
             why="a stage with neither a name nor a cluster is called after its number in the block",
             mend='give it a name: nb.stage(name="...")',
         )
-    home = cluster or (known.cluster if known is not None else dealt_to(number, stack.frames))
+    home = cluster or (known.cluster if known is not None else home_of_number(number, stack.frames))
     if known is not None and known.cluster != home:
         raise two_clusters(key, home, str(site), known.cluster, str(known.site))
     check_layout(home, site, around)
@@ -110,7 +110,7 @@ def _block(stack: Stack) -> Block:
     return next((frame.block for frame in stack.frames if frame.block is not None), stack.block)
 
 
-def dealt_to(number: int, frames: Sequence[Frame]) -> str:
+def home_of_number(number: int, frames: Sequence[Frame]) -> str:
     """The cluster of the stage of this number that names none, inside these scopes."""
     around = cluster_block_of(frames)
     if around is not None and around.cluster is not None:
@@ -180,7 +180,7 @@ class Numbers:
         else:
             frame.dealt = number if frame.dealt is None else frame.dealt
             known = block.stages.get(key)
-            cluster = known.cluster if known else dealt_to(number if _is_unnamed(frame) else frame.dealt, around)
+            cluster = known.cluster if known else home_of_number(number if _is_unnamed(frame) else frame.dealt, around)
         block.stages.setdefault(key, Known(cluster, frame.site))
         self.homes[frame] = key, cluster
 

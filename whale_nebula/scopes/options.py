@@ -23,17 +23,7 @@ _COLLECTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def check_signature(function: Callable[P, T]) -> Callable[P, T]:
-    """The same function, but a call that does not fit its signature ends in a sentence of ours.
-
-    >>> @check_signature
-    ... def pipeline(micro_batch=1, *, schedule="gpipe"): ...
-    >>> pipeline(shedule="1f1b")
-    Traceback (most recent call last):
-    ...
-    whale_nebula.errors.OptionError: NB-104 nb.pipeline has no option 'shedule' (...)
-      why: its options are 'micro_batch', 'schedule'
-      mend: did you mean 'schedule'? nb.pipeline(schedule='1f1b')
-    """
+    """The same function, but a call that does not fit its signature ends in an error with the call to write instead."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -48,18 +38,7 @@ def check_signature(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def scope(function: Callable[P, T]) -> Callable[P, T]:
-    """A checked function that opens a scope: what is written with it, but without its parentheses, is refused.
-
-    >>> @scope
-    ... def cluster(layout="all"): ...
-    >>> with cluster:
-    ...     pass
-    Traceback (most recent call last):
-    ...
-    whale_nebula.errors.ScopeError: NB-100 nb.cluster has no parentheses here (...)
-      why: it makes a scope when it is called
-      mend: with nb.cluster():
-    """
+    """A checked function that opens a scope: `with` around it, but without its parentheses, is refused."""
     return _Opener(function)
 
 

@@ -47,7 +47,7 @@ def test_who_was_asked_before_says_why_not() -> None:
         "config": "there is no config that lists workers",
         "TF_CONFIG": "TF_CONFIG is not set",
     }
-    assert found.explained().splitlines()[-1] == "Slurm: yes, it says where the workers are"
+    assert found.explain().splitlines()[-1] == "Slurm: yes, it says where the workers are"
 
 
 def test_when_nobody_knows_all_reasons_are_told() -> None:

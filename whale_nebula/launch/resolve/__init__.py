@@ -47,10 +47,10 @@ class Resolved(NamedTuple):
     source: str
     declined: Mapping[str, str]
 
-    def explained(self) -> str:
+    def explain(self) -> str:
         """The same in lines.
 
-        >>> print(resolve(Config(), {}, Asked()).explained())
+        >>> print(resolve(Config(), {}, Asked()).explain())
         config: no, there is no config
         TF_CONFIG: no, TF_CONFIG is not set
         Slurm: no, SLURM_JOB_ID is not set

@@ -130,7 +130,7 @@ def from_tf_config(config: Config, environ: Mapping[str, str], asked: Asked) -> 
     if environ.get(VARIABLE, "").strip() in ("", "{}"):
         return Declined(f"{VARIABLE} is {'empty' if environ.get(VARIABLE) else 'not set'}")
     place = _read(environ[VARIABLE])
-    jobs = {job: [address(each) for each in hosts.items()] for job, hosts in place.key("cluster").named().items()}
+    jobs = {job: [address(each) for each in hosts.items()] for job, hosts in place.key("cluster").entries().items()}
     job, index = _task_of_config(place, jobs)
     names = [job for job in WORKERS if job in jobs]
     if names and set(names) != set(jobs):
@@ -164,9 +164,9 @@ def _read(text: str) -> Place:
     if not isinstance(value, dict):
         raise place.wrong(f"{VARIABLE} is {value!r:.80}, and no object", mend=_EXAMPLE)
     table = Place(value, source=VARIABLE).table()
-    if not table.key("cluster").named():
+    if not table.key("cluster").entries():
         raise table.wrong(f"{VARIABLE} names no jobs", mend=f"{_EXAMPLE}, or unset {VARIABLE}")
-    for job, hosts in table.key("cluster").named().items():
+    for job, hosts in table.key("cluster").entries().items():
         if job in _REFUSED:
             mend = f"leave {job!r} out, or unset {VARIABLE}"
             raise hosts.wrong(f"{VARIABLE} has a job {job!r}", why=_REFUSED[job], mend=mend)
