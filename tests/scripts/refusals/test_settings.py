@@ -51,12 +51,6 @@ def test_functions_that_run_eagerly_are_refused(eager: None) -> None:
 # ------------------------------------------------------------------------------------------------ jit_compile
 
 
-@pytest.mark.parametrize("micro", [1, 3])
-def test_xla_compiles_each_stage(micro: int) -> None:
-    same_training(functional(micro, jit_compile=True), functional(scoped=False))
-    assert nb.last_report().notes == ()
-
-
 class Loops(layers.Layer):
     """A layer with a loop whose gradient is wanted."""
 
@@ -79,16 +73,6 @@ def test_what_xla_refuses_while_it_compiles_is_run_without_it(monkeypatch: pytes
     monkeypatch.setattr(xla, "_has_kernel", lambda op: True)
     same_training(sub(spelled, jit_compile=True), sub(spelled, scoped=False))
     assert nb.last_report().notes[0].startswith("nothing is compiled by XLA: ")
-
-
-def test_one_stage_is_compiled_whole() -> None:
-    inputs = keras.Input((4,))
-    with nb.cluster(), nb.stage(cluster="only"):
-        outputs = layers.Dense(2)(inputs)
-    model = keras.Model(inputs, outputs)
-    model.compile("sgd", "mse", jit_compile=True)
-    assert fit(model)["loss"][0] > 0.0
-    assert list(nb.last_report().stages) == ["only"]
 
 
 @tf.function(jit_compile=True)
@@ -143,20 +127,6 @@ def test_several_steps_per_execution_run_one_by_one() -> None:
     np.testing.assert_allclose(*(m.evaluate(x, y, batch_size=ROWS, verbose=0) for m in (cut, uncut)), rtol=2e-5)
     assert seen[cut].steps == seen[uncut].steps
     assert len(cut.predict_on_batch(x)) == len(x)
-
-
-@pytest.mark.parametrize("scale", [True, False])
-def test_auto_scale_loss(scale: bool) -> None:
-    """Under mixed_float16 Keras wraps the optimizer, or not."""
-    keras.mixed_precision.set_global_policy("mixed_float16")
-    try:
-        models = [functional(scoped=scoped, auto_scale_loss=scale) for scoped in (True, False)]
-    finally:
-        keras.mixed_precision.set_global_policy("float32")
-    assert isinstance(models[0].optimizer, keras.optimizers.LossScaleOptimizer) is scale
-    histories = [fit(model) for model in models]
-    np.testing.assert_allclose(histories[0]["loss"], histories[1]["loss"], rtol=1e-2)
-    assert len(nb.last_report().stages) == 2
 
 
 # ------------------------------------------------------------------------------------------------ tf.distribute

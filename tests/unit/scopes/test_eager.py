@@ -1,6 +1,8 @@
-"""Scopes while TensorFlow is there: eager code warns, and rewritten code is named as it was written."""
+"""Scopes that hold nothing: stages in eager code, and scopes that are never entered."""
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -8,6 +10,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.errors import NebulaWarning
 from whale_nebula.scopes import Site, hints, open_frames
+from whale_nebula.scopes.placing import placement
 
 
 @pytest.fixture(autouse=True)
@@ -132,3 +135,53 @@ def test_rewritten_code_is_named_as_it_was_written() -> None:
     step(tf.constant(1.0))
     first = step.python_function.__code__.co_firstlineno
     assert sites == [Site(__file__, first + 4)]
+
+
+def told() -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", NebulaWarning)
+        hints.warn_unscoped("small")
+    return [str(each.message) for each in found]
+
+
+def test_a_stage_without_with_is_told_once_with_the_line_that_was_meant() -> None:
+    nb.stage(cluster="gpu")
+    (message,) = told()
+    assert message.startswith("NB-900 nb.stage(cluster='gpu') is never entered")
+    assert "model 'small' runs uncut" in message
+    assert "with nb.stage(cluster='gpu'):" in message
+    assert told() == []
+
+
+def entered_later() -> None:
+    made = nb.pipeline(2)
+    with nb.cluster(), made:
+        pass
+
+
+def entered_sometimes() -> None:
+    for used in (True, False):
+        scope: Any = nb.cluster()
+        if used:
+            with scope:
+                pass
+
+
+def refused() -> None:
+    with pytest.raises(nb.errors.ScopeError, match="is no decorator"):
+        nb.stage(cluster="gpu")(lambda x: x)
+
+
+def given_to_a_map_of_places() -> None:
+    placement({"a": nb.stage(cluster="gpu", name="head")})
+
+
+@pytest.mark.parametrize("write", [entered_later, entered_sometimes, refused, given_to_a_map_of_places])
+def test_what_is_entered_or_told_in_another_way_is_not_told(write: Callable[[], None]) -> None:
+    write()
+    assert told() == []
+
+
+@pytest.mark.filterwarnings("error")
+def test_without_any_nothing_is_said() -> None:
+    hints.warn_unscoped("small")
