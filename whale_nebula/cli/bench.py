@@ -22,7 +22,7 @@ from whale_nebula.launch.link_advice import LineFound, advise, describe_asymmetr
 from whale_nebula.launch.link_measurement import Seat, measure, others, table
 from whale_nebula.launch.placed import run_name
 from whale_nebula.launch.resolve import Asked, Placement, everything, resolve
-from whale_nebula.launch.resolve.placement import is_local, listening, settle_ports
+from whale_nebula.launch.resolve.placement import is_local, settle_ports
 from whale_nebula.security import Credentials, Files, Identity
 
 _DESCRIPTION = """\
@@ -108,26 +108,23 @@ def _run(given: argparse.Namespace) -> int:
         why = "both ends are on this machine: this is what it can carry, and no line to write in a config"
         print(_json(found, None) if given.json else "\n\n".join(f"{table(each)}\n  {why}" for each in found))
         return arguments.DONE
-    found = []
-    for each in this_end(config, given.config, given.cluster, given.to, seconds):
+    found, seat = [], seat_of(config, given.config, given.cluster, given.to)
+    addresses = ", ".join(f"{there} at {seat.gateway or where}" for there, where in seat.peers.items())
+    remark(f"{seat.here} measures the line to {addresses}; it must be started there, too")
+    for each in measure(seat, seconds=seconds, patience=config.patience, tell=remark):
         found.append(each)
-        _keep(each, given.config)
+        path = path_of(given.config, *each.clusters)
+        try:
+            save(each, path)  # for `doctor`
+        except TransportError as error:  # no reason to throw it away
+            remark(f"{error.what} in {error.where}: {error.why}")
+        else:
+            remark(f"kept in {os.path.relpath(path)}")
         if not given.json:
             print("\n" + _text(each, config), flush=True)
     if given.json:
         print(_json(found, config))
     return arguments.DONE
-
-
-def _keep(found: LineFound, config: str) -> None:
-    """For `doctor`. That there is no place for it is no reason to throw it away."""
-    path = path_of(config, *found.clusters)
-    try:
-        save(found, path)
-    except TransportError as error:
-        remark(f"{error.what} in {error.where}: {error.why}")
-    else:
-        remark(f"kept in {os.path.relpath(path)}")
 
 
 # ---------------------------------------------------------------------- what is said of it
@@ -149,14 +146,6 @@ _HERE_PATIENCE = 60.0
 _COMMAND = ["-m", "whale_nebula.cli.main", "bench", "link", "--told"]
 
 
-def this_end(config: Config, path: str, cluster: str, to: str | None, seconds: float) -> Iterator[LineFound]:
-    """Measure from this host, as the first worker of its cluster."""
-    seat = seat_of(config, path, cluster, to)
-    addresses = ", ".join(f"{there} at {seat.gateway or where}" for there, where in seat.peers.items())
-    remark(f"{seat.here} measures the line to {addresses}; it must be started there, too")
-    yield from measure(seat, seconds=seconds, patience=config.patience, tell=remark)
-
-
 def seat_of(config: Config, path: str, cluster: str, to: str | None) -> Seat:
     """Where this end is, and where the others are."""
     placement = resolve(config, os.environ, Asked(cluster, 0, local=is_local)).placement
@@ -171,27 +160,9 @@ def seat_of(config: Config, path: str, cluster: str, to: str | None) -> Seat:
     credentials = None if files is None else Credentials.of(files)
     if credentials is not None:
         credentials.check_is(Identity.of_worker(run_name(config), here))
-    return Seat(
-        run_name(config),
-        here,
-        peers,
-        None if gateway else _listen(config, here, placement),  # then both ends dial
-        gateway,
-        credentials,
-        everyone=tuple(placement.addresses),
-    )
-
-
-def _listen(config: Config, here: str, placement: Placement) -> str:
-    """Where this end listens; more widely than the config says only who asks for certificates."""
-    address = placement.addresses[here]
-    found = listening(Placement((here,), placement.addresses))[here]
-    if found != address and config.security.insecure:
-        why, mend = "it would listen everywhere, and to everybody", f"start it on the host of {here}"
-        raise ConfigError(f"{address} is no address of this host", why=why, mend=mend)
-    if found != address:
-        remark(f"{address} is no address of this host: {here} listens at {found}")
-    return found
+    alone, everyone = Placement((here,), placement.addresses), tuple(placement.addresses)
+    listen = None if gateway else gateways.listen_here(config, alone, remark)[here]  # behind a gateway both ends dial
+    return Seat(run_name(config), here, peers, listen, gateway, credentials, everyone=everyone)
 
 
 # ---------------------------------------------------------------------- both ends on this machine
@@ -213,9 +184,8 @@ def both_here(config: Config, clusters: Sequence[str], seconds: float) -> list[L
             running.append(held.enter_context(_run_end({**shared, **own})))
         outputs = [_output(worker, process, limit) for worker, process in zip(workers, running, strict=True)]
     lines = [LineFound.from_json(text) for output in outputs for text in json.loads(output)]
-    return sorted(
-        {(each.first, each.second): each for each in lines}.values(), key=lambda each: (each.first, each.second)
-    )
+    found = {(each.first, each.second): each for each in lines}  # both ends have found the same
+    return [found[pair] for pair in sorted(found)]
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
@@ -21,9 +21,8 @@ from whale_nebula.launch.last_error import last_sentence, last_word, same_cause
 from whale_nebula.launch.placed import Output, gateway_of, identities, run_name, seed_of, start_placed
 from whale_nebula.launch.processes import Board, Sink
 from whale_nebula.launch.resolve import PORT, Asked, Placement, Resolved, cluster_of, everything, resolve
-from whale_nebula.launch.resolve.placement import is_local, listening, settle_ports
+from whale_nebula.launch.resolve.placement import is_local, settle_ports
 from whale_nebula.report.screen import Screen, terminal
-from whale_nebula.security.files import Files
 
 
 def report_end(result: Result, asking: Asking, *, as_json: bool) -> int:
@@ -242,8 +241,9 @@ def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
     if config.security.insecure:
         remark(f"insecure: true in {given.config}: links are not encrypted, and nobody proves who he is")
     asking = Asking(config.patience)
-    with handle_signals(asking), _secure_workers(given, config, found.placement) as security:
-        return _start(given, config, found.placement, security, script, asking)
+    with handle_signals(asking), contextlib.ExitStack() as others:
+        result = _start(given, config, found.placement, script, asking, others)
+    return report_end(result, asking, as_json=given.json)
 
 
 def _place_workers(given: argparse.Namespace, config: Config) -> Resolved:
@@ -254,40 +254,32 @@ def _place_workers(given: argparse.Namespace, config: Config) -> Resolved:
     return found._replace(placement=settle_ports(found.placement))
 
 
-@contextlib.contextmanager
-def _secure_workers(given: argparse.Namespace, config: Config, placement: Placement) -> Iterator[Mapping[str, Files]]:
-    """The certificates of all workers of this host, looked at before anything starts."""
-    if given.all or len(placement.addresses) == 1:
-        with gateways.for_one_run(config, [*placement.here, *gateways.names(config)]) as made:
-            yield made
-    else:
-        files = gateways.configured_files(config, placement.here, given.config)
-        gateways.check_files(files, run_name(config))
-        yield files
-
-
 def _start(
     given: argparse.Namespace,
     config: Config,
     placement: Placement,
-    security: Mapping[str, Files],
     script: Sequence[str],
     asking: Asking,
-) -> int:
-    listen = _listen(config, placement)
+    others: contextlib.ExitStack,
+) -> Result:
+    """Start the workers of this host, whose certificates are looked at before, and wait until they have ended."""
+    if given.all or len(placement.addresses) == 1:
+        owners = [*placement.here, *gateways.names(config)]
+        security = others.enter_context(gateways.for_one_run(config, owners))
+    else:
+        security = gateways.configured_files(config, placement.here, given.config)
+        gateways.check_files(security, run_name(config))
+    listen = gateways.listen_here(config, placement, remark)
     workers = identities(placement, config, security, listen=listen, path=given.config, everywhere=given.all)
     sys.stdout.flush()
+    output = others.enter_context(_output())
+    if given.all:
+        others.enter_context(gateways.running(config, placement, security))
+        if names := " and ".join(gateways.names(config)):
+            remark(f"{names} run here, too; their audit logs go with the run (between hosts they stay)")
     argv = ["-m", "whale_nebula.launch.child", *script]
-    with contextlib.ExitStack() as others:
-        output = others.enter_context(_output())
-        if given.all:
-            others.enter_context(gateways.running(config, placement, security))
-            if names := " and ".join(gateways.names(config)):
-                remark(f"{names} run here, too; their audit logs go with the run (between hosts they stay)")
-        job = others.enter_context(start_placed(argv, workers, output=output, notice=remark))
-        asking.job = job
-        result = job.wait(float("inf"), patience=config.patience)
-    return report_end(result, asking, as_json=given.json)
+    asking.job = others.enter_context(start_placed(argv, workers, output=output, notice=remark))
+    return asking.job.wait(float("inf"), patience=config.patience)
 
 
 @contextlib.contextmanager
@@ -305,23 +297,6 @@ def _output() -> Iterator[Output]:
         yield Output(sinks, named, Board(stream.fileno(), screen))
     finally:
         screen.close()
-
-
-def _listen(config: Config, placement: Placement) -> dict[str, str]:
-    """Where the workers listen. Only who asks for certificates may listen more widely than the config says."""
-    own = config.clusters.get(cluster_of(placement.here[0]))
-    found = listening(placement, written=own is not None and bool(own.workers))
-    for worker, listen in found.items():
-        address = placement.addresses[worker]
-        if listen != address and config.security.insecure:
-            raise ConfigError(
-                f"{address} is no address of this host, so worker {worker} cannot listen there",
-                why="it would listen everywhere, and with insecure: true to everybody",
-                mend="start it on its own host, or use certificates: leave out security.insecure",
-            )
-        if listen != address:
-            remark(f"{address} is no address of this host: worker {worker} listens at {listen}")
-    return found
 
 
 HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -20,7 +20,7 @@ from whale_nebula.errors import ConfigError, TransportError
 from whale_nebula.gateway.site import Site
 from whale_nebula.launch.placed import run_name
 from whale_nebula.launch.resolve import Placement, cluster_of
-from whale_nebula.launch.resolve.placement import ANY, host_of, settle_ports
+from whale_nebula.launch.resolve.placement import ANY, host_of, listening, settle_ports
 from whale_nebula.security import Credentials, Files, Identity, ephemeral
 from whale_nebula.security.identity import name
 
@@ -82,6 +82,25 @@ def check_files(files: Mapping[str, Files], run: str) -> None:
         credentials = Credentials.of(each)
         credentials.check_now()
         credentials.check_is(Identity.of_worker(run, worker))
+
+
+def listen_here(config: Config, placement: Placement, tell: Callable[[str], None]) -> dict[str, str]:
+    """Where the workers of this host listen. Only who asks for certificates may listen more widely than the config
+    says.
+    """
+    own = config.clusters.get(cluster_of(placement.here[0]))
+    found = listening(placement, written=own is not None and bool(own.workers))
+    for worker, listen in found.items():
+        address = placement.addresses[worker]
+        if listen != address and config.security.insecure:
+            raise ConfigError(
+                f"{address} is no address of this host, so worker {worker} cannot listen there",
+                why="it would listen everywhere, and with insecure: true to everybody",
+                mend="start it on its own host, or use certificates: leave out security.insecure",
+            )
+        if listen != address:
+            tell(f"{address} is no address of this host: worker {worker} listens at {listen}")
+    return found
 
 
 def check_names(config: Config, workers: Iterable[str]) -> None:
