@@ -111,18 +111,13 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.point not in POINTS:
-            raise OptionError(
-                f"there is no failpoint {self.point!r}",
-                where=str(self),
-                why="all there are: whale_nebula.faults.names()",
-                mend=did_you_mean(self.point, POINTS),
-            )
+            why = "all there are: whale_nebula.faults.names()"
+            mend = did_you_mean(self.point, POINTS)
+            raise OptionError(f"there is no failpoint {self.point!r}", where=str(self), why=why, mend=mend)
         if self.action is Action.DROP and not POINTS[self.point].connection:
-            raise OptionError(
-                f"at failpoint {self.point!r} there is no connection that could be dropped",
-                where=str(self),
-                mend=f"{next(name for name, point in POINTS.items() if point.connection)}=drop",
-            )
+            what = f"at failpoint {self.point!r} there is no connection that could be dropped"
+            mend = f"{next(name for name, point in POINTS.items() if point.connection)}=drop"
+            raise OptionError(what, where=str(self), mend=mend)
 
     @classmethod
     def parse(cls, text: str) -> Fault:

@@ -245,11 +245,9 @@ def _wanted_certificates(given: argparse.Namespace, made: Parser) -> list[tuple[
 def _with_config(signs: Authority, config: Config, folder: Path) -> Authority:
     """The authority with the clusters of the config that is given now, if one is."""
     if config.run not in (None, signs.run):
-        raise CredentialsError(
-            f"the config is of run {config.run!r}, and the authority of {signs.run!r}",
-            where=str(folder),
-            mend=f"whale-nebula certs init --folder certs-{config.run}, or the right --config",
-        )
+        what = f"the config is of run {config.run!r}, and the authority of {signs.run!r}"
+        mend = f"whale-nebula certs init --folder certs-{config.run}, or the right --config"
+        raise CredentialsError(what, where=str(folder), mend=mend)
     clusters = authority.clusters_of(config)
     if not clusters or clusters == signs.clusters:
         return signs

@@ -68,12 +68,10 @@ def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
     try:
         return files.serial(files.certificate(files.read(path, "a certificate"), str(path)))
     except IdentityError as error:
-        raise CredentialsError(
-            f"the certificate of {identity.worker} does not read",
-            where=str(path),
-            why=error.why or error.what,
-            mend=f"mv {path} {path}.broken, then whale-nebula certs renew {command_options(identity)}",
-        ) from None
+        what = f"the certificate of {identity.worker} does not read"
+        why = error.why or error.what
+        mend = f"mv {path} {path}.broken, then whale-nebula certs renew {command_options(identity)}"
+        raise CredentialsError(what, where=str(path), why=why, mend=mend) from None
 
 
 def renewable(folder: Path) -> list[Identity]:

@@ -19,23 +19,19 @@ from whale_nebula.tf.lazy import tf
 
 def absent_error(name: str, reader: str, where: str) -> AbsentInputError:
     """The error for a read of an input that is not here; `reader` names the stage and the cluster."""
-    return AbsentInputError(
-        f"input {name!r} is None in this process, and {reader or 'something'} here reads it",
-        where=where or name,
-        why="the config's 'inputs' gives its form, so that clusters that do not read it need not have it",
-        mend=f"yield {name!r} in this cluster as well\nor move what reads it into a stage of the cluster that has it",
-    )
+    what = f"input {name!r} is None in this process, and {reader or 'something'} here reads it"
+    why = "the config's 'inputs' gives its form, so that clusters that do not read it need not have it"
+    mend = f"yield {name!r} in this cluster as well\nor move what reads it into a stage of the cluster that has it"
+    return AbsentInputError(what, where=where or name, why=why, mend=mend)
 
 
 def no_rows(leaves: Sequence[Leaf]) -> AbsentInputError:
     """The error for a step none of whose inputs is here."""
     names = ", ".join(repr(leaf.name) for leaf in leaves)
-    return AbsentInputError(
-        f"all inputs of this step are None in this process: {names}",
-        where=leaves[0].name,
-        why="how many rows the step has is taken from those that are here",
-        mend="yield at least one of them in every cluster: ids of the rows, say, which nb.init(ids=...) then compares",
-    )
+    what = f"all inputs of this step are None in this process: {names}"
+    why = "how many rows the step has is taken from those that are here"
+    mend = "yield at least one of them in every cluster: ids of the rows, say, which nb.init(ids=...) then compares"
+    return AbsentInputError(what, where=leaves[0].name, why=why, mend=mend)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,12 +94,9 @@ def names_any(ids: Sequence[str], inputs: Sequence[str], where: str) -> bool:
         return False
     given = repr(ids[0]) if len(ids) == 1 else repr(list(ids))
     inner = [each for each in inputs if each.endswith(f"/{ids[0]}")]
-    raise OptionError(
-        f"nb.init(ids={given}) names no input of this step",
-        where=where,
-        why=f"its inputs are {list_names(inputs)}; by ids that are none of them no row would be compared",
-        mend=f'nb.init(ids="{inner[0]}")' if inner else did_you_mean(ids[0], inputs),
-    )
+    why = f"its inputs are {list_names(inputs)}; by ids that are none of them no row would be compared"
+    mend = f'nb.init(ids="{inner[0]}")' if inner else did_you_mean(ids[0], inputs)
+    raise OptionError(f"nb.init(ids={given}) names no input of this step", where=where, why=why, mend=mend)
 
 
 def refuse_unshared(ids: Collection[str], readers: Mapping[str, Collection[str]], clusters: Mapping[str, str]) -> None:

@@ -154,21 +154,16 @@ class Batches(tf.data.Iterator):
         return self._whole
 
     def _serialize_to_tensors(self) -> NoReturn:
-        raise UnsupportedError(
-            "an iterator of nb.shard cannot be saved in a checkpoint",
-            where=str(calling_site()),
-            why="it reads other rows in each process",
-            mend="save the number of the step, and begin with nb.shard(dataset.skip(step))",
-        )
+        what = "an iterator of nb.shard cannot be saved in a checkpoint"
+        why = "it reads other rows in each process"
+        mend = "save the number of the step, and begin with nb.shard(dataset.skip(step))"
+        raise UnsupportedError(what, where=str(calling_site()), why=why, mend=mend)
 
 
 def _mixed_error(what: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"an iterator of nb.shard {what}",
-        where=str(calling_site()),
-        why="outside of functions it goes through its own rows, inside through all rows: it would begin anew",
-        mend="an iterator of its own for the function: iter(dataset)\nor give the function batches",
-    )
+    why = "outside of functions it goes through its own rows, inside through all rows: it would begin anew"
+    mend = "an iterator of its own for the function: iter(dataset)\nor give the function batches"
+    return UnsupportedError(f"an iterator of nb.shard {what}", where=str(calling_site()), why=why, mend=mend)
 
 
 def _no_dataset(given: Any) -> OptionError:

@@ -222,11 +222,9 @@ def _await(name: str, process: subprocess.Popen[bytes]) -> None:
         selector.register(said, selectors.EVENT_READ)
         ready = selector.select(_START_SECONDS)
     if not ready or not os.read(said.fileno(), 4096):
-        raise TransportError(
-            f"the gateway '{name}' did not start",
-            why="it has said why" if ready else f"it said nothing for {_START_SECONDS:g} s",
-            mend="look at its address in the config, and at what else listens there",
-        )
+        why = "it has said why" if ready else f"it said nothing for {_START_SECONDS:g} s"
+        mend = "look at its address in the config, and at what else listens there"
+        raise TransportError(f"the gateway '{name}' did not start", why=why, mend=mend)
 
 
 def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:

@@ -66,8 +66,7 @@ class Result:
         if self.culprit is not None:
             outcome = self.outcomes[self.culprit]
             raise RemoteFailureError(
-                f"worker '{outcome.worker}' ended with exit code {outcome.code}",
-                why=outcome.err[-2000:] or None,
+                f"worker '{outcome.worker}' ended with exit code {outcome.code}", why=outcome.err[-2000:] or None
             )
         if self.late:
             raise DeadlineError("the workers did not end in time", where=", ".join(self.outcomes))

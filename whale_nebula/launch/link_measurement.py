@@ -108,11 +108,9 @@ class End:
         self._link.post(build_message(SESSION, "HELLO", bench=_BENCH, **for_a_script, **sheet))
         theirs = self._take_first_word()
         if theirs.get("bench") != _BENCH:
-            raise RunError(
-                f"worker '{self._link.there}' runs a script, and measures no line",
-                why="both ends must measure, and a run must not go on meanwhile",
-                mend="wait until the run has ended, then start bench link at both ends",
-            )
+            why = "both ends must measure, and a run must not go on meanwhile"
+            mend = "wait until the run has ended, then start bench link at both ends"
+            raise RunError(f"worker '{self._link.there}' runs a script, and measures no line", why=why, mend=mend)
         self.met = True
         return theirs
 

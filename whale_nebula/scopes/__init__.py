@@ -35,15 +35,7 @@ from whale_nebula.scopes.identity import (
 )
 from whale_nebula.scopes.parsing import parsing
 from whale_nebula.scopes.placing import Placement, Rule
-from whale_nebula.scopes.public import (
-    auto_parallel,
-    cluster,
-    compress,
-    pipeline,
-    replica,
-    split,
-    stage,
-)
+from whale_nebula.scopes.public import auto_parallel, cluster, compress, pipeline, replica, split, stage
 from whale_nebula.site import Site, calling_site
 
 __all__ = [

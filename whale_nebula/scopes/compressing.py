@@ -90,11 +90,9 @@ def _codec_or_text(codec: Any, made: Codec | None) -> Codec | str | None:
     if codec is None:
         return made
     if made is not None:
-        raise values.refuse(
-            f"nb.compress({codec!r}) has flags as well, which say {str(made)!r}",
-            why="flags build a codec, and a boundary has one",
-            mend=f"nb.compress({codec!r}) or nb.compress({str(made)!r})",
-        )
+        why = "flags build a codec, and a boundary has one"
+        mend = f"nb.compress({codec!r}) or nb.compress({str(made)!r})"
+        raise values.refuse(f"nb.compress({codec!r}) has flags as well, which say {str(made)!r}", why=why, mend=mend)
     return "auto" if codec == "auto" else _codec("codec", codec)
 
 
@@ -211,10 +209,8 @@ def _way(frame: Frame) -> Way:
     unfit = {"auto": way.auto, "ramp": way.ladder, "delta": way.delta, "mask": way.mask is not None}
     odd += [name for name, value in unfit.items() if value]
     if odd:
-        raise OptionError(
-            f"the differences of weights cannot cross by {odd[0]}",
-            where=str(frame.site),
-            why="a difference is a row of numbers without samples: fp16, bf16, integers and topk make it small",
-            mend="nb.compress(int4=True), or nb.compress(topk=0.05, int8=True)",
-        )
+        what = f"the differences of weights cannot cross by {odd[0]}"
+        why = "a difference is a row of numbers without samples: fp16, bf16, integers and topk make it small"
+        mend = "nb.compress(int4=True), or nb.compress(topk=0.05, int8=True)"
+        raise OptionError(what, where=str(frame.site), why=why, mend=mend)
     return way

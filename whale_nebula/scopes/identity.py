@@ -67,21 +67,17 @@ def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) ->
     number = block.entries
     key = name or cluster or _key(number)
     if name is None and cluster is None and stack.replayed:
-        raise StageIdentityError(
-            "nb.stage() has neither a name nor a cluster, inside a layer that was built under scopes",
-            where=str(site),
-            why="its number would depend on how often the model was traced",
-            mend='nb.stage(name="...")',
-        )
+        what = "nb.stage() has neither a name nor a cluster, inside a layer that was built under scopes"
+        why = "its number would depend on how often the model was traced"
+        mend = 'nb.stage(name="...")'
+        raise StageIdentityError(what, where=str(site), why=why, mend=mend)
     around = cluster_block_of(stack.frames)
     known = block.stages.get(key)
     if name is None and cluster is None and known is not None:
-        raise StageIdentityError(
-            f"nb.stage() at {site} would be called {key!r}, as the stage at {known.site} is",
-            where=str(site),
-            why="a stage with neither a name nor a cluster is called after its number in the block",
-            mend='give it a name: nb.stage(name="...")',
-        )
+        what = f"nb.stage() at {site} would be called {key!r}, as the stage at {known.site} is"
+        why = "a stage with neither a name nor a cluster is called after its number in the block"
+        mend = 'give it a name: nb.stage(name="...")'
+        raise StageIdentityError(what, where=str(site), why=why, mend=mend)
     home = cluster or (known.cluster if known is not None else home_of_number(number, stack.frames))
     if known is not None and known.cluster != home:
         raise two_clusters(key, home, str(site), known.cluster, str(known.site))
@@ -126,12 +122,10 @@ def _layout(around: Frame | None) -> tuple[str, ...]:
 
 def two_clusters(key: str, cluster: str, where: str, known: str, there: str) -> StageIdentityError:
     """The error for a stage on one cluster here that is on another where it was entered first."""
-    return StageIdentityError(
-        f"stage {key!r} is on cluster {cluster!r} at {where}, and on {known!r} at {there}",
-        where=where,
-        why="entering a stage again continues it, and a stage runs on one cluster",
-        mend=f"give the second a name of its own: nb.stage(cluster={cluster!r}, name={key + '_2'!r})",
-    )
+    what = f"stage {key!r} is on cluster {cluster!r} at {where}, and on {known!r} at {there}"
+    why = "entering a stage again continues it, and a stage runs on one cluster"
+    mend = f"give the second a name of its own: nb.stage(cluster={cluster!r}, name={key + '_2'!r})"
+    return StageIdentityError(what, where=where, why=why, mend=mend)
 
 
 def check_layout(cluster: str, site: Site, around: Frame | None, what: str = "nb.stage") -> None:

@@ -61,12 +61,9 @@ class _Opener(Generic[P, T]):
         return self._checked(*args, **kwargs)
 
     def __enter__(self) -> NoReturn:
-        raise ScopeError(
-            f"nb.{self._name} has no parentheses here",
-            where=str(calling_site()),
-            why="it makes a scope when it is called",
-            mend=f"with nb.{self._name}({_SCOPE_EXAMPLES.get(self._name, '')}):",
-        )
+        why = "it makes a scope when it is called"
+        mend = f"with nb.{self._name}({_SCOPE_EXAMPLES.get(self._name, '')}):"
+        raise ScopeError(f"nb.{self._name} has no parentheses here", where=str(calling_site()), why=why, mend=mend)
 
     def __exit__(self, *exc: object) -> None:
         """Never reached: nothing is entered."""
@@ -80,12 +77,9 @@ _SCOPE_EXAMPLES = {"stage": 'cluster="gpu"', "pipeline": "micro_batch=4", "compr
 
 def no_decorator(name: str) -> ScopeError:
     """The error for a scope that is written over a function."""
-    return ScopeError(
-        f"nb.{name} is no decorator",
-        where=str(calling_site()),
-        why="a scope holds the lines that are written inside it",
-        mend=f"with nb.{name}(...): inside the function, around what belongs to it",
-    )
+    why = "a scope holds the lines that are written inside it"
+    mend = f"with nb.{name}(...): inside the function, around what belongs to it"
+    return ScopeError(f"nb.{name} is no decorator", where=str(calling_site()), why=why, mend=mend)
 
 
 def _misfit(
@@ -191,11 +185,9 @@ def name(option: str, value: object) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         text = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
         meant = "_".join(re.findall(_NAME, text)) if isinstance(text, str) else ""
-        raise refuse(
-            f"{option}={value!r} is no name",
-            why="a name is letters, digits and '_', with '.', '/' or '-' between them",
-            mend=f'{option}="{meant or _VALUE_EXAMPLES.get(option, "gpu")}"',
-        )
+        why = "a name is letters, digits and '_', with '.', '/' or '-' between them"
+        mend = f'{option}="{meant or _VALUE_EXAMPLES.get(option, "gpu")}"'
+        raise refuse(f"{option}={value!r} is no name", why=why, mend=mend)
     return value
 
 

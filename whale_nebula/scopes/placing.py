@@ -61,12 +61,10 @@ def _stack() -> Stack:
     stack = current_stack()
     for frame in stack.frames:
         if frame.kind in ("stage", "split"):
-            raise NestingError(
-                f"nb.place stands inside nb.{frame.kind} at {frame.site}",
-                where=str(calling_site()),
-                why="it makes stages, and stages do not nest",
-                mend=f"dedent it: only nb.cluster, nb.replica, nb.pipeline and nb.compress stand around {_MEND}",
-            )
+            what = f"nb.place stands inside nb.{frame.kind} at {frame.site}"
+            why = "it makes stages, and stages do not nest"
+            mend = f"dedent it: only nb.cluster, nb.replica, nb.pipeline and nb.compress stand around {_MEND}"
+            raise NestingError(what, where=str(calling_site()), why=why, mend=mend)
     blocks = any(frame.block is not None for frame in stack.frames)
     return stack if blocks else replace(stack, block=Block())
 
@@ -104,9 +102,7 @@ def _home(pattern: Any, home: Any) -> tuple[str | None, str | None]:
         cluster, name = (home.options[option] for option in ("cluster", "name"))
         return str(cluster) if cluster else None, str(name) if name else None
     if not isinstance(home, str):
-        raise values.refuse(
-            f"{pattern!r} is given to {home!r}",
-            why="layers are given to a cluster, or to a stage with a cluster or a name",
-            mend=f'{{{pattern!r}: "gpu"}}, or {{{pattern!r}: nb.stage(cluster="gpu", name="encoder")}}',
-        )
+        why = "layers are given to a cluster, or to a stage with a cluster or a name"
+        mend = f'{{{pattern!r}: "gpu"}}, or {{{pattern!r}: nb.stage(cluster="gpu", name="encoder")}}'
+        raise values.refuse(f"{pattern!r} is given to {home!r}", why=why, mend=mend)
     return values.name("cluster", home), None

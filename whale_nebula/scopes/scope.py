@@ -165,12 +165,10 @@ class Scope(contextlib.AbstractContextManager[Frame]):
             inner = (
                 f"while another scope is open inside it: nb.{inside[-1].kind} at {inside[-1].site}" if inside else ""
             )
-            raise NestingError(
-                f"nb.{self.kind} is closed {inner or 'in another context than it was opened in'}",
-                where=str(calling_site()),
-                why="scopes close from the inside to the outside, in the thread that opened them",
-                mend=f"with nb.{self.kind}(...): and nothing that yields or changes threads inside it",
-            )
+            what = f"nb.{self.kind} is closed {inner or 'in another context than it was opened in'}"
+            why = "scopes close from the inside to the outside, in the thread that opened them"
+            mend = f"with nb.{self.kind}(...): and nothing that yields or changes threads inside it"
+            raise NestingError(what, where=str(calling_site()), why=why, mend=mend)
 
     def _frame(self, site: Site, around: Stack) -> Frame:
         cluster, name = _text(self.options.get("cluster")), _text(self.options.get("name"))

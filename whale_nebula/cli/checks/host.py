@@ -118,9 +118,6 @@ def host(config: Config, path: str, cluster: str, *, worker: int | None = None, 
     if has_gateway and worker is None and (gateway or not any(is_local(host_of(workers[each])) for each in here)):
         here = ()
     if has_gateway and own is None:
-        raise ConfigError(
-            f"cluster {cluster!r} names no gateway",
-            where=path,
-            mend=f'clusters: {{{cluster}: {{gateway: "10.77.0.1:7100"}}}}',
-        )
+        mend = f'clusters: {{{cluster}: {{gateway: "10.77.0.1:7100"}}}}'
+        raise ConfigError(f"cluster {cluster!r} names no gateway", where=path, mend=mend)
     return Host(config, path, cluster, (*here, *[f"{cluster}/{GATEWAY}"] * has_gateway), workers)

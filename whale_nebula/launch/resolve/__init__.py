@@ -90,11 +90,9 @@ def everything(config: Config, clusters: Sequence[str], local: Callable[[str], b
     _check_names(clusters)
     known = config.clusters or {name: Cluster(name) for name in clusters}
     if not known:
-        raise ConfigError(
-            "which clusters are there?",
-            why="a script's scopes name them, but only when it runs",
-            mend="--all --clusters gpu,npu, or --all --config clusters.yaml",
-        )
+        why = "a script's scopes name them, but only when it runs"
+        mend = "--all --clusters gpu,npu, or --all --config clusters.yaml"
+        raise ConfigError("which clusters are there?", why=why, mend=mend)
     addresses: dict[str, str] = {}
     for cluster in known.values():
         given = [worker.address for worker in cluster.workers] or [ANY]

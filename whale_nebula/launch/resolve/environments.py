@@ -53,11 +53,9 @@ def from_jobset(config: Config, environ: Mapping[str, str], asked: Asked) -> Pla
     if "JOBSET_NAME" in missing:
         return Declined("JOBSET_NAME is not set")
     if missing:
-        raise ConfigError(
-            f"JOBSET_NAME is set, and {missing[0]} is not",
-            why="the manifest hands the labels of a pod on as variables, all of them",
-            mend="take the block 'env' of deploy/jobset/gpu.yaml",
-        )
+        why = "the manifest hands the labels of a pod on as variables, all of them"
+        mend = "take the block 'env' of deploy/jobset/gpu.yaml"
+        raise ConfigError(f"JOBSET_NAME is set, and {missing[0]} is not", why=why, mend=mend)
     cluster = own_cluster(config, asked)
     name, job = environ["JOBSET_NAME"], environ["JOBSET_REPLICATED_JOB"]
     jobs, pods = _count(environ, "JOBSET_REPLICAS", 1), _count(environ, "JOBSET_PODS", 1)
@@ -105,11 +103,9 @@ def _here(cluster: Cluster, asked: Asked) -> list[int]:
         return [one_worker(cluster.name, asked, count, 0)]
     found = [number for number, worker in enumerate(cluster.workers) if asked.local(host_of(worker.address))]
     if not found:
-        raise ConfigError(
-            f"which worker of {cluster.name!r} is on this host?",
-            why=f"none of {', '.join(worker.address for worker in cluster.workers)} is an address of it",
-            mend=f"--worker 0 ... --worker {count - 1}",
-        )
+        why = f"none of {', '.join(worker.address for worker in cluster.workers)} is an address of it"
+        mend = f"--worker 0 ... --worker {count - 1}"
+        raise ConfigError(f"which worker of {cluster.name!r} is on this host?", why=why, mend=mend)
     return found
 
 
@@ -134,11 +130,9 @@ def from_tf_config(config: Config, environ: Mapping[str, str], asked: Asked) -> 
     job, index = _task_of_config(place, jobs)
     names = [job for job in WORKERS if job in jobs]
     if names and set(names) != set(jobs):
-        raise place.key("cluster").wrong(
-            "jobs of TensorFlow stand beside clusters",
-            why=f"{', '.join(names)} would be one cluster, by a name that is not given",
-            mend='{"cluster": {"gpu": [...], "npu": [...]}, "task": {"type": "gpu", "index": 0}}',
-        )
+        why = f"{', '.join(names)} would be one cluster, by a name that is not given"
+        mend = '{"cluster": {"gpu": [...], "npu": [...]}, "task": {"type": "gpu", "index": 0}}'
+        raise place.key("cluster").wrong("jobs of TensorFlow stand beside clusters", why=why, mend=mend)
     if not names:
         if asked.cluster not in (None, job):
             raise place.key("task").wrong(
@@ -240,11 +234,9 @@ def tasks(text: str) -> list[int]:
 
 
 def _unread(text: str, example: str) -> ConfigError:
-    return ConfigError(
-        f"Slurm's {text[:80]!r} cannot be read",
-        why=f"it is written like {example}",
-        mend="list the workers in the config: --config clusters.yaml --cluster gpu --worker 0",
-    )
+    why = f"it is written like {example}"
+    mend = "list the workers in the config: --config clusters.yaml --cluster gpu --worker 0"
+    return ConfigError(f"Slurm's {text[:80]!r} cannot be read", why=why, mend=mend)
 
 
 def from_slurm(config: Config, environ: Mapping[str, str], asked: Asked) -> Placement | Declined:
@@ -266,11 +258,9 @@ def from_slurm(config: Config, environ: Mapping[str, str], asked: Asked) -> Plac
         for number in range(count)
     ]
     if "SLURM_STEP_NODELIST" not in environ and len(addresses) > 1 and asked.worker is None:
-        raise ConfigError(
-            f"this job has {len(addresses)} tasks, and this is none of them",
-            why="a batch script runs on its first node only",
-            mend="srun whale-nebula run ...",
-        )
+        why = "a batch script runs on its first node only"
+        mend = "srun whale-nebula run ..."
+        raise ConfigError(f"this job has {len(addresses)} tasks, and this is none of them", why=why, mend=mend)
     own = {f"{cluster}/{number}": each for number, each in enumerate(addresses)}
     task, said = environ.get("SLURM_PROCID", "0"), f"SLURM_PROCID={environ.get('SLURM_PROCID', '')}"
     number = one_worker(cluster, asked, len(own), int(task) if task.isdecimal() else None, said=said)
@@ -283,9 +273,7 @@ def _layout(listed: str, environ: Mapping[str, str]) -> tuple[list[str], list[in
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
     counts = tasks(text) if text else [1] * len(names)
     if len(counts) != len(names):
-        raise ConfigError(
-            f"Slurm names {len(names)} nodes, and tasks for {len(counts)}",
-            where=f"{listed}, {text}",
-            mend="list the workers in the config: --config clusters.yaml --cluster gpu --worker 0",
-        )
+        what = f"Slurm names {len(names)} nodes, and tasks for {len(counts)}"
+        mend = "list the workers in the config: --config clusters.yaml --cluster gpu --worker 0"
+        raise ConfigError(what, where=f"{listed}, {text}", mend=mend)
     return names, counts

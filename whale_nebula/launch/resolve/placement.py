@@ -104,11 +104,9 @@ def own_cluster(config: Config, asked: Asked) -> str:
             )
         return asked.cluster
     if len(names) > 1:
-        raise ConfigError(
-            "which cluster is this host in?",
-            why=f"the config has {', '.join(names)}",
-            mend=f"--cluster {names[0]}; or --all, to start all of them on this machine",
-        )
+        why = f"the config has {', '.join(names)}"
+        mend = f"--cluster {names[0]}; or --all, to start all of them on this machine"
+        raise ConfigError("which cluster is this host in?", why=why, mend=mend)
     return names[0] if names else "local"
 
 
@@ -133,11 +131,9 @@ def with_others(config: Config, cluster: str, own: Mapping[str, str]) -> dict[st
         if each.name == cluster:
             found |= own
         elif not each.workers:
-            raise ConfigError(
-                f"nothing says where the workers of cluster {each.name!r} are",
-                why=f"this host is in {cluster!r}, and must know them",
-                mend=f'clusters: {{{each.name}: {{workers: ["host:{PORT}"]}}}}',
-            )
+            why = f"this host is in {cluster!r}, and must know them"
+            mend = f'clusters: {{{each.name}: {{workers: ["host:{PORT}"]}}}}'
+            raise ConfigError(f"nothing says where the workers of cluster {each.name!r} are", why=why, mend=mend)
         else:
             found |= {f"{each.name}/{number}": worker.address for number, worker in enumerate(each.workers)}
     return found or dict(own)
@@ -209,11 +205,9 @@ def _listening(worker: str, address: str, written: bool) -> str:
         address, problem = f"[::]:{port}" if host == "::" else f"{host}:{port}", _try_to_listen(host, port)
     if problem is None:
         return address
-    raise ConfigError(
-        f"worker {worker} cannot listen at {address}: {os.strerror(problem)}",
-        why="another program listens there, or a worker of an earlier run" if problem == errno.EADDRINUSE else None,
-        mend="end it, or give the worker another port in the config",
-    )
+    why = "another program listens there, or a worker of an earlier run" if problem == errno.EADDRINUSE else None
+    mend = "end it, or give the worker another port in the config"
+    raise ConfigError(f"worker {worker} cannot listen at {address}: {os.strerror(problem)}", why=why, mend=mend)
 
 
 def _try_to_listen(host: str, port: int) -> int | None:
