@@ -25,42 +25,34 @@ Echo = Callable[[str, str, str], None]  # worker, "out" or "err", line
 
 
 class Streams:
-    """Two threads that read a process's standard output and standard error until they end."""
+    """Two threads that read a process's standard output and standard error by `pump` until they end."""
 
-    def __init__(self, worker: str, process: subprocess.Popen[bytes]) -> None:
-        self._worker = worker
+    def __init__(self, worker: str, process: subprocess.Popen[bytes], pump: Callable[[str, IO[bytes]], None]) -> None:
         self._threads = [
-            threading.Thread(target=self._pump, args=(name, stream), name=f"nebula-{name}-{worker}", daemon=True)
+            threading.Thread(target=pump, args=(name, stream), name=f"nebula-{name}-{worker}", daemon=True)
             for name, stream in (("out", process.stdout), ("err", process.stderr))
             if stream is not None
         ]
         for thread in self._threads:
             thread.start()
 
-    def close(self) -> tuple[str, str]:
-        """What is kept of output and errors. The process has ended; a stream that something it started still holds
-        open is waited for only briefly.
-        """
+    def wait(self) -> None:
+        """The process has ended; a stream that something it started still holds open is waited for only briefly."""
         for thread in self._threads:
             thread.join(REST_SECONDS)
-        return self._collect()
-
-    def _pump(self, name: str, stream: IO[bytes]) -> None:
-        raise NotImplementedError
-
-    def _collect(self) -> tuple[str, str]:
-        raise NotImplementedError
 
 
-class Output(Streams):
+class Output:
     """Keeps all that a process writes, and echoes it by lines."""
 
     def __init__(self, worker: str, process: subprocess.Popen[bytes], echo: Echo | None) -> None:
-        self._echo = echo
+        self._worker, self._echo = worker, echo
         self._lines: dict[str, list[str]] = {"out": [], "err": []}
-        super().__init__(worker, process)
+        self._streams = Streams(worker, process, self._pump)
 
-    def _collect(self) -> tuple[str, str]:
+    def close(self) -> tuple[str, str]:
+        """Standard output and standard error."""
+        self._streams.wait()
         return "".join(self._lines["out"]), "".join(self._lines["err"])
 
     def _pump(self, name: str, stream: IO[bytes]) -> None:
@@ -137,7 +129,7 @@ class Sink:
                     select.select([], [self._fd], [])
 
 
-class Relay(Streams):
+class Relay:
     """Hands on a process's output and errors. The last of its errors are remembered.
 
     By what error of ours the process ends is kept back: whoever waits for it says so, last of all. Where gRPC writes
@@ -151,9 +143,12 @@ class Relay(Streams):
         self._tail = b""
         self._last_error = Kept(worker)
         self._explained: set[str] = set()
-        super().__init__(worker, process)
+        self._worker = worker
+        self._streams = Streams(worker, process, self._pump)
 
-    def _collect(self) -> tuple[str, str]:
+    def close(self) -> tuple[str, str]:
+        """Nothing of the output is kept; of the errors the end."""
+        self._streams.wait()
         return "", self._tail.decode(errors="replace")
 
     def _pump(self, name: str, stream: IO[bytes]) -> None:

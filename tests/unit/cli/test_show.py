@@ -19,9 +19,7 @@ import whale_nebula as nb
 from tests.unit.ir.traced import inference
 from tests.unit.report.making import full
 from whale_nebula.cli import arguments
-from whale_nebula.cli.show import main
-from whale_nebula.cli.show_script import check, show_report
-from whale_nebula.errors import StateError
+from whale_nebula.cli.show import check_script, main
 from whale_nebula.report.records import RunTotals
 from whale_nebula.report.saved import line
 from whale_nebula.scopes.observer import observer
@@ -310,7 +308,7 @@ def test_what_is_no_script_is_not_run(
 def test_a_script_may_have_any_name(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text("x = 1\n")
-    check(str(path))
+    check_script(str(path))
 
 
 @pytest.mark.parametrize(
@@ -392,35 +390,25 @@ def metrics(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_saved_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_files_that_runs_have_left(metrics: Path, tmp_path: Path, capsys: Capture) -> None:
     full().save(tmp_path / "step.json")
-    assert show_report(tmp_path / "step.json") == 0
+    assert main(["--report", str(tmp_path / "step.json")]) == arguments.DONE
     assert capsys.readouterr().out == f"{full()}\n"
-
-
-def test_a_file_of_metrics(metrics: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["--report", str(metrics)]) == 0
+    assert main(["--report", str(metrics)]) == arguments.DONE
     said = capsys.readouterr().out
     assert said.startswith("fit in gpu/0: 3 steps, ")
     assert "the last step:\nstep 3 of fit in gpu/0: " in said
-
-
-def test_json(metrics: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["--report", str(metrics), "--json"]) == 0
+    assert main(["--report", str(metrics), "--json"]) == arguments.DONE
     assert json.loads(capsys.readouterr().out)["programs"][0]["steps"] == 3
 
 
-def test_what_is_no_report_says_so(tmp_path: Path) -> None:
+def test_what_is_no_report_says_so(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "file").write_text("{}")
-    with pytest.raises(StateError, match="holds no report"):
-        show_report(tmp_path / "file")
-
-
-def test_a_file_that_is_not_there_is_told_as_a_reports(capsys: pytest.CaptureFixture) -> None:
-    assert main(["--report", "nothing.jsonl"]) == 66
+    assert main(["--report", str(tmp_path / "file")]) == arguments.NO_DATA
+    assert "holds no report" in capsys.readouterr().err
+    assert main(["--report", "nothing.jsonl"]) == arguments.NO_FILE
     said = capsys.readouterr().err
-    assert "there is no file 'nothing.jsonl'" in said
-    assert "show --report FILE reads what a run has left" in said
+    assert "there is no file 'nothing.jsonl'" in said and "show --report FILE reads what a run has left" in said
 
 
 def test_it_loads_no_tensorflow(metrics: Path) -> None:
