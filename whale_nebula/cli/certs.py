@@ -99,45 +99,38 @@ def main(argv: Sequence[str]) -> int:
     if command not in _COMMANDS:
         made = parser()
         made.read([word for word in argv if word.startswith("-")])
-        made.error(
-            f"there is no command {command!r}: {did_you_mean(command, _COMMANDS)}"
-            if command
-            else f"which of {', '.join(_COMMANDS)}?"
-        )
+        if not command:
+            made.error(f"which of {', '.join(_COMMANDS)}?")
+        made.error(f"there is no command {command!r}: {did_you_mean(command, _COMMANDS)}")
     made = parser(command)
     given = made.read(argv[1:])
     try:
-        return _COMMANDS[command](given, made)
+        document, text = _COMMANDS[command](given, made)
     except NebulaError as error:
         code = arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
         return tell(error, as_json=given.json, code=code)
+    print(json.dumps(document, indent=1) if given.json else text)
+    return arguments.DONE
+
+
+Answer = tuple[dict[str, Any], str]
+"""What a command has to say, for programs and for people."""
 
 
 # ---------------------------------------------------------------------- the commands
-def _init(given: argparse.Namespace, made: Parser) -> int:
-    config = _config(given)
+def _init(given: argparse.Namespace, made: Parser) -> Answer:
+    config, folder = _config(given), _folder(given)
     run = given.run or config.run
     if not run:
         made.error('which run? --run mt, or --config clusters.yaml with "run: mt" in it')
     if given.run and config.run not in (None, given.run):
         made.error(f"the config's run is {config.run!r}: leave --run out")
     new = Authority.fresh(run, authority.clusters_of(config), _days(given, made, AUTHORITY_DAYS))
-    authority.create(_folder(given), new)
-    return _print_authority(new, given)
+    authority.create(folder, new)
+    return certs_shown.authority_document(folder), certs_shown.describe_authority(new, folder)
 
 
-def _print_authority(new: Authority, given: argparse.Namespace) -> int:
-    folder = _folder(given)
-    if given.json:
-        print(json.dumps(certs_shown.authority_document(folder), indent=1))
-    else:
-        until = certs_shown.moment(new.certificate.not_valid_after_utc)
-        ca = f"{folder / authority.CA}   the authority of run {new.run}, good until {until}: every host gets a copy"
-        print(f"{ca}\n{folder / authority.KEY}   its key: it stays on this host")
-    return arguments.DONE
-
-
-def _issue(given: argparse.Namespace, made: Parser) -> int:
+def _issue(given: argparse.Namespace, made: Parser) -> Answer:
     folder, config = _folder(given), _config(given)
     days, wanted = _days(given, made, DAYS), _wanted_certificates(given, made)
     if given.all and (wanted or given.config is None):
@@ -146,41 +139,34 @@ def _issue(given: argparse.Namespace, made: Parser) -> int:
         made.error("whose? --cluster gpu, or --all --config clusters.yaml")
     signs = _with_config(authority.load(folder), config, folder)
     who = authority.everyone(signs.run, config) if given.all else [Identity(signs.run, *each) for each in wanted]
-    _print_issued(issue.issue(folder, signs, who, days), given, "issued", certs_shown.where_they_go)
-    return arguments.DONE
+    return _describe_issued(issue.issue(folder, signs, who, days), given, "issued", certs_shown.where_they_go)
 
 
-def _show(given: argparse.Namespace, made: Parser) -> int:
-    folder = _folder(given)
-    if given.json:
-        print(json.dumps(certs_shown.document(folder), indent=1))
-    else:
-        certs_shown.show(folder)
-    return arguments.DONE
+def _show(given: argparse.Namespace, made: Parser) -> Answer:
+    return certs_shown.document(_folder(given)), "" if given.json else certs_shown.table(_folder(given))
 
 
-def _renew(given: argparse.Namespace, made: Parser) -> int:
+def _renew(given: argparse.Namespace, made: Parser) -> Answer:
     folder, wanted = _folder(given), _wanted_certificates(given, made)
     if given.ca:
         if wanted:
             made.error("--ca renews the authority's certificate, and no other")
-        return _print_authority(issue.renew_authority(folder, _days(given, made, AUTHORITY_DAYS)), given)
+        new = issue.renew_authority(folder, _days(given, made, AUTHORITY_DAYS))
+        return certs_shown.authority_document(folder), certs_shown.describe_authority(new, folder)
     signs = authority.load(folder)
     if given.revoked:
         if wanted:
             made.error("--revoked signs the deny list anew, and renews no certificate")
         renewed = issue.renew_deny_list(folder, signs)
-        document = {"deny_list": certs_shown.deny_list_document(renewed)}
-        print(json.dumps(document, indent=1) if given.json else certs_shown.signed_list(renewed, folder))
-        return arguments.DONE
+        return {"deny_list": certs_shown.deny_list_document(renewed)}, certs_shown.signed_list(renewed, folder)
     who = [Identity(signs.run, *each) for each in wanted] or certs_shown.renewable(folder)
     if not who:
         raise CredentialsError("there is nothing to renew", where=str(folder), mend="whale-nebula certs issue")
-    _print_issued(issue.renew(folder, signs, who, _days(given, made, DAYS)), given, "renewed", certs_shown.only_pem)
-    return arguments.DONE
+    renewals = issue.renew(folder, signs, who, _days(given, made, DAYS))
+    return _describe_issued(renewals, given, "renewed", certs_shown.only_pem)
 
 
-def _revoke(given: argparse.Namespace, made: Parser) -> int:
+def _revoke(given: argparse.Namespace, made: Parser) -> Answer:
     folder, wanted = _folder(given), _wanted_certificates(given, made)
     if bool(wanted) == bool(given.serial):
         made.error("which? --cluster gpu --index 0, or --serial with its first digits")
@@ -188,20 +174,13 @@ def _revoke(given: argparse.Namespace, made: Parser) -> int:
     who = [Identity(signs.run, *each) for each in wanted]
     serials = _by_serial(folder, given.serial) if given.serial else _of(folder, who)
     new = issue.revoke(folder, signs, serials, given.why or "")
-    if given.json:
-        print(json.dumps({"revoked": [each._asdict() for each in new]}, indent=1))
-    else:
-        print(certs_shown.describe_revocation(new, certs_shown.deny_list(folder), folder))
-    return arguments.DONE
+    text = certs_shown.describe_revocation(new, certs_shown.deny_list(folder), folder)
+    return {"revoked": [each._asdict() for each in new]}, text
 
 
-_COMMANDS: dict[str, Callable[[argparse.Namespace, Parser], int]] = {
-    "init": _init,
-    "issue": _issue,
-    "show": _show,
-    "renew": _renew,
-    "revoke": _revoke,
-}
+_COMMANDS: dict[str, Callable[[argparse.Namespace, Parser], Answer]] = {
+    "init": _init, "issue": _issue, "show": _show, "renew": _renew, "revoke": _revoke,
+}  # fmt: skip
 
 
 # ---------------------------------------------------------------------- what the options mean
@@ -273,15 +252,10 @@ def _by_serial(folder: Path, start: str) -> list[str]:
     return found
 
 
-def _print_issued(
+def _describe_issued(
     made: Sequence[Issued], given: argparse.Namespace, verb: str, then: Callable[[Sequence[Issued]], str]
-) -> None:
-    if given.json:
-        said: dict[str, Any] = {verb: [certs_shown.issued_document(each) for each in made]}
-        print(json.dumps(said, indent=1))
-        return
-    for each in made:
-        print(certs_shown.line(each, verb))
-    if any(each.clipped for each in made):
+) -> Answer:
+    if any(each.clipped for each in made) and not given.json:
         remark("they end with the authority, before the days that were asked for: whale-nebula certs renew --ca")
-    print(then(made))
+    text = "\n".join([*(certs_shown.line(each, verb) for each in made), then(made)])
+    return {verb: [certs_shown.issued_document(each) for each in made]}, text

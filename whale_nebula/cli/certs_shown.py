@@ -10,6 +10,7 @@ from typing import Any
 from whale_nebula.cli.arguments import describe_time
 from whale_nebula.errors import CredentialsError, IdentityError
 from whale_nebula.security import Identity, Peer, authority, files, issue, making, trust
+from whale_nebula.security.authority import Authority
 from whale_nebula.security.identity import command_options
 from whale_nebula.security.issue import Issued
 from whale_nebula.security.trust import Revocation, SignedList
@@ -119,8 +120,8 @@ def authority_document(folder: Path) -> dict[str, Any]:
     }
 
 
-def show(folder: Path) -> None:
-    """Print the table; colours on a terminal only."""
+def table(folder: Path) -> str:
+    """All of `show` as text; colours on a terminal only."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -129,30 +130,39 @@ def show(folder: Path) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=120)
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    drawn = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     for column in ("who", "serial", "not after", "left", "state"):
-        table.add_column(column, no_wrap=column != "state")
+        drawn.add_column(column, no_wrap=column != "state")
     found = rows(folder)
     for row in found:
         until = moment(datetime.fromisoformat(row["not_after"]))
         said = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
         style = STATES.get(row["state"], "yellow")
-        table.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(said, style=style))
+        drawn.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(said, style=style))
     at, end = making.now(), certificate.not_valid_after_utc
     said = state(certificate.not_valid_before_utc, end, at)
     where = "" if (folder / authority.KEY).exists() else "; its key is on another host"
     run = files.authority_run(certificate)
-    console.print(Text(f"run {run}: authority good until {moment(end)} ({describe_time(end - at)}, {said}){where}"))
+    ours = f"run {run}: authority good until {moment(end)} ({describe_time(end - at)}, {said}){where}"
     denied = deny_list(folder)
-    line = f"no deny list here: copy {files.REVOKED} from where certificates are issued"
+    theirs = f"no deny list here: copy {files.REVOKED} from where certificates are issued"
     if denied is not None:
         count = len(denied.revoked)
-        line = f"deny list number {denied.number}: {count or 'no'} certificate{'s' * (count != 1)}"
-    console.print(Text(f"{line}\n"))
-    console.print(table if found else Text("no certificate was issued yet: whale-nebula certs issue --cluster gpu"))
+        theirs = f"deny list number {denied.number}: {count or 'no'} certificate{'s' * (count != 1)}"
+    with console.capture() as capture:
+        console.print(Text(f"{ours}\n{theirs}\n"))
+        console.print(drawn if found else Text("no certificate was issued yet: whale-nebula certs issue --cluster gpu"))
+    return capture.get().rstrip("\n")
 
 
 # ---------------------------------------------------------------------- what was done
+def describe_authority(new: Authority, folder: Path) -> str:
+    """After init, and after the authority was renewed."""
+    until = moment(new.certificate.not_valid_after_utc)
+    ca = f"{folder / authority.CA}   the authority of run {new.run}, good until {until}: every host gets a copy"
+    return f"{ca}\n{folder / authority.KEY}   its key: it stays on this host"
+
+
 def line(each: Issued, verb: str) -> str:
     """One certificate that was made."""
     peer = each.peer

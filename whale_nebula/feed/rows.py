@@ -37,7 +37,6 @@ class Reads(Protocol):
 
     def of(self, count: int) -> Mask:
         """Which rows of a batch of `count` these are."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,6 @@ class Takes(Protocol):
 
     def take(self, read: Reads, name: str = "") -> None:
         """A step takes a batch, and this is what it reads of its input `name`."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

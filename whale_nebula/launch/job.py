@@ -30,7 +30,6 @@ class Reader(Protocol):
 
     def close(self) -> tuple[str, str]:
         """The process has ended: what is kept of its output and of its errors."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -360,9 +360,13 @@ def table(found: LineFound) -> str:
     """
     (a, b), times = found.clusters, (1e3 * found.round_trip, 1e3 * found.least_round_trip)
     trip = "round trip {:.1f} ms, at least {:.1f} ms".format(*times)
-    head = ["tensors", f"{a} -> {b}", f"{b} -> {a}", "both ways at once", "CPU, both ends"]
-    rows = [head, *map(_row, found.crossings)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    rows = [["tensors", f"{a} -> {b}", f"{b} -> {a}", "both ways at once", "CPU, both ends"]]
+    for each in found.crossings:
+        rates = (each.there, each.back, each.both_there, each.both_back)
+        there, back, *both = (f"{8 * rate / 1e6:.{int(8 * rate < 1e9)}f}" for rate in rates)
+        cpu = f"{each.cpu_seconds_per_gb:.1f} s for each GB"
+        rows.append([size(each.size), f"{there} Mbit/s", f"{back} Mbit/s", f"{' and '.join(both)} Mbit/s", cpu])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
     connections = f"{found.connections} connection{'s' * (found.connections != 1)}"
     controls = [escape_foreign_text(sheet.get("congestion_control") or "?") for sheet in found.sheets.values()]
@@ -385,13 +389,3 @@ def notes(found: LineFound) -> list[str]:
         first, second = map(escape_foreign_text, versions)
         said.append(f"{name} differs: {first} at {found.first}, {second} at {found.second}; a run would refuse that")
     return said
-
-
-def _row(each: Crossing) -> list[str]:
-    there, back, both_there, both_back = map(_mbit, (each.there, each.back, each.both_there, each.both_back))
-    cpu = f"{each.cpu_seconds_per_gb:.1f} s for each GB"
-    return [size(each.size), f"{there} Mbit/s", f"{back} Mbit/s", f"{both_there} and {both_back} Mbit/s", cpu]
-
-
-def _mbit(rate: float) -> str:
-    return f"{8 * rate / 1e6:.1f}" if 8 * rate < 1e9 else f"{8 * rate / 1e6:.0f}"

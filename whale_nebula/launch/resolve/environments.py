@@ -191,12 +191,12 @@ def nodes(text: str) -> list[str]:
     """
     parts = _PART.findall(text)
     if not parts or ",".join(parts) != text:
-        raise _unread(text, "gpu[01-04,07]")
+        raise _unread(text)
     found: list[str] = []
     for part in parts:
         found += itertools.islice(_expand_nodes(text, part), _MOST + 1 - len(found))
         if len(found) > _MOST:
-            raise _unread(text, "gpu[01-04,07]")
+            raise _unread(text)
     return found
 
 
@@ -213,7 +213,7 @@ def _numbers(text: str, ranges: str) -> list[str]:
         match = _RANGE.fullmatch(each)
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if match is None or high < low or high - low >= _MOST:
-            raise _unread(text, "gpu[01-04,07]")
+            raise _unread(text)
         found += [f"{number:0{len(match[1])}d}" for number in range(low, high + 1)]
     return found
 
@@ -233,7 +233,7 @@ def tasks(text: str) -> list[int]:
     return found
 
 
-def _unread(text: str, example: str) -> ConfigError:
+def _unread(text: str, example: str = "gpu[01-04,07]") -> ConfigError:
     why = f"it is written like {example}"
     mend = "list the workers in the config: --config clusters.yaml --cluster gpu --worker 0"
     return ConfigError(f"Slurm's {text[:80]!r} cannot be read", why=why, mend=mend)
