@@ -42,6 +42,20 @@ def told(kind: type[NebulaError], call: Callable[[], Any], *said: str, at: str =
     return error
 
 
+def two(first: Middle, second: Middle = lambda x: x + 1.0, micro: int = 1) -> Any:
+    """A step of two stages: the second goes on with what the first gives."""
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), nb.pipeline(micro):
+            with nb.stage(cluster="a"):
+                hidden = first(x)
+            with nb.stage(cluster="b"):
+                return second(hidden)
+
+    return step
+
+
 class Sub(keras.Model):
     """Two stages; what is asked about happens in the second one's code."""
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.refusals.telling import batch, fit, functional, marked, sub, told
+from tests.scripts.refusals.telling import batch, fit, functional, marked, sub, told, two
 from whale_nebula.capture import errors
 from whale_nebula.errors import CaptureError, NebulaWarning, PlanError, StageFailedError, UnsupportedError
 
@@ -19,29 +19,11 @@ layers = keras.layers
 
 
 def doubled(micro: int = 1) -> Any:
-    """A step of two stages that gives back what it is given, doubled, plus one."""
-
-    @nb.function
-    def step(x: Any) -> Any:
-        with nb.cluster(), nb.pipeline(micro):
-            with nb.stage(cluster="a"):
-                x = x * 2.0
-            with nb.stage(cluster="b"):
-                return x + 1.0
-
-    return step
+    return two(lambda x: x * 2.0, micro=micro)
 
 
 def loss_of(micro: int) -> Any:
-    @nb.function
-    def step(x: Any) -> Any:
-        with nb.cluster(), nb.pipeline(micro):
-            with nb.stage(cluster="a"):
-                x = x * 2.0
-            with nb.stage(cluster="b"):
-                return tf.reduce_mean(x)
-
-    return step
+    return two(lambda x: x * 2.0, tf.reduce_mean, micro)
 
 
 def dataset(*tensors: Any) -> tf.data.Dataset:
@@ -156,14 +138,7 @@ def test_a_variable_as_an_argument_is_the_variable_itself(make: Any) -> None:
 
 
 def test_another_number_of_inputs_is_another_plan() -> None:
-    @nb.function
-    def step(parts: Any) -> Any:
-        with nb.cluster():
-            with nb.stage(cluster="a"):
-                added = tf.add_n(parts)
-            with nb.stage(cluster="b"):
-                return added + 1.0
-
+    step = two(tf.add_n)
     assert [float(step([tf.ones(1)] * count)[0]) for count in (1, 2, 1)] == [2.0, 3.0, 2.0]
 
 
@@ -206,16 +181,12 @@ def test_a_variable_that_is_made_for_each_form_of_input() -> None:
     """As under tf.function: the first trace of each may make its own."""
     weights: dict[int, tf.Variable] = {}
 
-    @nb.function
-    def step(x: Any) -> Any:
+    def first(x: Any) -> Any:
         if x.shape.rank not in weights:
             weights[x.shape.rank] = tf.Variable(2.0)
-        with nb.cluster():
-            with nb.stage(cluster="a"):
-                x = x * weights[x.shape.rank]
-            with nb.stage(cluster="b"):
-                return tf.reduce_sum(x)
+        return x * weights[x.shape.rank]
 
+    step = two(first, tf.reduce_sum)
     assert [float(step(tf.ones([1] * rank))) for rank in (1, 2, 1)] == [2.0, 2.0, 2.0]
     assert len(weights) == 2
 

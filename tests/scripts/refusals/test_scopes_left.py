@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.refusals.telling import batch, fit, functional, marked, sub, told
+from tests.scripts.refusals.telling import batch, fit, functional, marked, sub, told, two
 from whale_nebula.errors import NestingError, StateError
 from whale_nebula.scopes import hints, open_frames
 from whale_nebula.tf import private as tf_private
@@ -37,16 +37,12 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_an_exception_in_a_step_leaves_it_as_it_was() -> None:
     broken = [True]
 
-    @nb.function
-    def step(x: Any) -> Any:
-        with nb.cluster():
-            with nb.stage(cluster="a"):
-                x = x * 2.0
-            with nb.stage(cluster="b"):
-                if broken[0]:
-                    raise RuntimeError("mine")
-                return x + 1.0
+    def second(x: Any) -> Any:
+        if broken[0]:
+            raise RuntimeError("mine")
+        return x + 1.0
 
+    step = two(lambda x: x * 2.0, second)
     with pytest.raises(RuntimeError, match="mine"):
         step(tf.ones([2]))
     assert open_frames() == ()

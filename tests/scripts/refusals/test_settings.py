@@ -11,21 +11,14 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.refusals.telling import ROWS, batch, fit, functional, marked, same_training, sub, told
+from tests.scripts.refusals.telling import ROWS, batch, fit, functional, marked, same_training, sub, told, two
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.runtime.step import compiled as xla
 
 layers = keras.layers
 
 
-@nb.function
-def shifted(x: Any) -> Any:
-    """A custom loop's step of two stages."""
-    with nb.cluster():
-        with nb.stage(cluster="a"):
-            x = x * 2.0
-        with nb.stage(cluster="b"):
-            return x + 1.0
+shifted = two(lambda x: x * 2.0)  # a custom loop's step
 
 
 # ------------------------------------------------------------------------------------------------ run_eagerly
