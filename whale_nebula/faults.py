@@ -221,14 +221,10 @@ def failpoint(name: str, drop: Drop | None = None) -> None:
 
 def chunk_failpoint(when: str, first: bool, last: bool, drop: Drop) -> None:
     """Be before or after a chunk is sent; the only chunk of a tensor is its first and its last."""
-    if _plan is None:
-        return
-    if first:
-        _plan.reach(f"chunk.first.{when}", drop)
-    if last:
-        _plan.reach(f"chunk.last.{when}", drop)
-    if not first and not last:
-        _plan.reach(f"chunk.middle.{when}", drop)
+    if _plan is not None:
+        for name, here in (("first", first), ("last", last), ("middle", not first and not last)):
+            if here:
+                _plan.reach(f"chunk.{name}.{when}", drop)
 
 
 def names() -> Mapping[str, str]:

@@ -21,11 +21,6 @@ ANY = "127.0.0.1:0"
 """An address of this machine whose port is still to be chosen."""
 
 
-def nowhere(host: str) -> bool:
-    """No host is this one."""
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What the command line asks for; `local` says whether a host is this one."""
@@ -33,7 +28,7 @@ class Asked:
     cluster: str | None = None
     worker: int | None = None
     port: int = PORT
-    local: Callable[[str], bool] = nowhere
+    local: Callable[[str], bool] = lambda host: False
 
 
 @dataclass(frozen=True)
