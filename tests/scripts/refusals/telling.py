@@ -28,6 +28,12 @@ def marked(name: str) -> str:
     return f"{file}:{numbers[0]}"
 
 
+def line_of(middle: Middle) -> str:
+    """'file:line' of a lambda, or of the first line inside a function."""
+    code = middle.__code__
+    return f"{code.co_filename}:{code.co_firstlineno + (code.co_name != '<lambda>')}"
+
+
 def told(kind: type[NebulaError], call: Callable[[], Any], *said: str, at: str = "") -> NebulaError:
     """The error that a call raises: of this kind, whole, at this line, and with all that should be said in it."""
     with pytest.raises(kind) as caught:

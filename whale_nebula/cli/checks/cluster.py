@@ -171,7 +171,12 @@ _FILES_EACH = 8  # connections to one other, and what it takes to make them agai
 
 def network_checks(host: Host) -> Iterator[Check]:
     """All that concerns the network of this host."""
-    yield from mtu_checks(host)
+    sizes: dict[int, list[str]] = {}  # of the largest packet on the way to each other host
+    for address in dict.fromkeys(target.address for target in host.targets()):
+        if (size := way_mtu(address)) is not None:
+            sizes.setdefault(size, []).append(host_of(address))
+    for size, hosts in sizes.items():
+        yield mtu_check(size, ", ".join(dict.fromkeys(hosts)))
     yield congestion_check(congestion_control())
     used = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     yield files_check(resource.getrlimit(resource.RLIMIT_NOFILE)[0], used, len(host.workers))
@@ -179,17 +184,6 @@ def network_checks(host: Host) -> Iterator[Check]:
 
 
 # ---------------------------------------------------------------------- packets
-def mtu_checks(host: Host) -> Iterator[Check]:
-    """The largest packet on the way to each other host, as far as the kernel knows."""
-    found: dict[int, list[str]] = {}
-    for address in dict.fromkeys(target.address for target in host.targets()):
-        size = way_mtu(address)
-        if size is not None:
-            found.setdefault(size, []).append(host_of(address))
-    for size, hosts in found.items():
-        yield mtu_check(size, ", ".join(dict.fromkeys(hosts)))
-
-
 def mtu_check(size: int, to: str) -> Check:
     """One size of packets."""
     if size < _SMALL_MTU:
