@@ -263,10 +263,10 @@ def test_refusals_as_json(shell: Shell) -> None:
     assert (code, json.loads(out)["code"]) == (arguments.FAILED, "NB-428")
 
 
-@pytest.mark.parametrize("command", ["init", "issue", "show", "renew", "revoke"])
-def test_each_command_has_its_help(shell: Shell, command: str) -> None:
-    code, out, _ = shell(f"{command} --help")
-    assert (code, f"whale-nebula certs {command}" in out, "--folder" in out) == (0, True, True)
+def test_each_command_has_its_help(shell: Shell) -> None:
+    for command in ("init", "issue", "show", "renew", "revoke"):
+        out = shell.good(f"{command} --help")
+        assert f"whale-nebula certs {command}" in out and "--folder" in out
 
 
 def test_it_loads_neither_tensorflow_nor_grpc(tmp_path: Path) -> None:

@@ -160,15 +160,10 @@ class TestAPeerThatRuns:
 
 
 class TestAPeerThatDoesNot:
-    def test_may_come_later(self, site: Site) -> None:
+    def test_may_come_later_and_something_else_at_its_address_is_told_apart(self, site: Site) -> None:
         site.issue(NPU)
         code, found = site.doctor()
-        assert code == 0
-        assert found["npu/0 to gpu/0"]["state"] == "note"
-        assert "refuses" in found["npu/0 to gpu/0"]["found"]
-
-    def test_something_else_at_its_address_is_told_apart(self, site: Site) -> None:
-        site.issue(NPU)
+        assert (code, found["npu/0 to gpu/0"]["state"]) == (0, "note") and "refuses" in found["npu/0 to gpu/0"]["found"]
         with speaks_ssh(site.addresses["gpu"]):
             code, found = site.doctor()
         assert (code, found["npu/0 to gpu/0"]["state"]) == (1, "bad")
@@ -306,21 +301,16 @@ class TestTheHost:
 
 class TestTheNetwork:
     def test_bbr_needs_one_connection_and_others_several(self) -> None:
-        assert network.congestion_check("bbr").state == "ok"
         cubic = network.congestion_check("cubic")
         assert cubic.state == "warning" and "4 connections" in cubic.why
         assert "net.ipv4.tcp_congestion_control=bbr" in cubic.mend
-        assert network.congestion_check("").state == "note"
+        assert [network.congestion_check(control).state for control in ("bbr", "")] == ["ok", "note"]
 
-    @pytest.mark.parametrize(("size", "state"), [(9000, "ok"), (1500, "ok"), (1420, "note"), (576, "warning")])
-    def test_packets(self, size: int, state: str) -> None:
-        assert network.mtu_check(size, "10.0.0.1").state == state
-
-    def test_the_way_to_this_host_has_an_mtu(self) -> None:
+    def test_packets_and_the_clock(self) -> None:
+        sizes = {9000: "ok", 1500: "ok", 1420: "note", 576: "warning"}
+        assert {size: network.mtu_check(size, "10.0.0.1").state for size in sizes} == sizes
         assert (network.way_mtu("127.0.0.1:7101") or 0) >= 1500
         assert network.way_mtu("no.such.host.invalid:1") is None
-
-    def test_the_clock(self) -> None:
         assert [network.clock_check(each).state for each in (True, False, None)] == ["ok", "note", "note"]
 
 
@@ -336,29 +326,20 @@ class TestTheLine:
         found = host(load(site.config), str(site.config), "npu")
         return {check.name: check for check in network.line_checks(found)}
 
-    def test_is_asked_for_where_it_was_not_measured(self, site: Site) -> None:
+    def test_is_as_the_config_says_or_not(self, site: Site) -> None:
         said = self.said(site)["line to gpu"]
         assert said.state == "note" and "bench link --config" in said.mend and "--cluster npu" in said.mend
-
-    def test_is_as_the_config_says(self, site: Site) -> None:
         self.keep(site)
-        assert {name: check.state for name, check in self.said(site).items()} == {
-            "versions here": "ok",
-            "line to gpu": "ok",
-            "clock of gpu": "ok",
-            "versions at gpu": "ok",
-        }
-
-    def test_is_another_one(self, site: Site) -> None:
+        found = self.said(site)
+        assert list(found) == ["versions here", "line to gpu", "clock of gpu", "versions at gpu"]
+        assert {check.state for check in found.values()} == {"ok"}
         self.keep(site, least_round_trip=0.2)
         said = self.said(site)["line to gpu"]
         assert said.state == "warning"
         assert said.mend == "links: [{between: [gpu, npu], rate: 60mbit, delay: 100ms}]"
-
-    def test_was_measured_long_ago(self, site: Site) -> None:
         self.keep(site, when=time.time() - 30 * 86400)
-        assert "measured 30 days ago" in self.said(site)["line to gpu"].why
-        assert self.said(site)["line to gpu"].state == "note"
+        said = self.said(site)["line to gpu"]
+        assert said.state == "note" and "measured 30 days ago" in said.why
 
     @pytest.mark.parametrize(("ahead", "state", "text"), [(5.0, "warning", "5.0 s behind"), (-400.0, "bad", "ahead")])
     def test_has_a_clock_at_its_other_end(self, site: Site, ahead: float, state: str, text: str) -> None:

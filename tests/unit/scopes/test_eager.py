@@ -30,16 +30,7 @@ def test_a_stage_in_eager_code_warns_once_for_its_line() -> None:
     assert "fit" in str(caught[0].message)
 
 
-def test_each_program_warns() -> None:
-    with pytest.warns(NebulaWarning) as caught:
-        with nb.stage(name="a"):
-            pass
-        with nb.stage(name="b"):
-            pass
-    assert len(caught) == 2
-
-
-def test_a_program_warns_for_its_first_stage() -> None:
+def test_each_program_warns_for_its_first_stage() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with nb.cluster():
@@ -47,33 +38,25 @@ def test_a_program_warns_for_its_first_stage() -> None:
                 pass
             with nb.stage(name="b"):
                 pass
-    assert [warning.lineno for warning in caught] == [first.site.line]
+        with nb.stage(name="a") as other:
+            pass
+    assert [warning.lineno for warning in caught] == [first.site.line, other.site.line]
 
 
-def test_only_stages_warn() -> None:
+def test_other_scopes_and_a_stage_that_caught_something_do_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with nb.cluster(), nb.replica(), nb.pipeline(2), nb.compress(fp16=True):
             pass
-
-
-def test_a_stage_that_caught_something_does_not_warn() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
         with nb.stage(), nb.compress(fp16=True) as frame:
             frame.touched = True
 
 
-def test_an_exception_is_not_hidden_by_the_warning() -> None:
+def test_an_exception_is_not_hidden_by_a_warning_and_no_scope_stays_open() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(KeyError), nb.stage():
             raise KeyError
-
-
-def test_a_warning_made_an_error_leaves_no_scope_open() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
         with pytest.raises(NebulaWarning), nb.cluster(), nb.stage():
             pass
     assert open_frames() == ()
