@@ -20,7 +20,6 @@ from whale_nebula.errors.text import did_you_mean
 from whale_nebula.launch import gateways
 from whale_nebula.launch.link_advice import LineFound, advise, describe_asymmetry, path_of, save
 from whale_nebula.launch.link_measurement import Seat, measure, others, table
-from whale_nebula.launch.placed import run_name
 from whale_nebula.launch.resolve import Asked, Placement, everything, resolve
 from whale_nebula.launch.resolve.placement import is_local, settle_ports
 from whale_nebula.security import Credentials, Files, Identity
@@ -159,10 +158,10 @@ def seat_of(config: Config, path: str, cluster: str, to: str | None) -> Seat:
     files = gateways.configured_files(config, [here], path).get(here)
     credentials = None if files is None else Credentials.of(files)
     if credentials is not None:
-        credentials.check_is(Identity.of_worker(run_name(config), here))
+        credentials.check_is(Identity.of_worker(config.run_name, here))
     alone, everyone = Placement((here,), placement.addresses), tuple(placement.addresses)
     listen = None if gateway else gateways.listen_here(config, alone, remark)[here]  # behind a gateway both ends dial
-    return Seat(run_name(config), here, peers, listen, gateway, credentials, everyone=everyone)
+    return Seat(config.run_name, here, peers, listen, gateway, credentials, everyone=everyone)
 
 
 # ---------------------------------------------------------------------- both ends on this machine
@@ -176,7 +175,7 @@ def both_here(config: Config, clusters: Sequence[str], seconds: float) -> list[L
     everybody = everything(config, clusters, is_local)
     placement = settle_ports(Placement(tuple(workers), {each: everybody.addresses[each] for each in workers}))
     limit = _HERE_PATIENCE + len(workers) ** 2 * (30 * seconds + 10)
-    shared = {"run": run_name(config), "addresses": dict(placement.addresses), "seconds": seconds}
+    shared = {"run": config.run_name, "addresses": dict(placement.addresses), "seconds": seconds}
     with gateways.for_one_run(config, workers) as files, contextlib.ExitStack() as held:
         running = []
         for here in workers:

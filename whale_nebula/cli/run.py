@@ -18,7 +18,7 @@ from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, NebulaError, RemoteFailureError
 from whale_nebula.launch import Job, Outcome, Result, gateways
 from whale_nebula.launch.last_error import last_sentence, last_word, same_cause
-from whale_nebula.launch.placed import Output, gateway_of, identities, run_name, seed_of, start_placed
+from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
 from whale_nebula.launch.processes import Board, Sink
 from whale_nebula.launch.resolve import PORT, Asked, Placement, Resolved, cluster_of, everything, resolve
 from whale_nebula.launch.resolve.placement import is_local, settle_ports
@@ -103,12 +103,12 @@ class Intent:
         """One JSON object."""
         workers = []
         for worker, address in self.found.placement.addresses.items():
-            here, gateway = worker in self.found.placement.here, gateway_of(self.config, cluster_of(worker))
+            here, gateway = worker in self.found.placement.here, self.config.gateway_of(cluster_of(worker))
             workers.append(
                 {"worker": worker, "cluster": cluster_of(worker), "address": address, "here": here, "gateway": gateway}
             )
         document = {
-            "run": run_name(self.config),
+            "run": self.config.run_name,
             "answered": self.found.source,
             "config": self.path,
             "insecure": self.config.security.insecure,
@@ -123,10 +123,10 @@ class Intent:
         """The same in lines."""
         placement = self.found.placement
         width = max(map(len, placement.addresses))
-        lines = [f"run {run_name(self.config)!r} of {' '.join(self.script)}, seed {seed_of(self.config)}"]
+        lines = [f"run {self.config.run_name!r} of {' '.join(self.script)}, seed {seed_of(self.config)}"]
         for worker, address in placement.addresses.items():
             state = "starts here" if worker in placement.here else "is elsewhere"
-            gateway = gateway_of(self.config, cluster_of(worker))
+            gateway = self.config.gateway_of(cluster_of(worker))
             behind = f", behind gateway {gateway}" if gateway else ""
             lines.append(f"  {worker:<{width}}  {state:<12}  {address}{behind}")
         secured = "certificates for this run only" if self.everywhere else "certificates as the config says"
@@ -268,7 +268,7 @@ def _start(
         security = others.enter_context(gateways.for_one_run(config, owners))
     else:
         security = gateways.configured_files(config, placement.here, given.config)
-        gateways.check_files(security, run_name(config))
+        gateways.check_files(security, config.run_name)
     listen = gateways.listen_here(config, placement, remark)
     workers = identities(placement, config, security, listen=listen, path=given.config, everywhere=given.all)
     sys.stdout.flush()

@@ -201,6 +201,16 @@ class Config:
     outputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def run_name(self) -> str:
+        """What the run is called, in certificates too."""
+        return self.run or "run"
+
+    def gateway_of(self, cluster: str) -> str | None:
+        """Where a cluster's gateway is, if it has one."""
+        found = self.clusters.get(cluster)
+        return None if found is None else found.gateway
+
+    @property
     def addresses(self) -> dict[str, str]:
         """Where the workers listen that are listed, by the names of these: the cluster and a number."""
         clusters = self.clusters.values()

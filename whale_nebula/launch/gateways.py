@@ -18,7 +18,6 @@ from pathlib import Path
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError, TransportError
 from whale_nebula.gateway.site import Site
-from whale_nebula.launch.placed import run_name
 from whale_nebula.launch.resolve import Placement, cluster_of
 from whale_nebula.launch.resolve.placement import ANY, host_of, listening, settle_ports
 from whale_nebula.security import Credentials, Files, Identity, ephemeral
@@ -72,7 +71,7 @@ def configured_files(config: Config, workers: Iterable[str], path: str | None) -
     if config.security.insecure:
         return {}
     base = os.path.dirname(os.path.abspath(path)) if path is not None else os.getcwd()
-    run = run_name(config)
+    run = config.run_name
     return {worker: Files.of(config.security, Identity.of_worker(run, worker), base) for worker in workers}
 
 
@@ -106,7 +105,7 @@ def listen_here(config: Config, placement: Placement, tell: Callable[[str], None
 def check_names(config: Config, workers: Iterable[str]) -> None:
     """Whether certificates can hold the names of the run and of its clusters."""
     if not config.security.insecure:
-        name(run_name(config), "run")
+        name(config.run_name, "run")
         for cluster in dict.fromkeys(map(cluster_of, workers)):
             name(cluster, "cluster")
 
@@ -120,7 +119,7 @@ def for_one_run(config: Config, workers: Iterable[str]) -> Iterator[dict[str, Fi
         yield {}
         return
     with own_folder() as folder:
-        yield ephemeral(run_name(config), workers, folder)
+        yield ephemeral(config.run_name, workers, folder)
 
 
 _START_SECONDS = 30.0
@@ -168,7 +167,7 @@ def sites(config: Config, placement: Placement, security: Mapping[str, Files], f
     rates = {one: {other: config.links.between(one, other).rate for other in where if other != one} for one in where}
     return {
         f"{cluster}/gateway": Site(
-            run_name(config),
+            config.run_name,
             cluster,
             str(address),
             dict(placement.addresses),

@@ -42,7 +42,7 @@ class Streams:
             thread.join(REST_SECONDS)
 
 
-class Output:
+class KeptOutput:
     """Keeps all that a process writes, and echoes it by lines."""
 
     def __init__(self, worker: str, process: subprocess.Popen[bytes], echo: Echo | None) -> None:

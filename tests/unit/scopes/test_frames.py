@@ -156,7 +156,7 @@ def test_what_is_found_among_frames() -> None:
         outer,
         nb.pipeline(2) as pipeline,
         nb.stage() as stage,
-        nb.compress("bf16") as compress,
+        nb.compress("bf16") as last,
     ):
         frames = open_frames()
     assert scopes.cluster_block_of(frames) is cluster

@@ -351,7 +351,7 @@ def cluster_checks(host: Host) -> list[Check]:
     """What is here first, then the way to the others, then what lies between."""
     names = ", ".join(host.here)
     return [
-        Check("this host", "ok", names, f"cluster {host.cluster}, run {host.run}"),
+        Check("this host", "ok", names, f"cluster {host.cluster}, run {host.config.run_name}"),
         *gateway_checks(host),
         *certificate_checks(host),
         *name_checks(host),
@@ -368,7 +368,7 @@ def gateway_checks(host: Host) -> Iterator[Check]:
         gateways.check(host.config, host.cluster)
     except ConfigError as error:
         yield Check("gateways", "bad", error.what, error.why, error.mend)
-    silent = [name for name in host.others if host.gateway_of(name) is None]
-    if host.gateway_of(host.cluster) is not None and silent:
+    silent = [name for name in host.others if host.config.gateway_of(name) is None]
+    if host.config.gateway_of(host.cluster) is not None and silent:
         why = "right if its gateway cannot be reached from here: then it is the one that dials"
         yield Check("gateways", "note", f"{', '.join(silent)} names none", why)

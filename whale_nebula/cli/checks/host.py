@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError, IdentityError
-from whale_nebula.launch.placed import gateway_of, run_name
 from whale_nebula.launch.resolve import Asked, cluster_of, host_of, resolve
 from whale_nebula.launch.resolve.placement import is_local
 from whale_nebula.security import Credentials, Files, Identity
@@ -45,11 +44,6 @@ class Host:
         return any(not name.endswith(f"/{GATEWAY}") for name in self.here)
 
     @property
-    def run(self) -> str:
-        """The name of the run."""
-        return run_name(self.config)
-
-    @property
     def others(self) -> tuple[str, ...]:
         """The other clusters."""
         return tuple(name for name in self.clusters if name != self.cluster)
@@ -61,15 +55,11 @@ class Host:
 
     def identity(self, name: str) -> Identity:
         """Of a worker or gateway, as certificates have it."""
-        return Identity.of_worker(self.run, name)
-
-    def gateway_of(self, cluster: str) -> str | None:
-        """Where a cluster's gateway is, if it has one."""
-        return gateway_of(self.config, cluster)
+        return Identity.of_worker(self.config.run_name, name)
 
     def address(self, name: str) -> str:
         """Where somebody listens who is here."""
-        return self.workers[name] if name in self.workers else self.gateway_of(self.cluster) or ""
+        return self.workers[name] if name in self.workers else self.config.gateway_of(self.cluster) or ""
 
     def files(self, name: str) -> Files | None:
         """Where the certificates of somebody are who is here; None where the config is insecure."""
@@ -87,11 +77,11 @@ class Host:
 
     def targets(self) -> Iterator[Target]:
         """Whom those who are here reach: their gateway, or the workers of other clusters if there is none."""
-        own = self.gateway_of(self.cluster)
+        own = self.config.gateway_of(self.cluster)
         for name in self.here:
             if name.endswith(f"/{GATEWAY}"):
                 for cluster in self.others:
-                    if (address := self.gateway_of(cluster)) is not None:
+                    if (address := self.config.gateway_of(cluster)) is not None:
                         yield Target(name, f"{cluster}/{GATEWAY}", address)
                 continue
             if own is not None and self.others:
