@@ -120,17 +120,8 @@ def together(*works: Callable[[], Any]) -> list[Any]:
 
 
 def test_models_that_are_built_at_once_keep_their_scopes() -> None:
-    def build() -> keras.Model:
-        inputs = keras.Input((4,))
-        with nb.cluster():
-            with nb.stage(cluster="a"):
-                hidden = layers.Dense(4)(inputs)
-            with nb.stage(cluster="b"):
-                outputs = layers.Dense(2)(hidden)
-        return keras.Model(inputs, outputs)
-
-    for model in together(*[build] * 4):
-        assert sorted(nb.plan(model, np.ones((2, 4), "float32")).stages) == ["a", "b"]
+    for model in together(*[functional] * 4):
+        assert sorted(nb.plan(model, *batch()).stages) == ["a", "b"]
 
 
 def test_models_that_train_at_once_learn_what_they_learn_alone() -> None:

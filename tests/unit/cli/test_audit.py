@@ -60,6 +60,10 @@ def test_a_whole_log(logs: Path, capsys: Capture) -> None:
     assert "254 records, each as it was written" in out
     assert "3 heads" in out and "by a certificate of this authority" in out
     assert "the peer's heads agree up to record 252" in out
+    code, out, _ = run(f"verify --json {logs}/audit/gpu-gateway.jsonl", capsys)
+    said = json.loads(out)
+    assert (code, said["ok"], said["records"], said["closed"]) == (0, True, 254, True)
+    assert said["site"] == "nebula://mt/gpu/gateway/0"
 
 
 def test_what_was_not_looked_at_is_said(logs: Path, capsys: Capture) -> None:
@@ -122,13 +126,6 @@ def test_a_torn_line_is_counted_in_bytes(logs: Path, tmp_path: Path, capsys: Cap
     out = run(f"verify {path}", capsys)[1]
     assert "once a crash tore the last line: 6 bytes were set aside, and the log says so" in out
     assert json.loads(run(f"verify {path} --json", capsys)[1])["torn_bytes"] == 6
-
-
-def test_json(logs: Path, capsys: Capture) -> None:
-    code, out, _ = run(f"verify --json {logs}/audit/gpu-gateway.jsonl", capsys)
-    said = json.loads(out)
-    assert (code, said["ok"], said["records"], said["closed"]) == (0, True, 254, True)
-    assert said["site"] == "nebula://mt/gpu/gateway/0"
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,6 @@ class TestTheFile:
 class TestWhatItMeansForTheConfig:
     def test_a_config_that_is_right_stays(self) -> None:
         assert advise(FOUND, Line(60e6, 0.02)) == (True, "the config says 60mbit, 20ms, and so it is", "")
-
-    def test_gateways_hide_a_faster_line(self) -> None:
         assert "hide a faster line" in advise(replace(FOUND, path=THROUGH), Line(60e6, 0.02)).why
 
     @pytest.mark.parametrize(
