@@ -89,49 +89,34 @@ def _how(result: Result, outcome: Outcome) -> str:
     return f"exit code {outcome.code}" + (f": {word}" if word else "")
 
 
-@dataclass(frozen=True)
-class Intent:
-    """What a command line comes to."""
-
-    found: Resolved
-    config: Config
-    path: str | None
-    script: Sequence[str]
-    everywhere: bool = False
-
-    def to_json(self) -> str:
-        """One JSON object."""
-        workers = []
-        for worker, address in self.found.placement.addresses.items():
-            here, gateway = worker in self.found.placement.here, self.config.gateway_of(cluster_of(worker))
-            workers.append(
-                {"worker": worker, "cluster": cluster_of(worker), "address": address, "here": here, "gateway": gateway}
-            )
+def _describe_start(given: argparse.Namespace, config: Config, found: Resolved, script: Sequence[str]) -> str:
+    """What would be started."""
+    workers = []
+    for worker, address in found.placement.addresses.items():
+        cluster, here = cluster_of(worker), worker in found.placement.here
+        known = {"worker": worker, "cluster": cluster, "address": address, "here": here}
+        workers.append({**known, "gateway": config.gateway_of(cluster)})
+    if given.json:
         document = {
-            "run": self.config.run_name,
-            "answered": self.found.source,
-            "config": self.path,
-            "insecure": self.config.security.insecure,
-            "seed": seed_of(self.config),
-            "patience": self.config.patience,
-            "script": list(self.script),
+            "run": config.run_name,
+            "answered": found.source,
+            "config": given.config,
+            "insecure": config.security.insecure,
+            "seed": seed_of(config),
+            "patience": config.patience,
+            "script": list(script),
             "workers": workers,
         }
         return json.dumps(document, indent=1)
-
-    def to_text(self) -> str:
-        """The same in lines."""
-        placement = self.found.placement
-        width = max(map(len, placement.addresses))
-        lines = [f"run {self.config.run_name!r} of {' '.join(self.script)}, seed {seed_of(self.config)}"]
-        for worker, address in placement.addresses.items():
-            state = "starts here" if worker in placement.here else "is elsewhere"
-            gateway = self.config.gateway_of(cluster_of(worker))
-            behind = f", behind gateway {gateway}" if gateway else ""
-            lines.append(f"  {worker:<{width}}  {state:<12}  {address}{behind}")
-        secured = "certificates for this run only" if self.everywhere else "certificates as the config says"
-        secured = "insecure: links are not encrypted" if self.config.security.insecure else secured
-        return "\n".join([*lines, f"{secured}; {self.found.source} says where the workers are"])
+    lines, width = [], max(map(len, found.placement.addresses))
+    for each in workers:
+        state = "starts here" if each["here"] else "is elsewhere"
+        behind = f", behind gateway {each['gateway']}" if each["gateway"] else ""
+        lines.append(f"  {each['worker']:<{width}}  {state:<12}  {each['address']}{behind}")
+    secured = "certificates for this run only" if given.all else "certificates as the config says"
+    secured = "insecure: links are not encrypted" if config.security.insecure else secured
+    first = f"run {config.run_name!r} of {' '.join(script)}, seed {seed_of(config)}"
+    return "\n".join([first, *lines, f"{secured}; {found.source} says where the workers are"])
 
 
 _DESCRIPTION = """\
@@ -235,8 +220,7 @@ def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
     elif gateways.names(written) and not gateways.names(config):
         remark("no gateway runs here, as not every cluster of the config names one")
     if given.dry_run:
-        intent = Intent(found, config, given.config, script, everywhere=given.all)
-        print(intent.to_json() if given.json else intent.to_text())
+        print(_describe_start(given, config, found, script))
         return arguments.DONE
     if config.security.insecure:
         remark(f"insecure: true in {given.config}: links are not encrypted, and nobody proves who he is")

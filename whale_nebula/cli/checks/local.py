@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import operator
 import os
 import platform
 import re
@@ -140,19 +141,22 @@ def within(version: str, wanted: str) -> bool:
     >>> within("2.21.0", ">=2.21,<2.22"), within("2.22.0rc1", ">=2.21,<2.22"), within("3.14.2", "<3.14,>=3.11")
     (True, False, False)
     """
-    return all(_holds(_numbers(version), *part) for part in re.findall(r"(>=|<=|==|!=|<|>)\s*([\d.]+)", wanted))
+    return all(_SIGNS[sign](_numbers(version), _numbers(limit)) for sign, limit in _LIMIT.findall(wanted))
 
 
-def _holds(found: tuple[int, ...], sign: str, limit: str) -> bool:
-    numbers = _numbers(limit)
-    most = max(len(found), len(numbers))
-    a, b = (each + (0,) * (most - len(each)) for each in (found, numbers))
-    return {">=": a >= b, "<=": a <= b, "==": a == b, "!=": a != b, "<": a < b, ">": a > b}[sign]
+_LIMIT = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
+_SIGNS = {
+    ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, "<": operator.lt, ">": operator.gt
+}  # fmt: skip
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _numbers(version: str) -> list[int]:
+    """The numbers of a release, without zeros at its end."""
     release = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(number) for number in release[0].split(".")) if release else ()
+    numbers = [int(number) for number in release[0].split(".")] if release else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers
 
 
 @cache
