@@ -36,7 +36,7 @@ def no_rows(leaves: Sequence[Leaf]) -> AbsentInputError:
 
 @dataclass(frozen=True, eq=False)
 class Missing:
-    """Stands for the tensor of such an input. Whatever reads it raises.
+    """Stands for the tensor of an input that is not here. Whatever reads it raises.
 
     >>> Missing("y", tf.TensorSpec([None, 4], tf.int32)).in_rows(2).shape.as_list()
     [2, 4]

@@ -18,12 +18,12 @@ from whale_nebula.tf import private as tf_private
 
 
 class _PartialReadError(AbsentInputError, TypeError):
-    """A TypeError too: that is how TensorFlow is told to look for who can do it."""
+    """An AbsentInputError that TensorFlow's dispatch takes for a type that it does not know."""
 
 
 class Partial:
-    """Stands for such a tensor outside a step: whatever reads it raises, so that nothing is computed with rows that are
-    not here. Steps know which rows they read, and take the tensor out of it.
+    """A tensor of which only some rows are here. Outside a step whatever reads it raises, so that nothing is computed
+    with the others. Steps know which rows they read, and take the tensor out of it.
 
     >>> import numpy as np
     >>> from whale_nebula.feed.rows import Feed

@@ -100,7 +100,7 @@ class End:
         self.met = False
 
     def meet(self, sheet: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Tell the other end who this is, and hear it; a worker that came for a script's sake is sent off.
+        """Exchange greetings with the other end; a worker that runs a script is refused.
 
         The other end may measure another line before, which is waited for, and said.
         """

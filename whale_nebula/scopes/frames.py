@@ -43,7 +43,7 @@ class Frame:
     `touched` is set by watchers as soon as the scope really caught something: an op, a Keras layer. `closed` says
     that a scope around it has ended before it did, `building` that it was entered in the `build` of a Keras layer.
     A stage that stands in no block has a `place` in the order of those; its number is `dealt` when a step that has it
-    is captured: see `numbers`.
+    is captured: see `identity.Numbers`.
     """
 
     kind: str
@@ -138,7 +138,7 @@ def keep_stack() -> Iterator[None]:
 def reenter(frames: Sequence[Frame]) -> contextlib.AbstractContextManager[None]:
     """Open exactly these frames, as they are: not checked, not counted, not numbered again.
 
-    A scope that is entered inside, in a layer's `call`, beats them: see `grammar.settle`.
+    A scope that is entered inside, in a layer's `call`, beats them: see `scope.settle`.
     """
     return standing(replace(_STACK.get(), frames=tuple(frames), replayed=len(frames)))
 

@@ -1,4 +1,4 @@
-"""What stands in for training where a script is only shown: each step is looked at, and not run.
+"""Observers of steps: where a script is only shown, each step is planned and not run.
 
 There is at most one observer in a process, as there is at most one run. Without one nothing here does anything but
 keep in mind which step, if any, had no scopes.
