@@ -16,7 +16,7 @@ _MEND = "\n  mend: "
 _LONGEST = 20_000
 
 
-class _Message(Exception):
+class _FourParts(Exception):
     """What errors and warnings have in common: the four parts, and how they read.
 
     A part that is not known is an empty text; a mend that is not given is that of the class.
@@ -55,7 +55,7 @@ def _printable(text: str) -> str:
     return text if text.isascii() and text.isprintable() else escape_foreign_text(text, _LONGEST, lines=True)
 
 
-class NebulaError(_Message):
+class NebulaError(_FourParts):
     """Everything that this library raises on purpose.
 
     >>> print(NebulaError("the line is cut", where="gpu->npu", why="8 s of silence", mend="try the cable"))
@@ -65,7 +65,7 @@ class NebulaError(_Message):
     """
 
 
-class NebulaWarning(_Message, UserWarning):
+class NebulaWarning(_FourParts, UserWarning):
     """Something that goes on, but probably not as it was meant.
 
     Python writes the line that it is about before it, so its text leaves that line out.
