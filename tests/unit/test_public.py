@@ -67,6 +67,13 @@ def bare(signature: inspect.Signature) -> str:
     return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
 
 
+def test_a_subpackage_never_hides_a_public_name() -> None:
+    packages = [name for name in nb.__all__ if (PACKAGE / name).is_dir() and name not in ("codec", "errors")]
+    assert packages == ["plan"]
+    importlib.import_module("whale_nebula.plan")
+    assert callable(nb.plan)
+
+
 def test_the_contract_is_there() -> None:
     assert NAMES - set(nb.__all__) == set()
 
