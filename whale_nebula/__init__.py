@@ -95,10 +95,15 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{_MODULES[name]}")
     if name not in _HOMES:
-        raise AttributeError(_unknown(name), name=name, obj=sys.modules[__name__])
+        from whale_nebula.errors.text import did_you_mean
+
+        said = f"module 'whale_nebula' has no attribute {name!r}: {did_you_mean(name, __all__)}"
+        raise AttributeError(said, name=name, obj=sys.modules[__name__])
     home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
     if _HOMES[name] in ("scopes", "capture.place"):
-        _watch_scopes()
+        scopes = importlib.import_module(f"{__name__}.scopes")
+        if not any(isinstance(watcher, Bootstrap) for watcher in scopes.watchers):
+            scopes.add_watcher(Bootstrap(_keras_hook))
     value = getattr(home, name)
     globals()[name] = value
     return value
@@ -108,20 +113,8 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
-def _watch_scopes() -> None:
-    scopes = importlib.import_module(f"{__name__}.scopes")
-    if not any(isinstance(watcher, Bootstrap) for watcher in scopes.watchers):
-        scopes.add_watcher(Bootstrap(_keras_hook))
-
-
 def _keras_hook() -> Any:
     return importlib.import_module(f"{__name__}.runtime.keras_hook")
-
-
-def _unknown(name: str) -> str:
-    from whale_nebula.errors.text import did_you_mean
-
-    return f"module 'whale_nebula' has no attribute {name!r}: {did_you_mean(name, __all__)}"
 
 
 class _Face(ModuleType):

@@ -111,18 +111,13 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.point not in POINTS:
-            raise OptionError(
-                f"there is no failpoint {self.point!r}",
-                where=str(self),
-                why="all there are: whale_nebula.faults.names()",
-                mend=did_you_mean(self.point, POINTS),
-            )
+            why = "all there are: whale_nebula.faults.names()"
+            mend = did_you_mean(self.point, POINTS)
+            raise OptionError(f"there is no failpoint {self.point!r}", where=str(self), why=why, mend=mend)
         if self.action is Action.DROP and not POINTS[self.point].connection:
-            raise OptionError(
-                f"at failpoint {self.point!r} there is no connection that could be dropped",
-                where=str(self),
-                mend=f"{next(name for name, point in POINTS.items() if point.connection)}=drop",
-            )
+            what = f"at failpoint {self.point!r} there is no connection that could be dropped"
+            mend = f"{next(name for name, point in POINTS.items() if point.connection)}=drop"
+            raise OptionError(what, where=str(self), mend=mend)
 
     @classmethod
     def parse(cls, text: str) -> Fault:
@@ -226,14 +221,10 @@ def failpoint(name: str, drop: Drop | None = None) -> None:
 
 def chunk_failpoint(when: str, first: bool, last: bool, drop: Drop) -> None:
     """Be before or after a chunk is sent; the only chunk of a tensor is its first and its last."""
-    if _plan is None:
-        return
-    if first:
-        _plan.reach(f"chunk.first.{when}", drop)
-    if last:
-        _plan.reach(f"chunk.last.{when}", drop)
-    if not first and not last:
-        _plan.reach(f"chunk.middle.{when}", drop)
+    if _plan is not None:
+        for name, here in (("first", first), ("last", last), ("middle", not first and not last)):
+            if here:
+                _plan.reach(f"chunk.{name}.{when}", drop)
 
 
 def names() -> Mapping[str, str]:

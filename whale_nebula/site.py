@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -30,23 +31,21 @@ class Site(NamedTuple):
 
 def calling_site() -> Site:
     """The innermost line on Python's stack that is neither ours nor contextlib's."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        site = Site(frame.f_code.co_filename, frame.f_lineno)
-        if not _is_machinery(site.file) and not _is_machinery((site := _find_original_line(site, frame)).file):
-            return site
-        frame = frame.f_back
-    return Site("<unknown>", 0)
+    return _find_site(sys._getframe(1), lambda file: False)
 
 
 def script_site(start: FrameType | None = None) -> Site:
     """The innermost line on Python's stack (from `start` outwards) that is in no installed package: the script's."""
-    frame: FrameType | None = start or sys._getframe(1)
+    return _find_site(start or sys._getframe(1), _is_installed)
+
+
+def _find_site(frame: FrameType | None, passes: Callable[[str], bool]) -> Site:
     while frame is not None:
         site = Site(frame.f_code.co_filename, frame.f_lineno)
-        passed = _is_machinery(site.file) or _is_installed(frame)
-        if not passed and not _is_machinery((site := _find_original_line(site, frame)).file):
-            return site
+        if not _is_machinery(site.file) and not passes(site.file):
+            site = _find_original_line(site, frame)
+            if not _is_machinery(site.file):
+                return site
         frame = frame.f_back
     return Site("<unknown>", 0)
 
@@ -67,8 +66,7 @@ def runs_now(site: Site) -> bool:
     return False
 
 
-def _is_installed(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
+def _is_installed(file: str) -> bool:
     return "site-packages" in file or file.startswith(("<frozen", _PYTHONS_OWN))
 
 

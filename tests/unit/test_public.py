@@ -3,6 +3,9 @@
 import importlib
 import inspect
 import re
+import subprocess
+import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +14,8 @@ import pytest
 import whale_nebula as nb
 from whale_nebula.errors import NebulaError
 
-PACKAGE = Path(__file__).resolve().parents[2] / "whale_nebula"
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "whale_nebula"
 
 COMPRESS = (
     "(codec=None, *, svd=None, rank=None, topk=None, fp16=False, bf16=False, int8=False, int4=False,"
@@ -63,6 +67,13 @@ def bare(signature: inspect.Signature) -> str:
     return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
 
 
+def test_a_subpackage_never_hides_a_public_name() -> None:
+    packages = [name for name in nb.__all__ if (PACKAGE / name).is_dir() and name not in ("codec", "errors")]
+    assert packages == ["plan"]
+    importlib.import_module("whale_nebula.plan")
+    assert callable(nb.plan)
+
+
 def test_the_contract_is_there() -> None:
     assert NAMES - set(nb.__all__) == set()
 
@@ -86,11 +97,6 @@ def test_signatures_are_those_of_the_contract(name: str, expected: str) -> None:
     assert bare(inspect.signature(getattr(nb, name))) == expected
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no_such_thing"):
-        _ = nb.no_such_thing
-
-
 def test_every_error_has_a_code_of_its_own() -> None:
     codes = {each.__name__: each.code for each in every_error()}
     assert {name: code for name, code in codes.items() if not re.fullmatch(r"NB-\d{3}", code)} == {}
@@ -100,3 +106,31 @@ def test_every_error_has_a_code_of_its_own() -> None:
 
 def test_every_error_says_what_it_means() -> None:
     assert [each.__name__ for each in every_error() if not each.__dict__.get("__doc__")] == []
+
+
+def test_scopes_config_codecs_and_errors_need_no_tensorflow(tmp_path: Path) -> None:
+    code = (
+        "import sys, whale_nebula as nb, whale_nebula.config\n"
+        "nb.codec.SVD(0.6); nb.errors.NebulaError\n"
+        "with nb.cluster(), nb.stage(cluster='gpu'), nb.compress(fp16=True): pass\n"
+        "print(*sorted({'tensorflow', 'keras', 'grpc'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+def test_the_version_is_the_projects() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert nb.__version__ == project["version"]
+
+
+def test_dir_shows_what_is_public_and_nothing_else() -> None:
+    _ = nb.stage  # loads what is behind it
+    assert [name for name in dir(nb) if not name.startswith("__")] == sorted(set(nb.__all__) - {"__version__"})
+    assert {"__version__", "__doc__", "__path__"} <= set(dir(nb))
+
+
+def test_a_misspelt_name_is_suggested() -> None:
+    with pytest.raises(AttributeError, match="did you mean 'pipeline'"):
+        _ = nb.pipelin
+    assert not hasattr(nb, "nothing_like_it")

@@ -213,7 +213,7 @@ def capture(
 
     def body(*tensors: Any) -> Any:
         trace.begin(tf.compat.v1.get_default_graph(), list(tensors))
-        with scopes.numbering(), scopes.told_again():
+        with scopes.numbering(), scopes.watched_anew():
             _meet(trace, owner)
             return call(fill_layout(layout, tensors))
 
@@ -243,7 +243,7 @@ def plainly(tensors: Sequence[Any], owner: Any = None) -> Iterator[None]:
     trace = Tracing(plain=True, bottlenecks=Bottlenecks(owner))
     with tracing.tracing(trace), trace_patched(), scopes.numbering():
         trace.begin(tf.compat.v1.get_default_graph(), list(tensors))
-        with scopes.told_again():
+        with scopes.watched_anew():
             _meet(trace, owner)
             yield
 

@@ -1,16 +1,21 @@
-"""Separate a command's own arguments from those of the script that it runs."""
+"""Command lines: their options, exit codes, and how errors are printed."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple, NoReturn
+from datetime import timedelta
+from typing import NamedTuple
 
 from whale_nebula.errors import NebulaError
 from whale_nebula.errors.text import did_you_mean
+
+Options = Mapping[str, tuple[str | None, str]]
+"""The name of each option's value, None for a flag, and its help."""
 
 
 class Words(NamedTuple):
@@ -21,12 +26,13 @@ class Words(NamedTuple):
     arguments: list[str]
 
 
-def split(argv: Sequence[str], flags: Collection[str], valued: Collection[str]) -> Words:
+def split(argv: Sequence[str], known: Options) -> Words:
     """Sort the words of a command line: our options may stand anywhere, but after "--" all is the script's.
 
-    >>> split(["--json", "train.py", "--epochs", "3", "--links", "10mbit"], {"--json"}, {"--links"})
+    >>> known = {"--json": (None, ""), "--links": ("LINE", "")}
+    >>> split(["--json", "train.py", "--epochs", "3", "--links", "10mbit"], known)
     Words(options=['--json', '--links', '10mbit'], script='train.py', arguments=['--epochs', '3'])
-    >>> split(["train.py", "--", "--json"], {"--json"}, {"--links"}).arguments
+    >>> split(["train.py", "--", "--json"], known).arguments
     ['--json']
     """
     options: list[str] = []
@@ -34,13 +40,13 @@ def split(argv: Sequence[str], flags: Collection[str], valued: Collection[str]) 
     script: str | None = None
     waiting = iter(argv)
     for word in waiting:
-        name = word.partition("=")[0]
+        name, given, _ = word.partition("=")
         if word == "--":
             arguments += waiting
-        elif name in flags:
+        elif name in known or name in ("-h", "--help"):
             options.append(word)
-        elif name in valued:
-            options += [word] if "=" in word else [word, *_next(waiting)]
+            if not given and known.get(name, (None,))[0] is not None:
+                options += itertools.islice(waiting, 1)
         elif script is None and word.startswith("-"):
             options.append(word)
         elif script is None:
@@ -56,7 +62,7 @@ def misspelt(argv: Sequence[str], words: Words, known: Collection[str]) -> list[
     """Options behind the script, before any "--", that are nearly one of ours, each with the one that it looks like.
 
     >>> line = ["train.py", "--htlm", "a.html", "--epochs", "3", "--", "--jsno"]
-    >>> misspelt(line, split(line, {"--json"}, {"--html"}), ["--html", "--json", "--steps"])
+    >>> misspelt(line, split(line, {"--json": (None, ""), "--html": ("FILE", "")}), ["--html", "--json", "--steps"])
     [('--htlm', '--html')]
     """
     before = argv[: list(argv).index("--")] if "--" in argv else argv
@@ -69,49 +75,34 @@ _NEARLY = 0.8
 """How alike the two must be: a script's own --epochs is not taken for --steps."""
 
 
-def _next(waiting: object) -> list[str]:
-    found = next(waiting, None)  # type: ignore[call-overload]
-    return [] if found is None else [found]
-
-
 class Parser(argparse.ArgumentParser):
-    """A parser that takes no abbreviations, and says what was meant."""
+    """The parser of a command: it takes no abbreviations, and says what was meant."""
 
-    def __init__(self, *, prog: str, description: str, epilog: str = "") -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        self.names: list[str] = []
-
-    def option(self, name: str, text: str, value: str | None = None) -> None:
-        """One option: a flag, or one that is given a value."""
-        self.names.append(name)
-        if value is None:
-            self.add_argument(name, action="store_true", help=text)
-        else:
-            self.add_argument(name, metavar=value, help=text)
-
-    def options(self, flags: Mapping[str, str], valued: Mapping[str, tuple[str, str]]) -> None:
-        """Many of them: flags with their texts, then those with a value, each with that value's name and its text."""
-        for name, text in flags.items():
-            self.option(name, text)
-        for name, (value, text) in valued.items():
-            self.option(name, text, value)
+    def __init__(
+        self, command: str, description: str, options: Options, *, usage: str | None = None, epilog: str = ""
+    ) -> None:
+        kind = argparse.RawDescriptionHelpFormatter
+        prog = f"whale-nebula {command}"
+        super().__init__(prog, usage, description, epilog, formatter_class=kind, allow_abbrev=False)
+        self.names = list(options)
+        for name, (value, text) in options.items():
+            if value is None:
+                self.add_argument(name, action="store_true", help=text)
+            else:
+                self.add_argument(name, metavar=value, help=text)
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """The options in these words."""
         found, unknown = self.parse_known_args(list(words))
         if unknown:
-            self.refuse(f"there is no option {unknown[0]!r}; {did_you_mean(unknown[0], self.names)}")
+            self.error(f"there is no option {unknown[0]!r}; {did_you_mean(unknown[0], self.names)}")
         return found
 
-    def refuse(self, why: str) -> NoReturn:
-        """End with a usage error."""
-        self.error(why)
+    def number(self, name: str, text: str | None) -> int | None:
+        """The number that an option is given; None where it is not given."""
+        if text is not None and not (text.isdecimal() and text.isascii() and int(text) < 65536):
+            self.error(f"{name} takes a number, and {text!r} is none")
+        return None if text is None else int(text)
 
 
 DONE = 0
@@ -123,7 +114,6 @@ NOTHING = 3
 NO_DATA = 65
 """A file that holds something else."""
 NO_FILE = 66
-NOT_YET = 69
 ORPHANED = 71
 """A worker whose launcher is gone."""
 LEFT = 75
@@ -147,12 +137,27 @@ def shell_code(code: int) -> int:
 PARTS = ("code", "what", "where", "why", "mend")
 
 
-def tell(error: NebulaError, *, as_json: bool) -> None:
-    """Print an error."""
+def tell(error: NebulaError, *, as_json: bool, code: int = FAILED) -> int:
+    """Print an error; gives the exit status."""
     if as_json:
         print(json.dumps({part: getattr(error, part) for part in PARTS}))
     else:
         print(error, file=sys.stderr)
+    return code
+
+
+def describe_time(left: timedelta) -> str:
+    """A time to the nearest day, or hour, or minute.
+
+    >>> [describe_time(timedelta(hours=hours)) for hours in (156, 30, 1.5, -1)]
+    ['6 days', '30 hours', '90 minutes', 'over']
+    """
+    if left <= timedelta():
+        return "over"
+    units = ((timedelta(days=1), "day"), (timedelta(hours=1), "hour"), (timedelta(minutes=1), "minute"))
+    unit, word = next((each for each in units if left >= 2 * each[0]), units[-1])
+    count = round(left / unit)
+    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def remark(text: str) -> None:

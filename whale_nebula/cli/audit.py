@@ -8,10 +8,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import Parser, split, tell
+from whale_nebula.cli.arguments import Options, Parser, split, tell
 from whale_nebula.errors import AuditError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import files
@@ -40,34 +39,39 @@ exit status:
   66  there is no such file"""
 
 
+_OPTIONS: Options = {
+    "--heads": ("FILE", "heads of this log that a peer has kept"),
+    "--ca": ("FILE", "the authority's certificate"),
+    "--json": (None, "print one JSON object"),
+}
+
+
 def parser() -> Parser:
     """The options of the command."""
-    made = Parser(prog="whale-nebula audit", description=_DESCRIPTION, epilog=_EPILOG)
-    made.usage = "whale-nebula audit verify FILE [--heads FILE] [--ca FILE] [--json]"
-    made.option("--heads", "heads of this log that a peer has kept", "FILE")
-    made.option("--ca", "the authority's certificate", "FILE")
-    made.option("--json", "print one JSON object")
-    return made
+    usage = "whale-nebula audit verify FILE [--heads FILE] [--ca FILE] [--json]"
+    return Parser("audit", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; gives the exit status."""
     made = parser()
-    words = split(argv, {"--json", "-h", "--help"}, {"--heads", "--ca"})
+    words = split(argv, _OPTIONS)
     given = made.read([*words.options, *(word for word in words.arguments if word.startswith("-"))])
     if words.script != "verify" or len(words.arguments) != 1:
-        made.refuse("whale-nebula audit verify FILE")
+        made.error("whale-nebula audit verify FILE")
     path = words.arguments[0]
     for each in (path, given.heads, given.ca):
         if each is not None and not os.path.isfile(each):
-            tell(AuditError(f"there is no file {each!r}", mend="whale-nebula audit verify FILE"), as_json=given.json)
-            return arguments.NO_FILE
+            error = AuditError(f"there is no file {each!r}", mend="whale-nebula audit verify FILE")
+            return tell(error, as_json=given.json, code=arguments.NO_FILE)
     try:
-        verdict = verify(path, _heads(given.heads), _trust(given.ca))
+        trust = None
+        if given.ca is not None:
+            trust = Trust(files.certificates(files.read(given.ca, "the authority's certificate"), given.ca))
+        verdict = verify(path, _heads(given.heads), trust)
     except NebulaError as error:
-        tell(error, as_json=given.json)
-        return arguments.NO_DATA
-    print(json.dumps(report_document(verdict), indent=1) if given.json else report_text(verdict, given))
+        return tell(error, as_json=given.json, code=arguments.NO_DATA)
+    print(json.dumps({"ok": verdict.ok, **asdict(verdict)}, indent=1) if given.json else _text(verdict, given))
     return arguments.DONE if verdict.ok else arguments.FAILED
 
 
@@ -80,17 +84,7 @@ def _heads(path: str | None) -> list[Head]:
     return found
 
 
-def _trust(path: str | None) -> Trust | None:
-    return None if path is None else Trust(files.certificates(files.read(path, "the authority's certificate"), path))
-
-
-def report_document(verdict: Verdict) -> dict[str, Any]:
-    """What was found, for other programs."""
-    return {"ok": verdict.ok, **asdict(verdict)}
-
-
-def report_text(verdict: Verdict, given: argparse.Namespace) -> str:
-    """What was found, for people."""
+def _text(verdict: Verdict, given: argparse.Namespace) -> str:
     name, why = Path(verdict.path).name, escape_foreign_text(verdict.why)
     if verdict.apart:
         return f"{name} and what it is held against do not belong together\n  why: {why}\n  mend: {_PAIRS}"
@@ -102,11 +96,13 @@ def report_text(verdict: Verdict, given: argparse.Namespace) -> str:
     ]
     lines += [f"  {len(verdict.files)} files: {', '.join(verdict.files)}"] * (len(verdict.files) > 1)
     if verdict.torn:
-        times = "once" if verdict.torn == 1 else f"{verdict.torn} times"
-        lines.append(
-            f"  {times} a crash tore the last line: {verdict.torn_bytes} bytes were set aside, and the log says so"
-        )
-    lines.append(_describe_signature(verdict, given))
+        times, bytes_ = "once" if verdict.torn == 1 else f"{verdict.torn} times", verdict.torn_bytes
+        lines.append(f"  {times} a crash tore the last line: {bytes_} bytes were set aside, and the log says so")
+    if verdict.signed is None:
+        lines.append("  no head in it is signed: whoever could write the file could write it anew")
+    else:
+        by = "by a certificate of this authority" if given.ca else "by the certificate it names itself; check with --ca"
+        lines.append(f"  {verdict.heads} heads in it, the last of record {verdict.signed}, signed {by}")
     if verdict.kept is not None:
         lines.append(f"  the peer's heads agree up to record {verdict.kept}")
     if not verdict.closed:
@@ -116,10 +112,3 @@ def report_text(verdict: Verdict, given: argparse.Namespace) -> str:
 
 
 _PAIRS = "audit verify gpu-gateway.jsonl --heads npu-gateway.heads.jsonl --ca certs/ca.pem, all of one run"
-
-
-def _describe_signature(verdict: Verdict, given: argparse.Namespace) -> str:
-    if verdict.signed is None:
-        return "  no head in it is signed: whoever could write the file could write it anew"
-    by = "by a certificate of this authority" if given.ca else "by the certificate it names itself; check with --ca"
-    return f"  {verdict.heads} heads in it, the last of record {verdict.signed}, signed {by}"

@@ -10,21 +10,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import Parser, remark, tell
+from whale_nebula.cli.arguments import Options, Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, DeadlineError, NebulaError, TransportError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.launch import gateways
-from whale_nebula.launch.identity import SecurityFiles
-from whale_nebula.launch.link_advice import LineFound
-from whale_nebula.launch.link_measurement import Seat, measure, others
-from whale_nebula.launch.placed import run_name
+from whale_nebula.launch.link_advice import LineFound, advise, describe_asymmetry, path_of, save
+from whale_nebula.launch.link_measurement import Seat, measure, others, table
 from whale_nebula.launch.resolve import Asked, Placement, everything, resolve
-from whale_nebula.launch.resolve.placement import is_local, listening, settle_ports
+from whale_nebula.launch.resolve.placement import is_local, settle_ports
 from whale_nebula.security import Credentials, Files, Identity
 
 _DESCRIPTION = """\
@@ -48,7 +45,7 @@ exit status:
   78  config or certificates are wrong"""
 
 _SECONDS = 4.0
-_OPTIONS: dict[str, tuple[str | None, str]] = {
+_OPTIONS: Options = {
     "--config": ("FILE", "clusters.yaml"),
     "--cluster": ("NAME", "the cluster that this host is in"),
     "--to": ("NAME", "the other cluster; all others, one after the other, if it is not given"),
@@ -56,17 +53,14 @@ _OPTIONS: dict[str, tuple[str | None, str]] = {
     "--all": (None, "both ends on this machine, as two processes, with certificates that live as long"),
     "--clusters": ("A,B", "with --all and without a config: names for the two ends"),
     "--json": (None, "print one JSON object"),
+    "--told": (None, argparse.SUPPRESS),  # by --all, over its standard input
 }
 
 
 def parser() -> Parser:
     """The options of the command."""
-    made = Parser(prog="whale-nebula bench", description=_DESCRIPTION, epilog=_EPILOG)
-    made.usage = "whale-nebula bench link --config FILE --cluster NAME [options]"
-    for name, (value, text) in _OPTIONS.items():
-        made.option(name, text, value)
-    made.add_argument("--told", action="store_true", help=argparse.SUPPRESS)  # by --all, over its standard input
-    return made
+    usage = "whale-nebula bench link --config FILE --cluster NAME [options]"
+    return Parser("bench", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -75,50 +69,56 @@ def main(argv: Sequence[str]) -> int:
     words = list(argv)
     if not words or words[0].startswith("-"):
         made.read(words)
-        made.refuse("what? whale-nebula bench link")
+        made.error("what? whale-nebula bench link")
     if words[0] != "link":
-        made.refuse(f"there is no bench {words[0]!r}: {did_you_mean(words[0], ['link'])}")
+        made.error(f"there is no bench {words[0]!r}: {did_you_mean(words[0], ['link'])}")
     given = made.read(words[1:])
+    if given.told:
+        return be_told()
     _check(made, given)
     try:
         return _run(given)
     except NebulaError as error:
-        tell(error, as_json=given.json)
-        return arguments.CONFIG if isinstance(error, ConfigError | CredentialsError) else arguments.FAILED
+        code = arguments.CONFIG if isinstance(error, ConfigError | CredentialsError) else arguments.FAILED
+        return tell(error, as_json=given.json, code=code)
 
 
 def _check(made: Parser, given: argparse.Namespace) -> None:
-    if given.told:
-        return
     if given.all and (given.cluster is not None or given.to is not None):
-        made.refuse("--all measures on this machine: it goes without --cluster and --to")
+        made.error("--all measures on this machine: it goes without --cluster and --to")
     if given.clusters is not None and (not given.all or given.config is not None):
-        made.refuse("--clusters goes with --all, and stands for a config: --all --clusters gpu,npu")
+        made.error("--clusters goes with --all, and stands for a config: --all --clusters gpu,npu")
     if not given.all and (given.config is None or given.cluster is None):
-        made.refuse("which line? --config clusters.yaml --cluster gpu")
+        made.error("which line? --config clusters.yaml --cluster gpu")
     try:
         if not 0 < float(given.seconds or _SECONDS) <= 600:
             raise ValueError
     except ValueError:
-        made.refuse(f"--seconds takes a number above 0, up to 600, and {given.seconds!r} is none")
+        made.error(f"--seconds takes a number above 0, up to 600, and {given.seconds!r} is none")
 
 
 def _run(given: argparse.Namespace) -> int:
-
-    if given.told:
-        return be_told()
     config, seconds = load(given.config), float(given.seconds or _SECONDS)
     if config.security.insecure:
         remark(f"insecure: true in {given.config}: nothing is encrypted, as in a run, and nobody proves who he is")
     if given.all:
         names = [name.strip() for name in (given.clusters or "").split(",") if name.strip()]
         found = both_here(config, names, seconds)
-        print(_json(found, None) if given.json else "\n\n".join(map(_text_here, found)))
+        why = "both ends are on this machine: this is what it can carry, and no line to write in a config"
+        print(_json(found, None) if given.json else "\n\n".join(f"{table(each)}\n  {why}" for each in found))
         return arguments.DONE
-    found = []
-    for each in this_end(config, given.config, given.cluster, given.to, seconds):
+    found, seat = [], seat_of(config, given.config, given.cluster, given.to)
+    addresses = ", ".join(f"{there} at {seat.gateway or where}" for there, where in seat.peers.items())
+    remark(f"{seat.here} measures the line to {addresses}; it must be started there, too")
+    for each in measure(seat, seconds=seconds, patience=config.patience, tell=remark):
         found.append(each)
-        _keep(each, given.config)
+        path = path_of(given.config, *each.clusters)
+        try:
+            save(each, path)  # for `doctor`
+        except TransportError as error:  # no reason to throw it away
+            remark(f"{error.what} in {error.where}: {error.why}")
+        else:
+            remark(f"kept in {os.path.relpath(path)}")
         if not given.json:
             print("\n" + _text(each, config), flush=True)
     if given.json:
@@ -126,23 +126,8 @@ def _run(given: argparse.Namespace) -> int:
     return arguments.DONE
 
 
-def _keep(found: LineFound, config: str) -> None:
-    """For `doctor`. That there is no place for it is no reason to throw it away."""
-    from whale_nebula.launch.link_advice import path_of, save
-
-    path = path_of(config, *found.clusters)
-    try:
-        save(found, path)
-    except TransportError as error:
-        remark(f"{error.what} in {error.where}: {error.why}")
-    else:
-        remark(f"kept in {os.path.relpath(path)}")
-
-
 # ---------------------------------------------------------------------- what is said of it
 def _json(found: Sequence[LineFound], config: Config | None) -> str:
-    from whale_nebula.launch.link_advice import advise
-
     lines = []
     for each in found:
         advice = None if config is None else advise(each, config.links.between(*each.clusters))._asdict()
@@ -150,36 +135,14 @@ def _json(found: Sequence[LineFound], config: Config | None) -> str:
     return json.dumps({"lines": lines}, indent=1)
 
 
-def _text_here(found: LineFound) -> str:
-    from whale_nebula.launch.link_measurement import table
-
-    why = "both ends are on this machine: this is what it can carry, and no line to write in a config"
-    return "\n".join([table(found), f"  {why}"])
-
-
 def _text(found: LineFound, config: Config) -> str:
-    from whale_nebula.launch.link_advice import advise, describe_asymmetry
-    from whale_nebula.launch.link_measurement import table
-
     advice = advise(found, config.links.between(*found.clusters))
     said = [advice.why, advice.write and f"write: {advice.write}", describe_asymmetry(found)]
     return "\n".join([table(found), *(f"  {each}" for each in said if each)])
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 _HERE_PATIENCE = 60.0
 _COMMAND = ["-m", "whale_nebula.cli.main", "bench", "link", "--told"]
-
-
-def this_end(config: Config, path: str, cluster: str, to: str | None, seconds: float) -> Iterator[LineFound]:
-    """Measure from this host, as the first worker of its cluster."""
-    seat = seat_of(config, path, cluster, to)
-    addresses = ", ".join(f"{there} at {seat.gateway or where}" for there, where in seat.peers.items())
-    remark(f"{seat.here} measures the line to {addresses}; it must be started there, too")
-    yield from measure(seat, seconds=seconds, patience=config.patience, tell=remark)
 
 
 def seat_of(config: Config, path: str, cluster: str, to: str | None) -> Seat:
@@ -192,34 +155,13 @@ def seat_of(config: Config, path: str, cluster: str, to: str | None) -> Seat:
         mend = f"--to: {did_you_mean(to, clusters)}" if to and clusters else "clusters: {gpu: ..., npu: ...}"
         raise ConfigError("there is nobody at the other end", where=path, why=f"{cluster} is alone", mend=mend)
     gateways.check(config, cluster)
-    credentials = _credentials(gateways.configured_files(config, [here], path).get(here))
+    files = gateways.configured_files(config, [here], path).get(here)
+    credentials = None if files is None else Credentials.of(files)
     if credentials is not None:
-        credentials.check_is(Identity.of_worker(run_name(config), here))
-    return Seat(
-        run_name(config),
-        here,
-        peers,
-        None if gateway else _listen(config, here, placement),  # then both ends dial
-        gateway,
-        credentials,
-        everyone=tuple(placement.addresses),
-    )
-
-
-def _listen(config: Config, here: str, placement: Placement) -> str:
-    """Where this end listens; more widely than the config says only who asks for certificates."""
-    address = placement.addresses[here]
-    found = listening(Placement((here,), placement.addresses))[here]
-    if found != address and config.security.insecure:
-        why, mend = "it would listen everywhere, and to everybody", f"start it on the host of {here}"
-        raise ConfigError(f"{address} is no address of this host", why=why, mend=mend)
-    if found != address:
-        remark(f"{address} is no address of this host: {here} listens at {found}")
-    return found
-
-
-def _credentials(files: SecurityFiles | None) -> Credentials | None:
-    return None if files is None else Credentials.of(Files.from_dict(asdict(files)))
+        credentials.check_is(Identity.of_worker(config.run_name, here))
+    alone, everyone = Placement((here,), placement.addresses), tuple(placement.addresses)
+    listen = None if gateway else gateways.listen_here(config, alone, remark)[here]  # behind a gateway both ends dial
+    return Seat(config.run_name, here, peers, listen, gateway, credentials, everyone=everyone)
 
 
 # ---------------------------------------------------------------------- both ends on this machine
@@ -227,39 +169,27 @@ def both_here(config: Config, clusters: Sequence[str], seconds: float) -> list[L
     """One process for each cluster; gives what was found between each two."""
     known = list(config.clusters) or list(clusters)
     if len(known) < 2:
-        raise ConfigError(
-            "a line has two ends", why="two clusters must be named", mend="bench link --all --clusters gpu,npu"
-        )
+        why, mend = "two clusters must be named", "bench link --all --clusters gpu,npu"
+        raise ConfigError("a line has two ends", why=why, mend=mend)
     workers = [f"{cluster}/0" for cluster in known]
     everybody = everything(config, clusters, is_local)
     placement = settle_ports(Placement(tuple(workers), {each: everybody.addresses[each] for each in workers}))
-    with gateways.for_one_run(config, workers) as files:
-        told = {
-            here: {
-                "run": run_name(config),
-                "here": here,
-                "addresses": dict(placement.addresses),
-                "files": asdict(files[here]) if here in files else None,
-                "seconds": seconds,
-                "aloud": here == workers[0],
-            }
-            for here in workers
-        }
-        answers = _answers(told, _HERE_PATIENCE + len(workers) ** 2 * (30 * seconds + 10))
-    found = {(each.first, each.second): each for answer in answers for each in map(LineFound.from_json, answer)}
+    limit = _HERE_PATIENCE + len(workers) ** 2 * (30 * seconds + 10)
+    shared = {"run": config.run_name, "addresses": dict(placement.addresses), "seconds": seconds}
+    with gateways.for_one_run(config, workers) as files, contextlib.ExitStack() as held:
+        running = []
+        for here in workers:
+            own = {"here": here, "files": files[here].as_dict() if here in files else None, "aloud": here == workers[0]}
+            running.append(held.enter_context(_run_end({**shared, **own})))
+        outputs = [_output(worker, process, limit) for worker, process in zip(workers, running, strict=True)]
+    lines = [LineFound.from_json(text) for output in outputs for text in json.loads(output)]
+    found = {(each.first, each.second): each for each in lines}  # both ends have found the same
     return [found[pair] for pair in sorted(found)]
 
 
-def _answers(told: dict[str, dict[str, Any]], limit: float) -> list[list[str]]:
-    """Start the ends, and wait for what they print; they end with this process, whatever happens."""
-    with contextlib.ExitStack() as held:
-        running = [held.enter_context(_end(each)) for each in told.values()]
-        outputs = [_output(worker, process, limit) for worker, process in zip(told, running, strict=True)]
-    return [json.loads(output) for output in outputs]
-
-
 @contextlib.contextmanager
-def _end(told: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+def _run_end(told: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    """An end as a process of its own, which ends with this one, whatever happens."""
     command = [sys.executable, *_COMMAND]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -288,26 +218,21 @@ def _output(worker: str, process: subprocess.Popen[str], limit: float) -> str:
 def be_told() -> int:
     """Be an end that another process has started: it says where in one line, and holds the pipe open."""
     said = json.loads(sys.stdin.readline())
-    threading.Thread(target=_leave_with_launcher, name="nebula-leash", daemon=True).start()
+
+    def leave_with_launcher() -> None:
+        while sys.stdin.read(1):
+            pass
+        os._exit(arguments.ORPHANED)
+
+    threading.Thread(target=leave_with_launcher, name="nebula-leash", daemon=True).start()
     here, addresses = said["here"], said["addresses"]
     credentials = None if said["files"] is None else Credentials.of(Files.from_dict(said["files"]))
     peers = {worker: where for worker, where in addresses.items() if worker != here}
     seat = Seat(said["run"], here, peers, addresses[here], credentials=credentials)
-    say: Callable[[str], None] = remark if said["aloud"] else _nothing
+    say: Callable[[str], None] = remark if said["aloud"] else lambda text: None
     try:
         found = list(measure(seat, seconds=float(said["seconds"]), patience=_HERE_PATIENCE, tell=say))
     except NebulaError as error:
-        tell(error, as_json=False)
-        return arguments.FAILED
+        return tell(error, as_json=False)
     print(json.dumps([each.to_json() for each in found]), flush=True)
     return arguments.DONE
-
-
-def _leave_with_launcher() -> None:
-    while sys.stdin.read(1):
-        pass
-    os._exit(arguments.ORPHANED)
-
-
-def _nothing(text: str) -> None:
-    """The other end says it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whale_nebula.cli import arguments, certs_shown
-from whale_nebula.cli.arguments import Parser, remark, tell
+from whale_nebula.cli.arguments import Options, Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, NebulaError
 from whale_nebula.errors.text import did_you_mean
@@ -59,7 +59,7 @@ _TEXT = {
     "revoke": "Put certificates on the deny list, revoked.json; every process reads it again when it changes. Copy it "
     "to every host.",
 }
-_OPTIONS: dict[str, tuple[str | None, str]] = {
+_OPTIONS: Options = {
     "--run": ("NAME", "the run's name, if the config names none"),
     "--config": ("FILE", "clusters.yaml: the run's name, which clusters there are, and where certs lies"),
     "--cluster": ("NAME", "whose certificates"),
@@ -88,14 +88,9 @@ _TAKES = {
 def parser(command: str = "") -> Parser:
     """The options of `certs`, or of one of its commands."""
     if not command:
-        made = Parser(prog="whale-nebula certs", description=_DESCRIPTION, epilog=_EPILOG)
-        made.usage = "whale-nebula certs init|issue|show|renew|revoke [options]"
-        return made
-    made = Parser(prog=f"whale-nebula certs {command}", description=_TEXT[command])
-    for name in _TAKES[command]:
-        value, text = _OPTIONS[name]
-        made.option(name, text, value)
-    return made
+        usage = "whale-nebula certs init|issue|show|renew|revoke [options]"
+        return Parser("certs", _DESCRIPTION, {}, usage=usage, epilog=_EPILOG)
+    return Parser(f"certs {command}", _TEXT[command], {name: _OPTIONS[name] for name in _TAKES[command]})
 
 
 def main(argv: Sequence[str]) -> int:
@@ -104,110 +99,88 @@ def main(argv: Sequence[str]) -> int:
     if command not in _COMMANDS:
         made = parser()
         made.read([word for word in argv if word.startswith("-")])
-        made.refuse(
-            f"there is no command {command!r}: {did_you_mean(command, _COMMANDS)}"
-            if command
-            else f"which of {', '.join(_COMMANDS)}?"
-        )
+        if not command:
+            made.error(f"which of {', '.join(_COMMANDS)}?")
+        made.error(f"there is no command {command!r}: {did_you_mean(command, _COMMANDS)}")
     made = parser(command)
     given = made.read(argv[1:])
     try:
-        return _COMMANDS[command](given, made)
+        document, text = _COMMANDS[command](given, made)
     except NebulaError as error:
-        tell(error, as_json=given.json)
-        return arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
+        code = arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
+        return tell(error, as_json=given.json, code=code)
+    print(json.dumps(document, indent=1) if given.json else text)
+    return arguments.DONE
+
+
+Answer = tuple[dict[str, Any], str]
+"""What a command has to say, for programs and for people."""
 
 
 # ---------------------------------------------------------------------- the commands
-def _init(given: argparse.Namespace, made: Parser) -> int:
-    config = _config(given)
+def _init(given: argparse.Namespace, made: Parser) -> Answer:
+    config, folder = _config(given), _folder(given)
     run = given.run or config.run
     if not run:
-        made.refuse('which run? --run mt, or --config clusters.yaml with "run: mt" in it')
+        made.error('which run? --run mt, or --config clusters.yaml with "run: mt" in it')
     if given.run and config.run not in (None, given.run):
-        made.refuse(f"the config's run is {config.run!r}: leave --run out")
+        made.error(f"the config's run is {config.run!r}: leave --run out")
     new = Authority.fresh(run, authority.clusters_of(config), _days(given, made, AUTHORITY_DAYS))
-    authority.create(_folder(given), new)
-    if given.json:
-        print(json.dumps(certs_shown.authority_document(_folder(given)), indent=1))
-    else:
-        print(certs_shown.describe_authority(new, _folder(given)))
-    return arguments.DONE
+    authority.create(folder, new)
+    return certs_shown.authority_document(folder), certs_shown.describe_authority(new, folder)
 
 
-def _issue(given: argparse.Namespace, made: Parser) -> int:
+def _issue(given: argparse.Namespace, made: Parser) -> Answer:
     folder, config = _folder(given), _config(given)
     days, wanted = _days(given, made, DAYS), _wanted_certificates(given, made)
     if given.all and (wanted or given.config is None):
-        made.refuse("--all takes its workers from --config clusters.yaml, and from nothing else")
+        made.error("--all takes its workers from --config clusters.yaml, and from nothing else")
     if not given.all and not wanted:
-        made.refuse("whose? --cluster gpu, or --all --config clusters.yaml")
+        made.error("whose? --cluster gpu, or --all --config clusters.yaml")
     signs = _with_config(authority.load(folder), config, folder)
     who = authority.everyone(signs.run, config) if given.all else [Identity(signs.run, *each) for each in wanted]
-    _print_issued(issue.issue(folder, signs, who, days), given, "issued", certs_shown.where_they_go)
-    return arguments.DONE
+    return _describe_issued(issue.issue(folder, signs, who, days), given, "issued", certs_shown.where_they_go)
 
 
-def _show(given: argparse.Namespace, made: Parser) -> int:
-    folder = _folder(given)
-    if given.json:
-        print(json.dumps(certs_shown.document(folder), indent=1))
-    else:
-        certs_shown.show(folder)
-    return arguments.DONE
+def _show(given: argparse.Namespace, made: Parser) -> Answer:
+    return certs_shown.document(_folder(given)), "" if given.json else certs_shown.table(_folder(given))
 
 
-def _renew(given: argparse.Namespace, made: Parser) -> int:
+def _renew(given: argparse.Namespace, made: Parser) -> Answer:
     folder, wanted = _folder(given), _wanted_certificates(given, made)
     if given.ca:
         if wanted:
-            made.refuse("--ca renews the authority's certificate, and no other")
+            made.error("--ca renews the authority's certificate, and no other")
         new = issue.renew_authority(folder, _days(given, made, AUTHORITY_DAYS))
-        text = (
-            json.dumps(certs_shown.authority_document(folder), indent=1)
-            if given.json
-            else certs_shown.describe_authority(new, folder)
-        )
-        print(text)
-        return arguments.DONE
+        return certs_shown.authority_document(folder), certs_shown.describe_authority(new, folder)
     signs = authority.load(folder)
     if given.revoked:
         if wanted:
-            made.refuse("--revoked signs the deny list anew, and renews no certificate")
+            made.error("--revoked signs the deny list anew, and renews no certificate")
         renewed = issue.renew_deny_list(folder, signs)
-        document = {"deny_list": certs_shown.deny_list_document(renewed)}
-        print(json.dumps(document, indent=1) if given.json else certs_shown.signed_list(renewed, folder))
-        return arguments.DONE
+        return {"deny_list": certs_shown.deny_list_document(renewed)}, certs_shown.signed_list(renewed, folder)
     who = [Identity(signs.run, *each) for each in wanted] or certs_shown.renewable(folder)
     if not who:
         raise CredentialsError("there is nothing to renew", where=str(folder), mend="whale-nebula certs issue")
-    _print_issued(issue.renew(folder, signs, who, _days(given, made, DAYS)), given, "renewed", certs_shown.only_pem)
-    return arguments.DONE
+    renewals = issue.renew(folder, signs, who, _days(given, made, DAYS))
+    return _describe_issued(renewals, given, "renewed", certs_shown.only_pem)
 
 
-def _revoke(given: argparse.Namespace, made: Parser) -> int:
+def _revoke(given: argparse.Namespace, made: Parser) -> Answer:
     folder, wanted = _folder(given), _wanted_certificates(given, made)
     if bool(wanted) == bool(given.serial):
-        made.refuse("which? --cluster gpu --index 0, or --serial with its first digits")
+        made.error("which? --cluster gpu --index 0, or --serial with its first digits")
     signs = authority.load(folder)
-    serials = (
-        _by_serial(folder, given.serial) if given.serial else _of(folder, [Identity(signs.run, *w) for w in wanted])
-    )
+    who = [Identity(signs.run, *each) for each in wanted]
+    serials = _by_serial(folder, given.serial) if given.serial else _of(folder, who)
     new = issue.revoke(folder, signs, serials, given.why or "")
-    if given.json:
-        print(json.dumps({"revoked": [each._asdict() for each in new]}, indent=1))
-    else:
-        print(certs_shown.describe_revocation(new, certs_shown.deny_list(folder), folder))
-    return arguments.DONE
+    text = certs_shown.describe_revocation(new, certs_shown.deny_list(folder), folder)
+    return {"revoked": [each._asdict() for each in new]}, text
 
 
-_COMMANDS: dict[str, Callable[[argparse.Namespace, Parser], int]] = {
-    "init": _init,
-    "issue": _issue,
-    "show": _show,
-    "renew": _renew,
-    "revoke": _revoke,
-}
+_COMMANDS: dict[str, Callable[[argparse.Namespace, Parser], Answer]] = {
+    "init": _init, "issue": _issue, "show": _show, "renew": _renew, "revoke": _revoke,
+}  # fmt: skip
 
 
 # ---------------------------------------------------------------------- what the options mean
@@ -226,45 +199,34 @@ def _days(given: argparse.Namespace, made: Parser, usual: float) -> float:
     try:
         return usual if given.days is None else float(given.days)
     except ValueError:
-        made.refuse(f"--days takes a number, and {given.days!r} is none")
+        made.error(f"--days takes a number, and {given.days!r} is none")
 
 
 def _wanted_certificates(given: argparse.Namespace, made: Parser) -> list[tuple[str, str, int]]:
     """Cluster, role and number of those that the options name; none where they name nobody."""
     if given.cluster is None:
         if given.role or given.index or given.count:
-            made.refuse("of which cluster? --cluster gpu")
+            made.error("of which cluster? --cluster gpu")
         return []
     role = given.role or WORKER
     if role not in ROLES:
-        made.refuse(f"there is no role {role!r}: {did_you_mean(role, ROLES)}")
+        made.error(f"there is no role {role!r}: {did_you_mean(role, ROLES)}")
     if given.index is not None and given.count is not None:
-        made.refuse("--index is one, --count is several: choose one of them")
-    count = _number(given.count, made, "--count")
-    index = _number(given.index, made, "--index")
+        made.error("--index is one, --count is several: choose one of them")
+    count, index = made.number("--count", given.count), made.number("--index", given.index)
     if role == GATEWAY and (count or index):
-        made.refuse("a cluster has one gateway: leave --index and --count out")
+        made.error("a cluster has one gateway: leave --index and --count out")
     if count == 0:
-        made.refuse("--count takes a number from 1 up")
+        made.error("--count takes a number from 1 up")
     return [(given.cluster, role, number) for number in (range(count) if count else [index or 0])]
-
-
-def _number(text: str | None, made: Parser, name: str) -> int | None:
-    if text is None:
-        return None
-    if not text.isdecimal() or not text.isascii() or int(text) > 99999:
-        made.refuse(f"{name} takes a whole number, and {text!r} is none")
-    return int(text)
 
 
 def _with_config(signs: Authority, config: Config, folder: Path) -> Authority:
     """The authority with the clusters of the config that is given now, if one is."""
     if config.run not in (None, signs.run):
-        raise CredentialsError(
-            f"the config is of run {config.run!r}, and the authority of {signs.run!r}",
-            where=str(folder),
-            mend=f"whale-nebula certs init --folder certs-{config.run}, or the right --config",
-        )
+        what = f"the config is of run {config.run!r}, and the authority of {signs.run!r}"
+        mend = f"whale-nebula certs init --folder certs-{config.run}, or the right --config"
+        raise CredentialsError(what, where=str(folder), mend=mend)
     clusters = authority.clusters_of(config)
     if not clusters or clusters == signs.clusters:
         return signs
@@ -290,15 +252,10 @@ def _by_serial(folder: Path, start: str) -> list[str]:
     return found
 
 
-def _print_issued(
+def _describe_issued(
     made: Sequence[Issued], given: argparse.Namespace, verb: str, then: Callable[[Sequence[Issued]], str]
-) -> None:
-    if given.json:
-        said: dict[str, Any] = {verb: [certs_shown.issued_document(each) for each in made]}
-        print(json.dumps(said, indent=1))
-        return
-    for each in made:
-        print(certs_shown.line(each, verb))
-    if any(each.clipped for each in made):
+) -> Answer:
+    if any(each.clipped for each in made) and not given.json:
         remark("they end with the authority, before the days that were asked for: whale-nebula certs renew --ca")
-    print(then(made))
+    text = "\n".join([*(certs_shown.line(each, verb) for each in made), then(made)])
+    return {verb: [certs_shown.issued_document(each) for each in made]}, text

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-
+from whale_nebula.cli.arguments import describe_time
 from whale_nebula.errors import CredentialsError, IdentityError
 from whale_nebula.security import Identity, Peer, authority, files, issue, making, trust
 from whale_nebula.security.authority import Authority
@@ -16,35 +15,14 @@ from whale_nebula.security.identity import command_options
 from whale_nebula.security.issue import Issued
 from whale_nebula.security.trust import Revocation, SignedList
 
-STATES = {
-    "good": "green",
-    "ends soon": "yellow",
-    "not yet valid": "yellow",
-    "expired": "red",
-    "revoked": "red",
-    "replaced": "dim",
-}
+STATES = {"good": "green", "replaced": "dim", "revoked": "red", "expired": "red"}
+"""Colours of states; others are yellow."""
 _SERIAL = 16
 
 
 def moment(at: datetime) -> str:
     """A date as people read it."""
     return f"{at:%Y-%m-%d %H:%M} UTC"
-
-
-def time_left(until: datetime, at: datetime) -> str:
-    """How long something is good from now, to the nearest day or hour.
-
-    >>> now = datetime(2026, 1, 1)
-    >>> [time_left(until, now) for until in (datetime(2026, 1, 7, 12), datetime(2026, 1, 1, 5), datetime(2025, 1, 1))]
-    ['6 days', '5 hours', 'over']
-    """
-    rest = until - at
-    if rest <= timedelta():
-        return "over"
-    hours = rest.total_seconds() / 3600
-    count, word = (round(hours / 24), "day") if hours >= 48 else (round(hours), "hour")
-    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def state(begin: datetime, end: datetime, at: datetime) -> str:
@@ -59,27 +37,27 @@ def state(begin: datetime, end: datetime, at: datetime) -> str:
 # ---------------------------------------------------------------------- show
 def rows(folder: Path) -> list[dict[str, Any]]:
     """Every certificate of a folder as the fields of its row."""
-    present = deny_list(folder)
-    revoked = {} if present is None else present.revoked
-    found = issue.list_issued(folder)
-    at = making.now()
-    current = {_current(folder, peer, at) for peer in {peer.identity: peer for peer in found}.values()}
-    return [_row(peer, at, peer.serial in current, revoked.get(peer.serial)) for peer in found]
+    issued, denied, at, found = issue.list_issued(folder), _list_revoked(folder), making.now(), []
+    current = _find_current(folder).values()
+    for peer in issued:
+        revoked, said = denied.get(peer.serial), state(peer.not_before, peer.not_after, at)
+        if revoked or (peer.serial not in current and said != "expired"):
+            said = "revoked" if revoked else "replaced"
+        left, why = describe_time(peer.not_after - at), revoked.why if revoked else ""
+        found.append({**_identify(peer), "left": left, "state": said, "why": why})
+    return found
 
 
-def _row(peer: Peer, at: datetime, current: bool, revoked: Revocation | None) -> dict[str, Any]:
-    said = state(peer.not_before, peer.not_after, at)
-    if not current and said != "expired":
-        said = "replaced"
-    return {
-        "who": peer.identity.worker,
-        "uri": peer.identity.uri,
-        "serial": peer.serial,
-        "not_after": peer.not_after.isoformat(),
-        "left": time_left(peer.not_after, at),
-        "state": "revoked" if revoked else said,
-        "why": revoked.why if revoked else "",
-    }
+def _identify(peer: Peer) -> dict[str, Any]:
+    """Whose certificate it is, and which of his."""
+    identity = peer.identity
+    return {"who": identity.worker, "uri": identity.uri, "serial": peer.serial, "not_after": peer.not_after.isoformat()}
+
+
+def _find_current(folder: Path) -> dict[Identity, str | None]:
+    """The serial number of the certificate that each uses, if any."""
+    newest = {peer.identity: peer for peer in issue.list_issued(folder)}
+    return {identity: _current(folder, peer, making.now()) for identity, peer in newest.items()}
 
 
 def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
@@ -91,21 +69,21 @@ def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
     try:
         return files.serial(files.certificate(files.read(path, "a certificate"), str(path)))
     except IdentityError as error:
-        raise CredentialsError(
-            f"the certificate of {identity.worker} does not read",
-            where=str(path),
-            why=error.why or error.what,
-            mend=f"mv {path} {path}.broken, then whale-nebula certs renew {command_options(identity)}",
-        ) from None
+        what = f"the certificate of {identity.worker} does not read"
+        why = error.why or error.what
+        mend = f"mv {path} {path}.broken, then whale-nebula certs renew {command_options(identity)}"
+        raise CredentialsError(what, where=str(path), why=why, mend=mend) from None
 
 
 def renewable(folder: Path) -> list[Identity]:
     """Who has a certificate in use, not revoked."""
-    present = deny_list(folder)
-    revoked = {} if present is None else present.revoked
-    found = {peer.identity: peer for peer in issue.list_issued(folder)}
-    used = {identity: _current(folder, newest, making.now()) for identity, newest in found.items()}
+    used, revoked = _find_current(folder), _list_revoked(folder)
     return sorted(identity for identity, serial in used.items() if serial is not None and serial not in revoked)
+
+
+def _list_revoked(folder: Path) -> Mapping[str, Revocation]:
+    found = deny_list(folder)
+    return {} if found is None else found.revoked
 
 
 def deny_list(folder: Path) -> SignedList | None:
@@ -142,8 +120,8 @@ def authority_document(folder: Path) -> dict[str, Any]:
     }
 
 
-def show(folder: Path) -> None:
-    """Print the table; colours on a terminal only."""
+def table(folder: Path) -> str:
+    """All of `show` as text; colours on a terminal only."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -152,45 +130,37 @@ def show(folder: Path) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=120)
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    drawn = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     for column in ("who", "serial", "not after", "left", "state"):
-        table.add_column(column, no_wrap=column != "state")
+        drawn.add_column(column, no_wrap=column != "state")
     found = rows(folder)
     for row in found:
         until = moment(datetime.fromisoformat(row["not_after"]))
         said = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
-        table.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(said, style=STATES[row["state"]]))
-    console.print(Text(_authority_line(certificate, folder)))
-    console.print(Text(_deny_list_line(deny_list(folder))))
-    console.print()
-    console.print(table if found else Text("no certificate was issued yet: whale-nebula certs issue --cluster gpu"))
-
-
-def _authority_line(certificate: x509.Certificate, folder: Path) -> str:
+        style = STATES.get(row["state"], "yellow")
+        drawn.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(said, style=style))
     at, end = making.now(), certificate.not_valid_after_utc
     said = state(certificate.not_valid_before_utc, end, at)
     where = "" if (folder / authority.KEY).exists() else "; its key is on another host"
     run = files.authority_run(certificate)
-    return f"run {run}: authority good until {moment(end)} ({time_left(end, at)}, {said}){where}"
-
-
-def _deny_list_line(found: SignedList | None) -> str:
-    if found is None:
-        return f"no deny list here: copy {files.REVOKED} from where certificates are issued"
-    count = len(found.revoked)
-    return f"deny list number {found.number}: {count or 'no'} certificate{'s' * (count != 1)}"
+    ours = f"run {run}: authority good until {moment(end)} ({describe_time(end - at)}, {said}){where}"
+    denied = deny_list(folder)
+    theirs = f"no deny list here: copy {files.REVOKED} from where certificates are issued"
+    if denied is not None:
+        count = len(denied.revoked)
+        theirs = f"deny list number {denied.number}: {count or 'no'} certificate{'s' * (count != 1)}"
+    with console.capture() as capture:
+        console.print(Text(f"{ours}\n{theirs}\n"))
+        console.print(drawn if found else Text("no certificate was issued yet: whale-nebula certs issue --cluster gpu"))
+    return capture.get().rstrip("\n")
 
 
 # ---------------------------------------------------------------------- what was done
 def describe_authority(new: Authority, folder: Path) -> str:
     """After init, and after the authority was renewed."""
-    return "\n".join(
-        [
-            f"{folder / authority.CA}   the authority of run {new.run}, good until "
-            f"{moment(new.certificate.not_valid_after_utc)}: every host gets a copy",
-            f"{folder / authority.KEY}   its key: it stays on this host",
-        ]
-    )
+    until = moment(new.certificate.not_valid_after_utc)
+    ca = f"{folder / authority.CA}   the authority of run {new.run}, good until {until}: every host gets a copy"
+    return f"{ca}\n{folder / authority.KEY}   its key: it stays on this host"
 
 
 def line(each: Issued, verb: str) -> str:
@@ -209,14 +179,9 @@ def where_they_go(made: Sequence[Issued]) -> str:
             f"  {each.files.revoked}   and again after each revocation",
         ]
     folder = made[0].files.ca.parent
-    return "\n".join(
-        [
-            *lines,
-            f"There they are found in {folder.name!r} beside clusters.yaml; or name them in it:",
-            f'  security: {{ca: {folder}/ca.pem, cert: "{folder}/{{cluster}}-{{role}}-{{index}}.pem", '
-            f'key: "{folder}/{{cluster}}-{{role}}-{{index}}.key"}}',
-        ]
-    )
+    lines.append(f"There they are found in {folder.name!r} beside clusters.yaml; or name them in it:")
+    own = f"{folder}/{{cluster}}-{{role}}-{{index}}"
+    return "\n".join([*lines, f'  security: {{ca: {folder}/ca.pem, cert: "{own}.pem", key: "{own}.key"}}'])
 
 
 def only_pem(made: Sequence[Issued]) -> str:
@@ -240,11 +205,5 @@ def signed_list(found: SignedList, folder: Path) -> str:
 
 def issued_document(each: Issued) -> dict[str, Any]:
     """One certificate that was made, for other programs."""
-    return {
-        "who": each.peer.identity.worker,
-        "uri": each.peer.identity.uri,
-        "serial": each.peer.serial,
-        "not_after": each.peer.not_after.isoformat(),
-        "files": {part: str(path) for part, path in each.files._asdict().items()},
-        "clipped": each.clipped,
-    }
+    paths = {part: str(path) for part, path in each.files._asdict().items()}
+    return {**_identify(each.peer), "files": paths, "clipped": each.clipped}

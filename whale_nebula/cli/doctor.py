@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import Parser, tell
-from whale_nebula.cli.checks import Check, config_checks, local, machine_checks
+from whale_nebula.cli.arguments import Options, Parser, tell
+from whale_nebula.cli.checks import local
+from whale_nebula.cli.checks.local import Check, config_checks, machine_checks
 from whale_nebula.errors import NebulaError
 
 _DESCRIPTION = """\
@@ -40,44 +42,42 @@ exit status:
   2   the command line is wrong
   78  the config is wrong"""
 
+_OPTIONS: Options = {
+    "--config": ("FILE", "check this clusters.yaml, too"),
+    "--cluster": ("NAME", "the cluster that this host is in: check all that a run of it needs"),
+    "--worker": ("N", "the worker that is here, if its address does not say so"),
+    "--gateway": (None, "this host is the gateway's, and no worker's"),
+    "--json": (None, "print one JSON object"),
+}
 _NETWORK_NEEDS = ("grpcio", "cryptography", "numpy", "google-crc32c")
 
 
 def parser() -> Parser:
     """The options of the command."""
-    made = Parser(prog="whale-nebula doctor", description=_DESCRIPTION, epilog=_EPILOG)
-    made.option("--config", "check this clusters.yaml, too", "FILE")
-    made.option("--cluster", "the cluster that this host is in: check all that a run of it needs", "NAME")
-    made.option("--worker", "the worker that is here, if its address does not say so", "N")
-    made.option("--gateway", "this host is the gateway's, and no worker's")
-    made.option("--json", "print one JSON object")
-    return made
+    return Parser("doctor", _DESCRIPTION, _OPTIONS, epilog=_EPILOG)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; gives the exit status."""
     made = parser()
     given = made.read(argv)
-    _check(made, given)
-    try:
-        checks = _looked_at(given)
-    except NebulaError as error:
-        tell(error, as_json=given.json)
-        return arguments.CONFIG
-    print(_json(checks) if given.json else _text(checks))
-    return arguments.DONE if all(check.state != "bad" for check in checks) else arguments.FAILED
-
-
-def _check(made: Parser, given: argparse.Namespace) -> None:
     if given.cluster is not None and given.config is None:
-        made.refuse("--cluster goes with --config clusters.yaml")
+        made.error("--cluster goes with --config clusters.yaml")
     if given.worker is not None and (given.cluster is None or given.gateway):
-        made.refuse("--worker goes with --cluster, and without --gateway")
-    if given.worker is not None and not (given.worker.isdecimal() and int(given.worker) < 65536):
-        made.refuse(f"--worker takes a number, and {given.worker!r} is none")
+        made.error("--worker goes with --cluster, and without --gateway")
+    given.worker = made.number("--worker", given.worker)
+    try:
+        checks = _check(given)
+    except NebulaError as error:
+        return tell(error, as_json=given.json, code=arguments.CONFIG)
+    well = all(check.state != "bad" for check in checks)
+    print(
+        json.dumps({"ok": well, "checks": [asdict(each) for each in checks]}, indent=1) if given.json else _text(checks)
+    )
+    return arguments.DONE if well else arguments.FAILED
 
 
-def _looked_at(given: argparse.Namespace) -> list[Check]:
+def _check(given: argparse.Namespace) -> list[Check]:
     if given.config is None:
         return machine_checks(training=not given.gateway)
     checks = config_checks(given.config)
@@ -91,21 +91,8 @@ def _looked_at(given: argparse.Namespace) -> list[Check]:
     from whale_nebula.cli.checks.host import host
     from whale_nebula.config import load
 
-    worker = None if given.worker is None else int(given.worker)
-    here = host(load(given.config), given.config, given.cluster, worker=worker, gateway=given.gateway)
+    here = host(load(given.config), given.config, given.cluster, worker=given.worker, gateway=given.gateway)
     return [*machine_checks(training=here.trains), *checks, *cluster_checks(here)]
-
-
-def _json(checks: Sequence[Check]) -> str:
-    return json.dumps(
-        {
-            "ok": all(check.state != "bad" for check in checks),
-            "checks": [
-                {"name": c.name, "state": c.state, "found": c.found, "why": c.why, "mend": c.mend} for c in checks
-            ],
-        },
-        indent=1,
-    )
 
 
 _MARKS = {"ok": "ok  ", "note": "note", "warning": "WARN", "bad": "BAD "}
@@ -116,22 +103,12 @@ _WIDE = 32
 def _text(checks: Sequence[Check]) -> str:
     names = max(len(check.name) for check in checks)
     found = max(len(check.found) for check in checks if len(check.found) <= _WIDE)
-    lines = []
+    lines, indent = [], " " * (names + 10)
     for check in checks:
-        indent = " " * (names + 10)
-        mark, why = _MARKS[check.state], check.why.replace("\n", f"\n{indent}")
-        if len(check.found) > _WIDE:
-            lines.append(f"  {mark}  {check.name:<{names}}  {check.found}")
-            lines += [f"{indent}{why}"] if why else []
-        else:
-            lines.append(f"  {mark}  {check.name:<{names}}  {check.found:<{found}}  {why}".rstrip())
-        if check.mend:
-            mend = check.mend.replace("\n", f"\n{indent}      ")
-            lines.append(f"{indent}mend: {mend}")
-    return "\n".join([*lines, "", _end(checks)])
-
-
-def _end(checks: Sequence[Check]) -> str:
+        why, mend = check.why.replace("\n", f"\n{indent}"), check.mend.replace("\n", f"\n{indent}      ")
+        apart = f"\n{indent}" * bool(why) if len(check.found) > _WIDE else "  "
+        lines.append(f"  {_MARKS[check.state]}  {check.name:<{names}}  {check.found:<{found}}{apart}{why}".rstrip())
+        lines += [f"{indent}mend: {mend}"] if mend else []
     bad, warned = (sum(check.state == state for check in checks) for state in ("bad", "warning"))
-    warnings = f"; {warned} warning{'s' * (warned != 1)}" if warned else ""
-    return (f"{bad} of {len(checks)} must be mended" if bad else "everything that is needed is there") + warnings
+    end = f"{bad} of {len(checks)} must be mended" if bad else "everything that is needed is there"
+    return "\n".join([*lines, "", end + (f"; {warned} warning{'s' * (warned != 1)}" if warned else "")])

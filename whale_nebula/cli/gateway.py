@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import Parser, remark, tell
+from whale_nebula.cli.arguments import Options, Parser, remark, tell
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, IdentityError, NebulaError
 from whale_nebula.gateway.entry import keep_freed
@@ -48,17 +48,20 @@ exit status:
 _HEARD = (signal.SIGTERM, signal.SIGINT)
 
 
+_OPTIONS: Options = {
+    "--config": ("FILE", "clusters.yaml"),
+    "--cluster": ("NAME", "whose gateway this is"),
+    "--listen": ("HOST:PORT", "where to listen, if not at the address that the config gives to others"),
+    "--audit": ("FILE", "the audit log: audit/NAME-gateway.jsonl beside the config if it is not given"),
+    "--json": (None, "print one JSON object when it listens"),
+    "--told": (None, argparse.SUPPRESS),  # by a launcher, over its standard input
+}
+
+
 def parser() -> Parser:
     """The options of the command."""
-    made = Parser(prog="whale-nebula gateway", description=_DESCRIPTION, epilog=_EPILOG)
-    made.usage = "whale-nebula gateway --config FILE --cluster NAME [--listen HOST:PORT] [--audit FILE] [--json]"
-    made.option("--config", "clusters.yaml", "FILE")
-    made.option("--cluster", "whose gateway this is", "NAME")
-    made.option("--listen", "where to listen, if not at the address that the config gives to others", "HOST:PORT")
-    made.option("--audit", "the audit log: audit/NAME-gateway.jsonl beside the config if it is not given", "FILE")
-    made.option("--json", "print one JSON object when it listens")
-    made.add_argument("--told", action="store_true", help=argparse.SUPPRESS)  # by a launcher, over its standard input
-    return made
+    usage = "whale-nebula gateway --config FILE --cluster NAME [--listen HOST:PORT] [--audit FILE] [--json]"
+    return Parser("gateway", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,15 +69,20 @@ def main(argv: Sequence[str]) -> int:
     made = parser()
     given = made.read(argv)
     if not given.told and (given.config is None or given.cluster is None):
-        made.refuse("which gateway? --config clusters.yaml --cluster gpu")
+        made.error("which gateway? --config clusters.yaml --cluster gpu")
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     logging.basicConfig(level=logging.WARNING, format="whale-nebula: %(message)s", stream=sys.stderr)
     try:
-        gateway = Gateway(_read_site(asked) if given.told else _site(given))
+        if given.told:
+            site = _read_site(asked)
+        else:
+            site = Site.of(load(given.config), given.cluster, given.config, given.listen)
+            site = site if given.audit is None else replace(site, audit=Path(os.path.abspath(given.audit)))
+        gateway = Gateway(site)
         gateway.start()
     except NebulaError as error:
-        tell(error, as_json=given.json)
-        return arguments.CONFIG if isinstance(error, ConfigError | IdentityError) else arguments.FAILED
+        code = arguments.CONFIG if isinstance(error, ConfigError | IdentityError) else arguments.FAILED
+        return tell(error, as_json=given.json, code=code)
     for number in _HEARD:
         signal.signal(number, lambda heard, _: asked.put(signal.Signals(heard).name))
     keep_freed()
@@ -84,11 +92,6 @@ def main(argv: Sequence[str]) -> int:
         remark(f"{why}: the gateway ends")
     gateway.stop(why)
     return arguments.DONE
-
-
-def _site(given: argparse.Namespace) -> Site:
-    site = Site.of(load(given.config), given.cluster, given.config, given.listen)
-    return site if given.audit is None else replace(site, audit=Path(os.path.abspath(given.audit)))
 
 
 def _read_site(asked: queue.SimpleQueue[str]) -> Site:
@@ -117,15 +120,11 @@ def _introduce(gateway: Gateway, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"gateway": site.identity.worker, "listens": gateway.address, "trusts": trusts}), flush=True)
         return
-    others = ", ".join(f"{name} ({_way(site, name)})" for name in site.gateways)
+    paced = {name: f", {rate * 8 / 1e6:g} Mbit/s" for name, rate in site.rates.items() if rate is not None}
+    ways = {name: (address or "it dials us") + paced.get(name, "") for name, address in site.gateways.items()}
+    others = ", ".join(f"{name} ({way})" for name, way in ways.items())
     print(
         f"whale-nebula: gateway of cluster {site.cluster}, run {site.run}, listens on {gateway.address}; "
         f"to {others or 'no other cluster'}; trusts {trusts}; audit log {site.audit}",
         flush=True,
     )
-
-
-def _way(site: Site, cluster: str) -> str:
-    rate = site.rates.get(cluster)
-    paced = f", {rate * 8 / 1e6:g} Mbit/s" if rate is not None else ""
-    return (site.gateways[cluster] or "it dials us") + paced

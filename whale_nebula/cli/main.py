@@ -1,7 +1,4 @@
-"""The `whale-nebula` command: each subcommand imports what it needs when called; the start needs no TensorFlow.
-
-What has no engine yet says so and ends with 69 (service unavailable), with nothing done.
-"""
+"""The `whale-nebula` command: each subcommand imports what it needs when called; the start needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,11 +12,10 @@ import sys
 from collections.abc import Sequence
 
 from whale_nebula import __version__
-from whale_nebula.cli.arguments import DONE, INTERRUPTED, NOT_YET, SIGNALLED, tell
-from whale_nebula.errors import NotYetError
+from whale_nebula.cli.arguments import DONE, INTERRUPTED, SIGNALLED
 from whale_nebula.errors.text import did_you_mean
 
-COMMANDS = {
+COMMANDS = {  # each is a module of its own here
     "run": "run a script on this cluster's workers: whale-nebula run --config clusters.yaml --cluster gpu train.py",
     "show": "show a script's plan: stages, boundaries, schedule, what crosses the line; or a saved plan or report",
     "doctor": "check this machine: versions, packages, threads, memory, and a clusters.yaml",
@@ -28,8 +24,6 @@ COMMANDS = {
     "audit": "verify a gateway's audit log",
     "bench": "measure the line between two clusters: whale-nebula bench link",
 }
-BUILT = ("run", "show", "doctor", "certs", "gateway", "audit", "bench")
-"""Those that work; each is a module of its own here."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,12 +35,9 @@ def parser() -> argparse.ArgumentParser:
         "whale-nebula COMMAND --help says more of each.",
     )
     made.add_argument("--version", action="version", version=f"whale-nebula {__version__}")
-    commands = made.add_subparsers(dest="command", metavar="COMMAND")
+    commands = made.add_subparsers(metavar="COMMAND")
     for name, text in COMMANDS.items():
-        said = text if name in BUILT else f"{text} (not built yet)"
-        command = commands.add_parser(name, help=said, description=said)
-        command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-        command.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="options of the command")
+        commands.add_parser(name, help=text)
     return made
 
 
@@ -59,18 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     SystemExit: 0
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in BUILT:
+    if words and words[0] in COMMANDS:
         return _run_command(words[0], words[1:])
     made = parser()
-    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+    if words and not words[0].startswith("-"):
         made.error(f"there is no command {words[0]!r}; {did_you_mean(words[0], COMMANDS)}")
-    chosen = made.parse_args(words)
-    if chosen.command is None:
-        made.print_help()
-        return DONE
-    error = NotYetError(f"whale-nebula {chosen.command}", mend="python train.py runs all clusters in this process")
-    tell(error, as_json=chosen.json or "--json" in chosen.rest)
-    return NOT_YET
+    made.parse_args(words)
+    made.print_help()
+    return DONE
 
 
 def _run_command(command: str, words: Sequence[str]) -> int:
@@ -82,18 +69,13 @@ def _run_command(command: str, words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        if _is_read():
+        ends = select.poll()
+        ends.register(sys.stdout.fileno(), 0)
+        if not ends.poll(0):  # somebody reads our output still: it is another pipe that broke
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SIGNALLED + signal.SIGPIPE
     return code
-
-
-def _is_read() -> bool:
-    """Whether anybody reads our output; `head` has seen enough of it at some time."""
-    ends = select.poll()
-    ends.register(sys.stdout.fileno(), 0)
-    return not ends.poll(0)
 
 
 if __name__ == "__main__":

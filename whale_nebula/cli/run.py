@@ -8,24 +8,21 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import SIGNALLED, Parser, remark, tell
+from whale_nebula.cli.arguments import SIGNALLED, Options, Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, NebulaError, RemoteFailureError
 from whale_nebula.launch import Job, Outcome, Result, gateways
-from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.last_error import last_sentence, last_word, same_cause
-from whale_nebula.launch.placed import Output, identities, run_name, seed_of, start_placed
+from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
 from whale_nebula.launch.processes import Board, Sink
 from whale_nebula.launch.resolve import PORT, Asked, Placement, Resolved, cluster_of, everything, resolve
-from whale_nebula.launch.resolve.placement import is_local, listening, settle_ports
+from whale_nebula.launch.resolve.placement import is_local, settle_ports
 from whale_nebula.report.screen import Screen, terminal
-
-_FAILED = RemoteFailureError.code
 
 
 def report_end(result: Result, asking: Asking, *, as_json: bool) -> int:
@@ -64,13 +61,6 @@ def _with_mend(why: str, errors: str) -> str:
     return why.removesuffix(word) + last_sentence(errors) if word and why.endswith(word) else why
 
 
-def _first(result: Result, culprit: str) -> str:
-    """Who failed first: where the first that ended says that another one has failed before it, that one."""
-    word = last_word(result.outcomes[culprit].err)
-    failed = [name for name, outcome in result.outcomes.items() if outcome.code > 0 and outcome.code != arguments.LEFT]
-    return next((name for name in failed if word.startswith(f"{_FAILED} worker '{name}' failed: ")), culprit)
-
-
 def _ending(result: Result, asking: Asking) -> tuple[int, str | None, str]:
     if asking.second is not None:
         return arguments.SIGNALLED + asking.second, None, "the workers were killed"
@@ -79,7 +69,11 @@ def _ending(result: Result, asking: Asking) -> tuple[int, str | None, str]:
         return arguments.shell_code(-signal.SIGKILL), None, f"did not leave in time, and were killed: {', '.join(left)}"
     if result.culprit is None:
         return arguments.DONE, None, ""
-    outcome = result.outcomes[_first(result, result.culprit)]
+    # where the first that ended says that another one has failed before it, that one failed first
+    word = last_word(result.outcomes[result.culprit].err)
+    failed = [name for name, outcome in result.outcomes.items() if outcome.code > 0 and outcome.code != arguments.LEFT]
+    named = (name for name in failed if word.startswith(f"{RemoteFailureError.code} worker '{name}' failed: "))
+    outcome = result.outcomes[next(named, result.culprit)]
     if outcome.code == arguments.LEFT:
         return arguments.LEFT, None, "the workers left, and can be started again"
     return arguments.shell_code(outcome.code), outcome.worker, f"failed first: {_how(result, outcome)}"
@@ -88,79 +82,41 @@ def _ending(result: Result, asking: Asking) -> tuple[int, str | None, str]:
 def _how(result: Result, outcome: Outcome) -> str:
     if outcome.worker in result.frozen:
         return "it was frozen, and was killed"
-    code = outcome.code
-    how = f"exit code {code}" if code >= 0 else f"ended by {_name(-code)}"
-    return f"{how}: {word}" if code >= 0 and (word := last_word(outcome.err)) else how
+    if outcome.code < 0:
+        known = -outcome.code in list(signal.Signals)
+        return f"ended by {signal.Signals(-outcome.code).name if known else f'signal {-outcome.code}'}"
+    word = last_word(outcome.err)
+    return f"exit code {outcome.code}" + (f": {word}" if word else "")
 
 
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-@dataclass(frozen=True)
-class Intent:
-    """What a command line comes to."""
-
-    found: Resolved
-    config: Config
-    path: str | None
-    script: Sequence[str]
-    everywhere: bool = False
-
-    @staticmethod
-    def explained(found: Resolved) -> str:
-        """Who knew where the workers are, as JSON."""
-        return json.dumps({"answered": found.source, "declined": dict(found.declined)})
-
-    def to_json(self) -> str:
-        """One JSON object."""
-        placement = self.found.placement
-        return json.dumps(
-            {
-                "run": run_name(self.config),
-                "answered": self.found.source,
-                "config": self.path,
-                "insecure": self.config.security.insecure,
-                "seed": seed_of(self.config),
-                "patience": self.config.patience,
-                "script": list(self.script),
-                "workers": [
-                    {
-                        "worker": worker,
-                        "cluster": cluster_of(worker),
-                        "address": address,
-                        "here": worker in placement.here,
-                        "gateway": self._gateway(worker),
-                    }
-                    for worker, address in placement.addresses.items()
-                ],
-            },
-            indent=1,
-        )
-
-    def to_text(self) -> str:
-        """The same in lines."""
-        placement = self.found.placement
-        width = max(map(len, placement.addresses))
-        lines = [f"run {run_name(self.config)!r} of {' '.join(self.script)}, seed {seed_of(self.config)}"]
-        for worker, address in placement.addresses.items():
-            state = "starts here" if worker in placement.here else "is elsewhere"
-            gateway = self._gateway(worker)
-            behind = f", behind gateway {gateway}" if gateway else ""
-            lines.append(f"  {worker:<{width}}  {state:<12}  {address}{behind}")
-        return "\n".join([*lines, f"{self._describe_security()}; {self.found.source} says where the workers are"])
-
-    def _gateway(self, worker: str) -> str | None:
-        cluster = self.config.clusters.get(cluster_of(worker))
-        return None if cluster is None else cluster.gateway
-
-    def _describe_security(self) -> str:
-        if self.config.security.insecure:
-            return "insecure: links are not encrypted"
-        return "certificates for this run only" if self.everywhere else "certificates as the config says"
+def _describe_start(given: argparse.Namespace, config: Config, found: Resolved, script: Sequence[str]) -> str:
+    """What would be started."""
+    workers = []
+    for worker, address in found.placement.addresses.items():
+        cluster, here = cluster_of(worker), worker in found.placement.here
+        known = {"worker": worker, "cluster": cluster, "address": address, "here": here}
+        workers.append({**known, "gateway": config.gateway_of(cluster)})
+    if given.json:
+        document = {
+            "run": config.run_name,
+            "answered": found.source,
+            "config": given.config,
+            "insecure": config.security.insecure,
+            "seed": seed_of(config),
+            "patience": config.patience,
+            "script": list(script),
+            "workers": workers,
+        }
+        return json.dumps(document, indent=1)
+    lines, width = [], max(map(len, found.placement.addresses))
+    for each in workers:
+        state = "starts here" if each["here"] else "is elsewhere"
+        behind = f", behind gateway {each['gateway']}" if each["gateway"] else ""
+        lines.append(f"  {each['worker']:<{width}}  {state:<12}  {each['address']}{behind}")
+    secured = "certificates for this run only" if given.all else "certificates as the config says"
+    secured = "insecure: links are not encrypted" if config.security.insecure else secured
+    first = f"run {config.run_name!r} of {' '.join(script)}, seed {seed_of(config)}"
+    return "\n".join([first, *lines, f"{secured}; {found.source} says where the workers are"])
 
 
 _DESCRIPTION = """\
@@ -193,13 +149,11 @@ exit status:
   66   there is no such script             130, 143, 129  ended at once by a second signal
   else that of the worker that failed first; 128 + n where a signal ended it (137: killed, or frozen)"""
 
-_FLAGS = {
-    "--all": "start every worker of every cluster on this machine",
-    "--explain": "say who knows where the workers are, and why others do not; start nothing",
-    "--dry-run": "say what would be started, and start nothing",
-    "--json": "print one JSON object: the answer, or after a run how it ended, as the last line",
-}
-_VALUED = {
+_OPTIONS: Options = {
+    "--all": (None, "start every worker of every cluster on this machine"),
+    "--explain": (None, "say who knows where the workers are, and why others do not; start nothing"),
+    "--dry-run": (None, "say what would be started, and start nothing"),
+    "--json": (None, "print one JSON object: the answer, or after a run how it ended, as the last line"),
     "--config": ("FILE", "clusters.yaml"),
     "--cluster": ("NAME", "the cluster that this host is in"),
     "--worker": ("N", "the worker of the cluster that this is, from 0"),
@@ -210,10 +164,8 @@ _VALUED = {
 
 def parser() -> Parser:
     """The options of the command."""
-    made = Parser(prog="whale-nebula run", description=_DESCRIPTION, epilog=_EPILOG)
-    made.usage = "whale-nebula run [options] SCRIPT [arguments of the script]"
-    made.options(_FLAGS, _VALUED)
-    return made
+    usage = "whale-nebula run [options] SCRIPT [arguments of the script]"
+    return Parser("run", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
 
 
 def words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -224,7 +176,7 @@ def words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     at = 0
     while at < len(argv) and argv[at].startswith("-") and argv[at] != "--":
-        at += 2 if argv[at] in _VALUED else 1
+        at += 2 if _OPTIONS.get(argv[at], (None,))[0] is not None else 1
     script = at + 1 if at < len(argv) and argv[at] == "--" else at
     return list(argv[:at]), list(argv[script:])
 
@@ -236,26 +188,22 @@ def main(argv: Sequence[str]) -> int:
     given = made.read(options)
     _check(made, given, script)
     if script and not os.path.isfile(script[0]):
-        what = f"there is no script {script[0]!r}"
-        tell(ConfigError(what, mend="whale-nebula run [options] path/to/train.py"), as_json=given.json)
-        return arguments.NO_FILE
+        error = ConfigError(f"there is no script {script[0]!r}", mend="whale-nebula run [options] path/to/train.py")
+        return tell(error, as_json=given.json, code=arguments.NO_FILE)
     try:
         return _run(given, script)
     except NebulaError as error:
-        tell(error, as_json=given.json)
-        return arguments.CONFIG
+        return tell(error, as_json=given.json, code=arguments.CONFIG)
 
 
 def _check(made: Parser, given: argparse.Namespace, script: Sequence[str]) -> None:
     if not script and not given.explain:
-        made.refuse("which script? whale-nebula run [options] train.py")
+        made.error("which script? whale-nebula run [options] train.py")
     if given.all and (given.cluster is not None or given.worker is not None):
-        made.refuse("--all starts all workers of all clusters: it goes without --cluster and --worker")
+        made.error("--all starts all workers of all clusters: it goes without --cluster and --worker")
     if given.clusters is not None and (not given.all or given.config is not None):
-        made.refuse("--clusters goes with --all, and stands for a config: --all --clusters gpu,npu")
-    for name, text in (("--worker", given.worker), ("--port", given.port)):
-        if text is not None and not (text.isdecimal() and int(text) < 65536):
-            made.refuse(f"{name} takes a number, and {text!r} is none")
+        made.error("--clusters goes with --all, and stands for a config: --all --clusters gpu,npu")
+    given.worker, given.port = made.number("--worker", given.worker), made.number("--port", given.port)
 
 
 def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
@@ -263,77 +211,59 @@ def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
     config = gateways.at_hand(config, is_local) if given.all else config
     found = _place_workers(given, config)
     if given.explain:
-        print(Intent.explained(found) if given.json else found.explained())
+        answer = {"answered": found.source, "declined": dict(found.declined)}
+        print(json.dumps(answer) if given.json else found.explain())
         return arguments.DONE
-    _agrees(given, written, config, found.placement)
+    gateways.check_names(config, found.placement.addresses)
+    if not given.all:
+        gateways.check(config, cluster_of(found.placement.here[0]))
+    elif gateways.names(written) and not gateways.names(config):
+        remark("no gateway runs here, as not every cluster of the config names one")
     if given.dry_run:
-        intent = Intent(found, config, given.config, script, everywhere=given.all)
-        print(intent.to_json() if given.json else intent.to_text())
+        print(_describe_start(given, config, found, script))
         return arguments.DONE
     if config.security.insecure:
         remark(f"insecure: true in {given.config}: links are not encrypted, and nobody proves who he is")
     asking = Asking(config.patience)
-    with handle_signals(asking), _secure_workers(given, config, found.placement) as security:
-        return _start(given, config, found.placement, security, script, asking)
-
-
-def _agrees(given: argparse.Namespace, written: Config, config: Config, placement: Placement) -> None:
-    """Whether what is told so far can be a run at all."""
-    from whale_nebula.launch import gateways
-
-    gateways.check_names(config, placement.addresses)
-    if not given.all:
-        gateways.check(config, cluster_of(placement.here[0]))
-    elif gateways.names(written) and not gateways.names(config):
-        remark("no gateway runs here, as not every cluster of the config names one")
+    with handle_signals(asking), contextlib.ExitStack() as others:
+        result = _start(given, config, found.placement, script, asking, others)
+    return report_end(result, asking, as_json=given.json)
 
 
 def _place_workers(given: argparse.Namespace, config: Config) -> Resolved:
     if given.all:
         names = [name.strip() for name in (given.clusters or "").split(",") if name.strip()]
         return Resolved(settle_ports(everything(config, names, is_local)), "--all", {})
-    worker = None if given.worker is None else int(given.worker)
-    found = resolve(config, os.environ, Asked(given.cluster, worker, int(given.port or PORT), is_local))
+    found = resolve(config, os.environ, Asked(given.cluster, given.worker, given.port or PORT, is_local))
     return found._replace(placement=settle_ports(found.placement))
-
-
-@contextlib.contextmanager
-def _secure_workers(
-    given: argparse.Namespace, config: Config, placement: Placement
-) -> Iterator[Mapping[str, SecurityFiles]]:
-    """The certificates of all workers of this host, looked at before anything starts."""
-    from whale_nebula.launch import gateways
-
-    if given.all or len(placement.addresses) == 1:
-        with gateways.for_one_run(config, [*placement.here, *gateways.names(config)]) as made:
-            yield made
-    else:
-        files = gateways.configured_files(config, placement.here, given.config)
-        gateways.check_files(files, run_name(config))
-        yield files
 
 
 def _start(
     given: argparse.Namespace,
     config: Config,
     placement: Placement,
-    security: Mapping[str, SecurityFiles],
     script: Sequence[str],
     asking: Asking,
-) -> int:
-    listen = _listen(config, placement)
+    others: contextlib.ExitStack,
+) -> Result:
+    """Start the workers of this host, whose certificates are looked at before, and wait until they have ended."""
+    if given.all or len(placement.addresses) == 1:
+        owners = [*placement.here, *gateways.names(config)]
+        security = others.enter_context(gateways.for_one_run(config, owners))
+    else:
+        security = gateways.configured_files(config, placement.here, given.config)
+        gateways.check_files(security, config.run_name)
+    listen = gateways.listen_here(config, placement, remark)
     workers = identities(placement, config, security, listen=listen, path=given.config, everywhere=given.all)
     sys.stdout.flush()
+    output = others.enter_context(_output())
+    if given.all:
+        others.enter_context(gateways.running(config, placement, security))
+        if names := " and ".join(gateways.names(config)):
+            remark(f"{names} run here, too; their audit logs go with the run (between hosts they stay)")
     argv = ["-m", "whale_nebula.launch.child", *script]
-    with contextlib.ExitStack() as others:
-        output = others.enter_context(_output())
-        if given.all:
-            others.enter_context(gateways.running(config, placement, security))
-            _tell_of_gateways(gateways.names(config))
-        job = others.enter_context(start_placed(argv, workers, output=output, notice=remark))
-        asking.job = job
-        result = job.wait(float("inf"), patience=config.patience)
-    return report_end(result, asking, as_json=given.json)
+    asking.job = others.enter_context(start_placed(argv, workers, output=output, notice=remark))
+    return asking.job.wait(float("inf"), patience=config.patience)
 
 
 @contextlib.contextmanager
@@ -353,29 +283,6 @@ def _output() -> Iterator[Output]:
         screen.close()
 
 
-def _tell_of_gateways(names: Sequence[str]) -> None:
-    """Say what is not as it is between hosts."""
-    if names:
-        remark(f"{' and '.join(names)} run here, too; their audit logs go with the run (between hosts they stay)")
-
-
-def _listen(config: Config, placement: Placement) -> dict[str, str]:
-    """Where the workers listen. Only who asks for certificates may listen more widely than the config says."""
-    own = config.clusters.get(cluster_of(placement.here[0]))
-    found = listening(placement, written=own is not None and bool(own.workers))
-    for worker, listen in found.items():
-        address = placement.addresses[worker]
-        if listen != address and config.security.insecure:
-            raise ConfigError(
-                f"{address} is no address of this host, so worker {worker} cannot listen there",
-                why="it would listen everywhere, and with insecure: true to everybody",
-                mend="start it on its own host, or use certificates: leave out security.insecure",
-            )
-        if listen != address:
-            remark(f"{address} is no address of this host: worker {worker} listens at {listen}")
-    return found
-
-
 HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -393,19 +300,17 @@ class Asking:
         name = signal.Signals(number).name
         if self.job is None:
             sys.exit(SIGNALLED + number)
-        if self.first is None:
+        first, text = self.first is None, f"{name}, again: the workers are killed"
+        if first:
+            text = f"{name}: the workers leave after their next step, within {self.patience:g} s; again ends them now"
+        with contextlib.suppress(OSError):
+            os.write(2, f"whale-nebula: {text}\n".encode())
+        if first:
             self.first = number
-            _say(f"{name}: the workers leave after their next step, within {self.patience:g} s; again ends them now")
             self.job.ask(number, self.patience)
         else:
             self.second = number
-            _say(f"{name}, again: the workers are killed")
             self.job.kill_now()
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):
-        os.write(2, f"whale-nebula: {text}\n".encode())
 
 
 @contextlib.contextmanager

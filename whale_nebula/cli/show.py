@@ -7,18 +7,27 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Sequence
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whale_nebula.cli import arguments as exits
-from whale_nebula.cli.arguments import Parser, Words, misspelt, remark, split, tell
+from whale_nebula.cli.arguments import Options, Parser, Words, misspelt, remark, split, tell
 from whale_nebula.config import load, parse_links
 from whale_nebula.errors import ConfigError, NebulaError, OptionError, PlanError, StateError
+from whale_nebula.launch.last_error import own_lines
+from whale_nebula.plan.plan import Plan
+from whale_nebula.report.records import LinkReport, StageReport
+from whale_nebula.report.report import Report, read
+from whale_nebula.report.saved import finite, summary_document, summary_text
+from whale_nebula.scopes.observer import Observer, PlanShown, observed_by
 
 if TYPE_CHECKING:
-    from whale_nebula.cli.show_script import Ending, Onlooker
-    from whale_nebula.plan.plan import Plan
+    from whale_nebula.runtime.show import Shown
 
 
 PLANS = "whale_nebula shown plans 1"
@@ -53,13 +62,11 @@ exit status:
   2   the command line is wrong            78  the config is wrong
   3   the script made no step with scopes  130 interrupted"""
 
-_FLAGS = {
-    "--text": "print the plan as text (so it is unless you say otherwise)",
-    "--json": "print one JSON object: all numbers of the plan, but not its program",
-    "--mermaid": "print a Mermaid flowchart, which many places that show Markdown draw",
-    "--all": "plan every step that differs, until the script ends",
-}
-_VALUED = {
+_OPTIONS: Options = {
+    "--text": (None, "print the plan as text (so it is unless you say otherwise)"),
+    "--json": (None, "print one JSON object: all numbers of the plan, but not its program"),
+    "--mermaid": (None, "print a Mermaid flowchart, which many places that show Markdown draw"),
+    "--all": (None, "plan every step that differs, until the script ends"),
     "--html": ("FILE", "write the plan as one HTML file that needs nothing else"),
     "--save": ("FILE", "write the plan as Plan.save does: with its program, to be loaded, pinned and compared"),
     "--config": ("FILE", "clusters.yaml, instead of what the script gives nb.init"),
@@ -75,80 +82,69 @@ _VALUED = {
 
 def parser() -> Parser:
     """The options of the command."""
-    made = Parser(prog="whale-nebula show", description=_DESCRIPTION, epilog=_EPILOG)
-    made.usage = "whale-nebula show [options] SCRIPT [arguments of the script] | PLAN.json | --report FILE"
-    made.options(_FLAGS, _VALUED)
-    return made
+    usage = "whale-nebula show [options] SCRIPT [arguments of the script] | PLAN.json | --report FILE"
+    return Parser("show", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; gives the exit status."""
     made = parser()
-    words = split(argv, {*_FLAGS, "-h", "--help"}, _VALUED)
+    words = split(argv, _OPTIONS)
     for word, meant in misspelt(argv, words, made.names):
         remark(f"{word} was handed to the script; did you mean {meant}? (What is the script's may stand behind --.)")
     given = made.read(words.options)
     _check(made, given, words)
     try:
-        return _report(given) if given.report is not None else _show(given, words)
+        if given.report is None:
+            return _show(given, words)
+        if not os.path.exists(given.report):
+            return _no_file(given.report, given.json, _NO_REPORT)
+        reports, broken = read(given.report)
+        if given.json:
+            print(json.dumps(finite(summary_document(reports, broken)), allow_nan=False))
+        else:
+            print(summary_text(reports, broken))
+        return exits.DONE
     except ConfigError as error:
-        tell(error, as_json=given.json)
-        return exits.CONFIG
+        return tell(error, as_json=given.json, code=exits.CONFIG)
     except OptionError as error:
-        made.refuse(f"--after: {error.what}; {error.mend}")
+        made.error(f"--after: {error.what}; {error.mend}")
     except (PlanError, StateError) as error:
-        tell(error, as_json=given.json)
-        return exits.NO_DATA
+        return tell(error, as_json=given.json, code=exits.NO_DATA)
 
 
 def _check(made: Parser, given: argparse.Namespace, words: Words) -> None:
     if sum([given.json, given.mermaid, given.text, given.after is not None]) > 1:
-        made.refuse("--text, --json, --mermaid and --after print one thing in different ways: choose one")
+        made.error("--text, --json, --mermaid and --after print one thing in different ways: choose one")
     if given.report is None and words.script is None:
-        made.refuse("which script? whale-nebula show train.py")
+        made.error("which script? whale-nebula show train.py")
     if given.report is not None and (words.script is not None or given.mermaid or given.html or given.save):
-        made.refuse("--report shows a file that a run left: it goes with --json, and with nothing else")
+        made.error("--report shows a file that a run left: it goes with --json, and with nothing else")
     if given.steps is not None and (given.all or not given.steps.isdigit() or int(given.steps) < 1):
-        made.refuse("--steps takes a number from 1 up, and does not go with --all")
-
-
-def _report(given: argparse.Namespace) -> int:
-    if not os.path.exists(given.report):
-        return _no_file(given.report, given.json, _NO_REPORT)
-    from whale_nebula.cli.show_script import show_report
-
-    return show_report(given.report, as_json=given.json)
+        made.error("--steps takes a number from 1 up, and does not go with --all")
 
 
 def _show(given: argparse.Namespace, words: Words) -> int:
-    from whale_nebula.cli.show_script import Onlooker, check, run
-    from whale_nebula.plan.plan import Plan
-
     path = words.script or ""
     if not os.path.isfile(path):
         return _no_file(path, given.json)
     if path.endswith(".json"):
         _print([Plan.load(path)], given)
         return exits.DONE
-    check(path)
+    check_script(path)
     onlooker = Onlooker(math.inf if given.all else int(given.steps or 1), given.config, given.links)
-    _check_run(given)
+    if given.config is not None:  # what is wrong with it is said before a script runs for minutes
+        load(given.config)
+    if given.links is not None:
+        parse_links(given.links)
     with contextlib.closing(onlooker):
-        ending = run(path, words.arguments, onlooker)
+        ending = _run_script(path, words.arguments, onlooker)
     if onlooker.plans:
         if onlooker.ended:
             remark(f"{onlooker.ended}: it was ended here")
         _print(onlooker.plans, given)
         return exits.DONE
     return _nothing(path, ending, onlooker, given.json)
-
-
-def _check_run(given: argparse.Namespace) -> None:
-    """What is wrong with the config or the line is said before a script runs for minutes."""
-    if given.config is not None:
-        load(given.config)
-    if given.links is not None:
-        parse_links(given.links)
 
 
 def _nothing(path: str, ending: Ending, onlooker: Onlooker, as_json: bool) -> int:
@@ -161,8 +157,7 @@ def _nothing(path: str, ending: Ending, onlooker: Onlooker, as_json: bool) -> in
     what = f"{path} made no step with scopes, so there is nothing to show"
     why = onlooker.ended or "a step is model.fit, evaluate, predict, train_on_batch, or a call of an nb.function"
     mend = 'with nb.cluster(), nb.stage(cluster="gpu"): around the layers of each stage'
-    tell(PlanError(what, where=path, why=why, mend=mend), as_json=as_json)
-    return exits.NOTHING
+    return tell(PlanError(what, where=path, why=why, mend=mend), as_json=as_json, code=exits.NOTHING)
 
 
 def _tell_failed(path: str, ending: Ending, as_json: bool) -> None:
@@ -180,8 +175,7 @@ def _tell_failed(path: str, ending: Ending, as_json: bool) -> None:
 
 def _no_file(path: str, as_json: bool, mend: str = "whale-nebula show path/to/train.py") -> int:
     kind = StateError if mend == _NO_REPORT else PlanError
-    tell(kind(f"there is no file {path!r}", mend=mend), as_json=as_json)
-    return exits.NO_FILE
+    return tell(kind(f"there is no file {path!r}", mend=mend), as_json=as_json, code=exits.NO_FILE)
 
 
 _NO_REPORT = (
@@ -194,35 +188,26 @@ _NO_REPORT = (
 def _print(plans: Sequence[Plan], given: argparse.Namespace) -> None:
     for number, plan in enumerate(plans):
         if given.html is not None:
-            _write(_numbered_path(given.html, number), plan.to_html())
+            path, text = _numbered_path(given.html, number), plan.to_html()
+            try:
+                Path(path).write_text(text, "utf-8")
+            except OSError as error:
+                raise PlanError(f"{path} cannot be written", why=error.strerror, mend="--html plan.html") from None
+            remark(f"wrote {path} ({len(text.encode()) / 1024:.0f} KiB)")
         if given.save is not None:
             plan.save(_numbered_path(given.save, number))
             remark(f"saved {_numbered_path(given.save, number)}")
     silent = given.html is not None or given.save is not None
-    if given.json:
-        _print_json(plans, several=given.all or int(given.steps or 1) > 1)
+    if given.json and (given.all or int(given.steps or 1) > 1):
+        print(json.dumps({"format": PLANS, "plans": [json.loads(plan.to_json()) for plan in plans]}, indent=1))
+    elif given.json:
+        print(plans[0].to_json())
     elif given.after is not None:
         print("\n\n".join(plan.text_after(given.after) for plan in plans))
     elif given.mermaid:
         print("\n".join(plan.to_mermaid() for plan in plans))
     elif given.text or not silent:
         print("\n\n".join(plan.to_text() for plan in plans))
-
-
-def _print_json(plans: Sequence[Plan], *, several: bool) -> None:
-    """One plan as it is; those of several steps in a list."""
-    if several:
-        print(json.dumps({"format": PLANS, "plans": [json.loads(plan.to_json()) for plan in plans]}, indent=1))
-    else:
-        print(plans[0].to_json())
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, "utf-8")
-    except OSError as error:
-        raise PlanError(f"{path} cannot be written", why=error.strerror, mend="--html plan.html") from None
-    remark(f"wrote {path} ({len(text.encode()) / 1024:.0f} KiB)")
 
 
 def _numbered_path(path: str, number: int) -> str:
@@ -233,3 +218,171 @@ def _numbered_path(path: str, number: int) -> str:
     """
     stem, dot = os.path.splitext(path)
     return f"{stem}-{number + 1}{dot}" if number else path
+
+
+# ---------------------------------------------------------------------- the script, which is run up to its steps
+@dataclass
+class Onlooker:
+    """Plans the first `wanted` steps that differ; `config` and `links` stand for what the script opens its run with.
+
+    Steps beyond the first are reached by answering those before with zeros; so a script that is about to save what
+    it has "trained" is ended, too. `ended` says why, where it is not that all was seen.
+    """
+
+    wanted: float = 1
+    config: str | None = None
+    links: str | None = None
+    ended: str = ""
+
+    @cached_property
+    def shown(self) -> Shown:
+        """The plans so far. TensorFlow is there by now: the script has made a step of it."""
+        from whale_nebula.runtime.show import Shown
+
+        def stop(what: str) -> None:
+            self.ended = f"the script was about to save by {what}, with nothing trained"
+            raise PlanShown
+
+        return Shown(self.wanted > 1, stop)
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans that were made."""
+        return self.shown.plans if "shown" in self.__dict__ else []
+
+    def close(self) -> None:
+        """Let savers save again."""
+        if "shown" in self.__dict__:
+            self.shown.guarded.close()
+
+    def instead(self, config: Any, links: Any) -> tuple[Any, Any]:
+        """What the command line says goes before what the script says."""
+        if self.config is not None:
+            return self.config, self.links
+        return config, links if self.links is None else self.links
+
+    def begins(self) -> None:
+        """Leave the script's callbacks out: they write files, of a training that there is not."""
+        self.shown.without_callbacks()
+
+    def look(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
+        """Plan a step, and give zeros for its results."""
+        found = self.shown.look(step, layout, tensors, unpack)
+        if found is None:
+            return None
+        if not found.scoped:
+            if found.trains:
+                self.plain(step.name, "train")
+            return None
+        if len(self.plans) >= self.wanted:
+            raise PlanShown
+        return (self.shown.zeros(found, tensors),)
+
+    def report(self) -> Any:
+        """What stands for the report of a step that was not run."""
+        return unrun(self.plans)
+
+    def plain(self, name: str, kind: str) -> None:
+        """Let a model without scopes predict, but not train: that would be for real."""
+        if kind == "train":
+            self.ended = f"{name} has no scopes, and was about to be trained"
+            raise PlanShown
+
+
+_SCRIPTS = (".py", ".pyc", ".pyz")
+
+
+_INSTEAD = {
+    ".html": "whale-nebula show train.py --html {path} writes such a page, and a browser opens it",
+    ".jsonl": "whale-nebula show --report {path}",
+    ".ipynb": "jupyter nbconvert --to script {path}, then whale-nebula show with what that wrote",
+}
+"""What was probably meant, by the end of a file's name."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a script ended: by the error it raised, or with an exit status."""
+
+    error: BaseException | None = None
+    status: int = 0
+
+
+def check_script(path: str) -> None:
+    """Refuse a file that is no script. One that ends in .py is one: Python says best what is wrong with it."""
+    if path.endswith(_SCRIPTS):
+        return
+    ending = os.path.splitext(path)[1]
+    if ending not in _INSTEAD:
+        with contextlib.suppress(SyntaxError, ValueError):
+            compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+            return
+    mend = _INSTEAD.get(ending, "whale-nebula show train.py").format(path=path)
+    raise PlanError(f"{path} is no script: it holds no Python", mend=mend)
+
+
+def _run_script(path: str, arguments: Sequence[str], observer: Observer) -> Ending:
+    """Run a script; what it prints goes to stderr, so that stdout is ours."""
+    argv, first = sys.argv, sys.path[0]
+    sys.argv, sys.path[0] = [path, *arguments], os.path.dirname(os.path.abspath(path))
+    with _output_aside(), observed_by(observer):
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except PlanShown:
+            pass
+        except SystemExit as end:
+            if end.code is None or isinstance(end.code, int):
+                return Ending(status=end.code or 0)
+            print(end.code, file=sys.stderr)
+            return Ending(status=1)
+        except BaseException as error:
+            print(own_lines(error, path), end="", file=sys.stderr)
+            return Ending(error=error)
+        finally:
+            sys.argv, sys.path[0] = argv, first
+    return Ending()
+
+
+@contextlib.contextmanager
+def _output_aside() -> Iterator[None]:
+    """Send what is written to stdout to stderr, by Python, by TensorFlow and by processes that the script starts."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+class UnrunReport(Report):
+    """The report of a step that was planned and not run. It prints, and writes no file."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Nothing is written: nothing was measured."""
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Nothing is written: nothing was measured."""
+
+    def __str__(self) -> str:
+        return "no report: the script is only shown, and no step was run"
+
+
+def unrun(plans: Sequence[Plan]) -> UnrunReport:
+    """The report of the last of these plans.
+
+    >>> print(unrun([]))
+    no report: the script is only shown, and no step was run
+    """
+    plan = plans[-1] if plans else None
+    return UnrunReport(
+        program=plan.name if plan is not None else "",
+        step=0,
+        step_seconds=0.0,
+        micro_batches=plan.micro_batch if plan is not None else 1,
+        stages={name: StageReport(0.0, 0.0, each.cluster) for name, each in plan.stages.items()} if plan else {},
+        links={name: LinkReport() for name in plan.links} if plan else {},
+    )

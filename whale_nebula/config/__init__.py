@@ -9,15 +9,4 @@
 from whale_nebula.config.load import load
 from whale_nebula.config.schema import FREE, Cluster, Config, InputSpec, Line, Links, Security, WorkerSpec, parse_links
 
-__all__ = [
-    "FREE",
-    "Cluster",
-    "Config",
-    "InputSpec",
-    "Line",
-    "Links",
-    "Security",
-    "WorkerSpec",
-    "load",
-    "parse_links",
-]
+__all__ = ["FREE", "Cluster", "Config", "InputSpec", "Line", "Links", "Security", "WorkerSpec", "load", "parse_links"]

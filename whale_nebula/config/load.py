@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,20 @@ _EXAMPLE = "clusters: {gpu: {}, npu: {}}"
 
 def read(path: Path) -> Place:
     """The values in a file; a key that is given twice is refused, because YAML would drop the first."""
-    text = _text(path)
     try:
+        text = path.read_text("utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         _refuse_doubles(node, str(path))
         value = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        mend = "give the path of a YAML file, or a dict"
+        raise ConfigError("the config cannot be read", where=str(path), why=reason, mend=mend) from None
     except yaml.YAMLError as error:
-        raise _unreadable(path, error) from None
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        why = getattr(error, "problem", None) or str(error)
+        raise ConfigError("the config is no YAML", where=where, why=why, mend=f"write it like {_EXAMPLE}") from None
     if not isinstance(value, dict | None):
         raise ConfigError("a config is a mapping", where=str(path), mend=f"begin it like {_EXAMPLE}")
     return Place(value, source=str(path), lines=dict(_lines(node, "")))
@@ -58,33 +65,14 @@ def _lines(node: yaml.Node | None, path: str) -> Iterator[tuple[str, int]]:
             yield from _lines(value, f"{path}[{number}]")
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        mend = "give the path of a YAML file, or a dict"
-        raise ConfigError("the config cannot be read", where=str(path), why=reason, mend=mend) from None
-
-
-def _unreadable(path: Path, error: yaml.YAMLError) -> ConfigError:
-    mark = getattr(error, "problem_mark", None)
-    where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-    why = getattr(error, "problem", None) or str(error)
-    return ConfigError("the config is no YAML", where=where, why=why, mend=f"write it like {_EXAMPLE}")
-
-
 def _refuse_doubles(node: yaml.Node | None, file: str) -> None:
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
             if key.value in seen:
-                raise ConfigError(
-                    f"the key {key.value!r} is given twice",
-                    where=f"{file}:{key.start_mark.line + 1}",
-                    why="YAML would forget the first of them",
-                    mend="leave one of the two out",
-                )
+                where, why = f"{file}:{key.start_mark.line + 1}", "YAML would forget the first of them"
+                mend = "leave one of the two out"
+                raise ConfigError(f"the key {key.value!r} is given twice", where=where, why=why, mend=mend)
             seen.add(str(key.value))
             _refuse_doubles(value, file)
     elif isinstance(node, yaml.SequenceNode):
@@ -118,21 +106,27 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any] | Config | None, wri
 
 def _config(place: Place) -> Config:
     root = place.table((*(field.name for field in fields(Config)), *_OUTPUTS))
-    clusters = {name: _cluster(name, each) for name, each in root.key("clusters").named().items()}
+    clusters = {name: _cluster(name, each) for name, each in root.key("clusters").entries().items()}
+    patience = root.key("patience").read_or(quantities.seconds, PATIENCE_SECONDS)
+    if not patience:
+        why = "every wait would end at once"
+        raise root.key("patience").wrong("a patience of nothing", why=why, mend="patience: 120s")
+    outputs = {name: each.text() for name, each in root.key("outputs").entries().items()}
+    outputs |= {name: path for name in _OUTPUTS if (path := root.key(name).read_or(Place.text, None)) is not None}
     return Config(
-        run=root.key("run").given(Place.text, None),
+        run=root.key("run").read_or(Place.text, None),
         clusters=clusters,
         links=_links(root.key("links"), clusters),
         security=_security(root.key("security")),
-        inputs={name: _input(each) for name, each in root.key("inputs").named().items()},
-        results=root.key("results").given(lambda place: place.choice(("everywhere", "owner")), "everywhere"),
-        weights=root.key("weights").given(lambda place: place.choice(("everywhere", "own")), "everywhere"),
-        patience=root.key("patience").given(_patience, PATIENCE_SECONDS),
-        gateway_grace=root.key("gateway_grace").given(quantities.seconds, GATEWAY_GRACE_SECONDS),
-        seed=root.key("seed").given(_seed, None),
-        plan=root.key("plan").given(_paths, ()),
-        show=root.key("show").given(lambda place: place.choice(SHOWS), SHOWS[0]),
-        outputs=_outputs(root),
+        inputs={name: _input(each) for name, each in root.key("inputs").entries().items()},
+        results=root.key("results").read_or(lambda place: place.choice(("everywhere", "owner")), "everywhere"),
+        weights=root.key("weights").read_or(lambda place: place.choice(("everywhere", "own")), "everywhere"),
+        patience=patience,
+        gateway_grace=root.key("gateway_grace").read_or(quantities.seconds, GATEWAY_GRACE_SECONDS),
+        seed=root.key("seed").read_or(lambda place: int(place.number(least=0, most=_SEEDS, whole=True)), None),
+        plan=root.key("plan").read_or(_paths, ()),
+        show=root.key("show").read_or(lambda place: place.choice(SHOWS), SHOWS[0]),
+        outputs=outputs,
     )
 
 
@@ -140,18 +134,12 @@ _OUTPUTS = ("metrics", "tensorboard")
 """Outputs that have a key of their own; others stand in `outputs`."""
 
 
-def _outputs(root: Place) -> dict[str, str]:
-    named = {name: each.text() for name, each in root.key("outputs").named().items()}
-    own = {name: root.key(name).given(Place.text, None) for name in _OUTPUTS}
-    return {**named, **{name: path for name, path in own.items() if path is not None}}
-
-
 def _cluster(name: str, place: Place) -> Cluster:
     if not _NAME.fullmatch(name):
         raise place.wrong(f"{name!r} is no name of a cluster", mend="clusters: {gpu: {}}")
     table = place.table(("workers", "gateway"))
     workers = tuple(_worker(each) for each in table.key("workers").items())
-    gateway = table.key("gateway").given(address, None)
+    gateway = table.key("gateway").read_or(address, None)
     same = [number for number, worker in enumerate(workers) if worker.address == gateway]
     if gateway is not None and same:
         raise table.key("gateway").wrong(
@@ -168,34 +156,28 @@ def _worker(place: Place) -> WorkerSpec:
     table = place.table(("address", "device", "speed"))
     return WorkerSpec(
         address=address(table.key("address")),
-        device=table.key("device").given(device, None),
-        speed=table.key("speed").given(_speed, 1.0),
+        device=table.key("device").read_or(device, None),
+        speed=table.key("speed").read_or(lambda place: float(place.number(least=1e-6)), 1.0),
     )
 
 
 def _links(place: Place, clusters: Mapping[str, Cluster]) -> Links:
     pairs: dict[tuple[str, str], Line] = {}
-    for each in _iterate_links(place, clusters):
+    if isinstance(place.value, str | Mapping):  # the list that was meant
+        raise place.wrong(f"{place.value!r} is no list of links", mend=f"links: [{_meant(place.value, clusters)}]")
+    for each in place.items():
+        if isinstance(each.value, str):
+            raise each.wrong(f"{each.value!r} is no link", mend=f"links: [{_meant(each.value, clusters)}]")
         table = each.table(("between", "rate", "delay", "loss"))
         a, b = _ends(table.key("between"), clusters)
         if (a, b) in pairs or (b, a) in pairs:
             raise each.wrong(f"{a!r} and {b!r} are joined twice", mend="leave one of the two links out")
         pairs[a, b] = Line(
-            rate=table.key("rate").given(quantities.rate, None),
-            delay=table.key("delay").given(quantities.seconds, 0.0),
-            loss=table.key("loss").given(quantities.share, 0.0),
+            rate=table.key("rate").read_or(quantities.rate, None),
+            delay=table.key("delay").read_or(quantities.seconds, 0.0),
+            loss=table.key("loss").read_or(quantities.share, 0.0),
         )
     return Links(None, pairs)
-
-
-def _iterate_links(place: Place, clusters: Mapping[str, Cluster]) -> Iterator[Place]:
-    """The links one by one; a line, or one link without a list, is shown as the list that was meant."""
-    if isinstance(place.value, str | Mapping):
-        raise place.wrong(f"{place.value!r} is no list of links", mend=f"links: [{_meant(place.value, clusters)}]")
-    for each in place.items():
-        if isinstance(each.value, str):
-            raise each.wrong(f"{each.value!r} is no link", mend=f"links: [{_meant(each.value, clusters)}]")
-        yield each
 
 
 def _meant(value: Any, clusters: Mapping[str, Cluster]) -> str:
@@ -213,60 +195,30 @@ def _meant(value: Any, clusters: Mapping[str, Cluster]) -> str:
 def _ends(place: Place, clusters: Mapping[str, Cluster]) -> tuple[str, str]:
     names = [place.text()] if isinstance(place.value, str) else [each.text() for each in place.items()]
     if len(names) != 2 or names[0] == names[1]:
-        pair = ", ".join(_both(names, clusters))
-        raise place.wrong(f"{place.value!r} is no pair of clusters", mend=f"between: [{pair}]")
+        given = [name for name in names if not clusters or name in clusters]
+        first, second, *_ = dict.fromkeys([*given, *clusters, "gpu", "npu"])  # the pair that was probably meant
+        raise place.wrong(f"{place.value!r} is no pair of clusters", mend=f"between: [{first}, {second}]")
     for name in names:
         if clusters and name not in clusters:
             raise place.wrong(f"no cluster is called {name!r}", mend=did_you_mean(name, clusters))
     return names[0], names[1]
 
 
-def _both(names: Sequence[str], clusters: Mapping[str, Cluster]) -> tuple[str, str]:
-    """The pair that was probably meant: those that are named, and then others."""
-    given = [name for name in names if not clusters or name in clusters]
-    first, second, *_ = dict.fromkeys([*given, *clusters, "gpu", "npu"])
-    return first, second
-
-
 def _security(place: Place) -> Security:
     table = place.table(field.name for field in fields(Security))
-    files = {name: table.key(name).given(Place.text, None) for name in ("ca", "cert", "key", "revoked")}
-    return Security(**files, insecure=table.key("insecure").given(Place.truth, False))
+    files = {name: table.key(name).read_or(Place.text, None) for name in ("ca", "cert", "key", "revoked")}
+    return Security(**files, insecure=table.key("insecure").read_or(Place.truth, False))
 
 
 def _input(place: Place) -> InputSpec:
     table = place.table(("shape", "dtype"))
     if table.key("shape").value is None:
         raise place.wrong("an input without a shape", mend=f"{place.path}: {{shape: [null, 64]}}")
-    shape = tuple(axis.given(_size, None) for axis in table.key("shape").items())
-    return InputSpec(shape, table.key("dtype").given(_dtype, "float32"))
-
-
-def _patience(place: Place) -> float:
-    found = quantities.seconds(place)
-    if not found:
-        raise place.wrong("a patience of nothing", why="every wait would end at once", mend="patience: 120s")
-    return found
-
-
-def _dtype(place: Place) -> str:
-    return place.choice(DTYPES)
-
-
-def _size(place: Place) -> int:
-    return int(place.number(least=0, whole=True))
+    axes = table.key("shape").items()
+    shape = tuple(each.read_or(lambda axis: int(axis.number(least=0, whole=True)), None) for each in axes)
+    return InputSpec(shape, table.key("dtype").read_or(lambda dtype: dtype.choice(DTYPES), "float32"))
 
 
 def _paths(place: Place) -> tuple[str, ...]:
     """A path, or several."""
-    if isinstance(place.value, str):
-        return (place.text(),)
-    return tuple(each.text() for each in place.items())
-
-
-def _seed(place: Place) -> int:
-    return int(place.number(least=0, most=_SEEDS, whole=True))
-
-
-def _speed(place: Place) -> float:
-    return float(place.number(least=1e-6))
+    return (place.text(),) if isinstance(place.value, str) else tuple(each.text() for each in place.items())

@@ -63,12 +63,12 @@ class Place:
         inside = ", ".join(f"{each}: {{}}" for each in names) or "gpu: {}, npu: {}"
         return f"{self.path}: {{{inside}}}" if self.path else f"clusters: {{{inside}}}"
 
-    def named(self) -> dict[str, Place]:
+    def entries(self) -> dict[str, Place]:
         """The places in a table whose keys are free names."""
         table = self.table()
         return {name: table.key(name) for name in table.value}
 
-    def given(self, read: Callable[[Place], T], otherwise: T) -> T:
+    def read_or(self, read: Callable[[Place], T], otherwise: T) -> T:
         """What `read` makes of the value, if there is one."""
         return otherwise if self.value is None else read(self)
 
@@ -134,11 +134,9 @@ def address(place: Place) -> str:
     """
     match = _ADDRESS.fullmatch(place.value) if isinstance(place.value, str) else None
     if match is None or not 0 < int(match[2]) < 65536:
-        raise place.wrong(
-            f"{place.value!r} is no address",
-            why="an address is a host, a colon and a port; an IPv6 host stands in brackets",
-            mend=f'{place.path or "address"}: "10.77.0.2:7101"',
-        )
+        why = "an address is a host, a colon and a port; an IPv6 host stands in brackets"
+        mend = f'{place.path or "address"}: "10.77.0.2:7101"'
+        raise place.wrong(f"{place.value!r} is no address", why=why, mend=mend)
     return str(place.value)
 
 
@@ -155,9 +153,6 @@ def device(place: Place) -> str:
     found = _DEVICE.fullmatch(place.text())
     kind = "" if found is None else found[1].upper()
     if found is None or kind not in _KINDS:
-        raise place.wrong(
-            f"{place.value!r} is no device",
-            why="a worker has the CPU alone, or one GPU of its host besides",
-            mend='device: "GPU:0", or device: CPU',
-        )
+        why = "a worker has the CPU alone, or one GPU of its host besides"
+        raise place.wrong(f"{place.value!r} is no device", why=why, mend='device: "GPU:0", or device: CPU')
     return f"{kind}:{found[2] or 0}" if kind == "GPU" else kind

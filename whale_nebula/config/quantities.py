@@ -35,13 +35,10 @@ def rate(place: Place) -> float:
     """
     found = _quantity(place, _RATES, suffix="/s")
     if not found:
-        raise place.wrong(
-            f"{place.value!r} is no rate",
-            why=bytes_told(place.value)
-            if isinstance(place.value, str) and in_bits(place.value)
-            else "a rate is a number above zero and a unit: kbit, mbit or gbit (a second)",
-            mend=_meant(place, _RATES, "rate: 60mbit"),
-        )
+        why = "a rate is a number above zero and a unit: kbit, mbit or gbit (a second)"
+        if isinstance(place.value, str) and in_bits(place.value):
+            why = explain_bytes(place.value)
+        raise place.wrong(f"{place.value!r} is no rate", why=why, mend=_meant(place, _RATES, "rate: 60mbit"))
     return found
 
 
@@ -51,13 +48,12 @@ def seconds(place: Place) -> float:
     >>> seconds(Place("20ms")), seconds(Place("1.5s")), seconds(Place(0))
     (0.02, 1.5, 0.0)
     """
-    found = 0.0 if _is_zero(place.value) else _quantity(place, _TIMES)
+    zero = place.value in (0, "0") and not isinstance(place.value, bool)
+    found = 0.0 if zero else _quantity(place, _TIMES)
     if found is None:
-        raise place.wrong(
-            f"{place.value!r} is no time",
-            why="a time is a number and a unit: us, ms, s, min or h",
-            mend=_meant(place, _TIMES, f"{place.path.rpartition('.')[2] or 'delay'}: 20ms"),
-        )
+        why = "a time is a number and a unit: us, ms, s, min or h"
+        mend = _meant(place, _TIMES, f"{place.path.rpartition('.')[2] or 'delay'}: 20ms")
+        raise place.wrong(f"{place.value!r} is no time", why=why, mend=mend)
     return found
 
 
@@ -79,12 +75,8 @@ def _quantity(place: Place, units: dict[str, float], suffix: str = "") -> float 
     factor = units.get(match[2].lower().removesuffix(suffix)) if match else None
     if match is None or factor is None:
         return None
-    return _exact(match[1], factor)
-
-
-def _exact(number: str, factor: float) -> float:
-    """The product, without the rounding of 20 · 0.001."""
-    return float(number) * factor if factor >= 1 else float(number) / round(1 / factor)
+    number = float(match[1])
+    return number * factor if factor >= 1 else number / round(1 / factor)  # 20 · 0.001 would be rounded
 
 
 _SAID_ELSEWHERE = {
@@ -108,10 +100,10 @@ def in_bits(word: str) -> str | None:
     return f"{float(match[1]) * 8:.12g}{unit[1].lower()}bit" if match and unit else None
 
 
-def bytes_told(word: str) -> str:
+def explain_bytes(word: str) -> str:
     """Why a word in bytes is refused, and not taken for one or the other.
 
-    >>> bytes_told("60MB")
+    >>> explain_bytes("60MB")
     'a rate is in bits a second, and B is a byte of 8 bits: 60MB a second are 480mbit'
     """
     per = "" if "/s" in word or word.endswith("ps") else " a second"
@@ -139,7 +131,3 @@ def _meant(place: Place, units: dict[str, float], example: str) -> str:
         return f"say in what: {', '.join(f'{value:g}{unit}' for unit in list(units)[:4])} ..."
     guess = meant(value) if isinstance(value, str) else None
     return f"did you mean {guess!r}?" if guess and kind(guess) == kind(f"1{next(iter(units))}") else example
-
-
-def _is_zero(value: object) -> bool:
-    return (isinstance(value, int | float) and not isinstance(value, bool) and value == 0) or value == "0"

@@ -108,17 +108,12 @@ def line(place: Place) -> Line:
 
 def _unread(place: Place, word: str) -> ConfigError:
     parts = [part.strip() for part in place.value.split(",")]
-    guess = _guess(word)
+    found = [each if quantities.kind(each) else quantities.meant(each) for each in word.replace(";", " ").split()]
+    guess = quantities.meant(word) or ",".join(each or "" for each in found if all(found))
     line = ",".join(part if part != word else guess for part in parts)
     what = f"{word!r} is no rate, delay or loss"
-    why = quantities.bytes_told(word) if quantities.in_bits(word) else _PARTS
+    why = quantities.explain_bytes(word) if quantities.in_bits(word) else _PARTS
     return place.wrong(what, why=why, mend=f'did you mean "{line}"?' if guess else '"60mbit,20ms"')
-
-
-def _guess(word: str) -> str:
-    """What a word was probably meant to be: with a unit that there is, or with commas; or nothing."""
-    found = [each if quantities.kind(each) else quantities.meant(each) for each in word.replace(";", " ").split()]
-    return quantities.meant(word) or ",".join(each or "" for each in found if all(found))
 
 
 _PARTS = "a line is a rate (60mbit), a delay (20ms) and a loss (1%), each at most once, with commas between them"
@@ -204,6 +199,22 @@ class Config:
     plan: tuple[str, ...] = ()
     show: str = SHOWS[0]
     outputs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def run_name(self) -> str:
+        """What the run is called, in certificates too."""
+        return self.run or "run"
+
+    def gateway_of(self, cluster: str) -> str | None:
+        """Where a cluster's gateway is, if it has one."""
+        found = self.clusters.get(cluster)
+        return None if found is None else found.gateway
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where the workers listen that are listed, by the names of these: the cluster and a number."""
+        clusters = self.clusters.values()
+        return {f"{each.name}/{n}": worker.address for each in clusters for n, worker in enumerate(each.workers)}
 
     @property
     def private(self) -> bool:

@@ -1,56 +1,5 @@
 """All errors and warnings, as one tree: a class for each cause.
 
-* NebulaError                  NB-000
-  · NotYetError                NB-001  a feature that has a name but no engine yet
-  * ScopeError                 NB-100  how scopes are written
-    · NestingError             NB-101  a scope inside one that must not hold it
-    · StageOrderError          NB-102  a later stage feeds an earlier one
-    · StageIdentityError       NB-103  two stages that would be one, or one that would be two
-    · OptionError              NB-104  an option or a value that does not exist
-  * CaptureError               NB-200  a step that cannot be captured
-    · BatchAxisError           NB-201  inputs that cannot be split along one batch axis
-    · StaticBatchError         NB-202  a batch size that is baked into the model
-    · GradientError            NB-203  a gradient request that cannot be answered
-    · BoundaryInBodyError      NB-204  a scope inside a loop, a branch or a nested function
-    · BatchCoupledError        NB-205  rows of a batch that depend on each other, cut apart
-    · UnsupportedError         NB-206  a setting of TensorFlow or Keras that we cannot honour
-    · DataDependentError       NB-207  Python code that needs the value of a tensor
-  * PlanError                  NB-210  a program that cannot be planned
-    · PlanMismatchError        NB-211  programs or plans that differ: of two workers, or of a step and its pin
-    · PlacementError           NB-212  something that has no place, or two
-  · DataError                  NB-220  text to learn from, or a vocabulary, that is not as it must be
-  · WeightsError               NB-221  a folder of trained weights that is not as it must be
-  * RunError                   NB-300  a run that cannot go on
-    · StageFailedError         NB-301  the user's model raised, in a stage
-    · RemoteFailureError       NB-302  another worker failed
-    · CollectiveReadError      NB-303  a value that lives elsewhere was read by one process alone
-    · InputMismatchError       NB-304  clusters that were fed different batches
-    · StateError               NB-305  a call at the wrong time
-    · AbsentInputError         NB-306  an input that a cluster reads and was not given
-    · NonFiniteError           NB-307  a NaN or an infinity that a boundary's codec would have kept
-    · VerificationError        NB-310  the plan and the uncut model do not agree
-  * TransportError             NB-400  what joins two workers
-    · LinkClosedError          NB-401  a link that is no more
-    · DeadlineError            NB-402  a wait that took too long
-    * WireError                NB-410  bytes on a link
-      · LocalProtocolError     NB-411  this side was about to break the protocol
-      * RemoteProtocolError    NB-412  the other side broke it
-        · DamagedFrameError    NB-413  a frame that was changed on its way
-        · PeerRestartedError   NB-414  the worker at the other end was started anew
-    * IdentityError            NB-420  who may speak on a link: certificates and roles
-      · WrongAuthorityError    NB-421  a certificate of another run's authority
-      · SelfSignedError        NB-422  a certificate that nobody but its owner signed
-      · ExpiredError           NB-423  a certificate outside its dates
-      · WrongNameError         NB-424  a certificate of somebody else
-      · NoCertificateError     NB-425  a side that shows no certificate
-      · PlaintextError         NB-426  a side that speaks without TLS
-      · RevokedError           NB-427  a certificate that was taken back
-      · CredentialsError       NB-428  files of certificates and keys
-      · NotAllowedError        NB-429  a call that this role may not make
-    · AuditError               NB-430  an audit log that is not as it was written
-  * ConfigError                NB-500  clusters.yaml, its dict, or the environment
-    · VersionError             NB-501  a TensorFlow or Keras that this version is not made for
-
 Every error says *what* happened, *where*, *why*, and how to *mend* it: the line to write instead. One that is
 raised without a mend has that of its class. `NebulaWarning` (NB-900) is for what goes on anyway.
 """
@@ -67,7 +16,7 @@ _MEND = "\n  mend: "
 _LONGEST = 20_000
 
 
-class _Told(Exception):
+class _FourParts(Exception):
     """What errors and warnings have in common: the four parts, and how they read.
 
     A part that is not known is an empty text; a mend that is not given is that of the class.
@@ -91,9 +40,11 @@ class _Told(Exception):
     def __str__(self) -> str:
         if _MEND in self.what:  # Keras made it anew from our text, while it inferred a layer's output
             return self.what
-        head = f"{self.code} {self.what}" + (f" ({self.where})" if self._shows_where() else "")
-        parts = [("why", self.why), ("mend", self.mend)]
-        return "\n".join([head, *(_indent_part(name, text) for name, text in parts if text)])
+        lines = [f"{self.code} {self.what}" + (f" ({self.where})" if self._shows_where() else "")]
+        for name, text in (("why", self.why), ("mend", self.mend)):
+            if text:  # further lines stand under the first
+                lines.append(f"  {name}: " + textwrap.indent(text, " " * len(f"  {name}: ")).lstrip(" "))
+        return "\n".join(lines)
 
     def _shows_where(self) -> bool:
         return bool(self.where)
@@ -104,12 +55,7 @@ def _printable(text: str) -> str:
     return text if text.isascii() and text.isprintable() else escape_foreign_text(text, _LONGEST, lines=True)
 
 
-def _indent_part(name: str, text: str) -> str:
-    rest = " " * len(f"  {name}: ")
-    return f"  {name}: " + textwrap.indent(text, rest).lstrip(" ")
-
-
-class NebulaError(_Told):
+class NebulaError(_FourParts):
     """Everything that this library raises on purpose.
 
     >>> print(NebulaError("the line is cut", where="gpu->npu", why="8 s of silence", mend="try the cable"))
@@ -119,7 +65,7 @@ class NebulaError(_Told):
     """
 
 
-class NebulaWarning(_Told, UserWarning):
+class NebulaWarning(_FourParts, UserWarning):
     """Something that goes on, but probably not as it was meant.
 
     Python writes the line that it is about before it, so its text leaves that line out.
@@ -352,21 +298,13 @@ class StageFailedError(RunError):
         mend: str | None = None,
     ) -> None:
         self.stage, self.phase, self.micro_batch, self.torn = stage, phase, micro_batch, torn
-        state = "the step is torn: some variables hold its update and others do not" if torn else _UNTOUCHED
-        super().__init__(
-            what,
-            where=where or _in_stage(stage, phase, micro_batch),
-            why=why or state,
-            mend=mend or (self.torn_mend if torn else None),
-        )
-
-
-_UNTOUCHED = "nothing was updated: variables, metrics and seeds are as they were before the step"
-
-
-def _in_stage(stage: str, phase: int, micro_batch: int | None) -> str:
-    parts = [f"stage {stage!r}"] * bool(stage) + [f"phase {phase}"]
-    return ", ".join(parts + ([] if micro_batch is None else [f"micro-batch {micro_batch}"]))
+        state = "nothing was updated: variables, metrics and seeds are as they were before the step"
+        if torn:
+            state = "the step is torn: some variables hold its update and others do not"
+        parts = [f"stage {stage!r}"] * bool(stage) + [f"phase {phase}"]
+        parts += [] if micro_batch is None else [f"micro-batch {micro_batch}"]
+        mend = mend or (self.torn_mend if torn else None)
+        super().__init__(what, where=where or ", ".join(parts), why=why or state, mend=mend)
 
 
 class RemoteFailureError(RunError):

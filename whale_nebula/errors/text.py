@@ -82,17 +82,12 @@ def escape_foreign_text(text: object, limit: int = LIMIT, *, lines: bool = False
     whole = str(text)
     kept, taken = "", 0
     for character in whole:
-        shown = (
-            character if character.isprintable() or (lines and character in "\n\t") else _escape_character(character)
-        )
+        plain = character.isprintable() or (lines and character in "\n\t")
+        shown = character if plain else character.encode("unicode_escape").decode("ascii")
         if len(kept) + len(shown) > limit:
             break
         kept, taken = kept + shown, taken + 1
     return kept if taken == len(whole) else f"{kept}... ({len(whole) - taken} characters more)"
-
-
-def _escape_character(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def remove_folders(text: str, known: Iterable[str] = ()) -> str:

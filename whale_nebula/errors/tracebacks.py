@@ -32,13 +32,9 @@ def short_traceback(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except NebulaError as error:
-            if not _is_filtering():
+            keras = sys.modules.get("keras")
+            if keras is not None and not keras.config.is_traceback_filtering_enabled():
                 raise
             raise error.with_traceback(None)  # noqa: B904 - it is the same error
 
     return wrapper
-
-
-def _is_filtering() -> bool:
-    keras = sys.modules.get("keras")
-    return keras is None or bool(keras.config.is_traceback_filtering_enabled())

@@ -29,12 +29,12 @@ class Batch:
         """Zeros for the inputs that are not here: a plan that reads any of them but for its rows was refused."""
         if not any(isinstance(leaf, Missing) for leaf in self.whole):
             return self
-        slices = [_in_rows(each, rows) for each, rows in zip(self.slices, self.rows, strict=True)]
-        return replace(self, whole=_in_rows(self.whole, sum(self.rows)), slices=slices)
 
+        def fill(tensors: Sequence[Any], rows: int) -> list[Any]:
+            return [each.in_rows(rows) if isinstance(each, Missing) else each for each in tensors]
 
-def _in_rows(tensors: Sequence[Any], rows: int) -> list[Any]:
-    return [each.in_rows(rows) if isinstance(each, Missing) else each for each in tensors]
+        slices = [fill(each, rows) for each, rows in zip(self.slices, self.rows, strict=True)]
+        return replace(self, whole=fill(self.whole, sum(self.rows)), slices=slices)
 
 
 def rows_of(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> int:
@@ -57,8 +57,10 @@ def rows_of(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> int:
 
 def cut(leaves: Sequence[Leaf], tensors: Sequence[Any], counts: Sequence[int]) -> Batch:
     """Cut a batch into micro-batches of `counts` rows; works on tensors of a step and inside a trace."""
-    rows = sum(counts)
-    slices = [_slices(leaf, tensor, counts) for leaf, tensor in zip(leaves, tensors, strict=True)]
+    rows, slices = sum(counts), []
+    for leaf, tensor in zip(leaves, tensors, strict=True):
+        uncut = not leaf.batched or len(counts) == 1 or isinstance(tensor, Missing)
+        slices.append([tensor] * len(counts) if uncut else list(tf.split(tensor, list(counts))))
     return Batch(
         whole=tensors,
         slices=[list(column) for column in zip(*slices, strict=True)] if slices else [[] for _ in counts],
@@ -68,20 +70,12 @@ def cut(leaves: Sequence[Leaf], tensors: Sequence[Any], counts: Sequence[int]) -
     )
 
 
-def _slices(leaf: Leaf, tensor: Any, counts: Sequence[int]) -> list[Any]:
-    if not leaf.batched or len(counts) == 1 or isinstance(tensor, Missing):
-        return [tensor] * len(counts)
-    return list(tf.split(tensor, list(counts)))
-
-
 def micro_batches(leaves: Sequence[Leaf], tensors: Sequence[Any], count: int) -> list[int]:
-    """The rows of each micro-batch of a step."""
-    return sizes(rows_of(leaves, tensors), count) if count > 1 else [_plain_rows(leaves, tensors)]
-
-
-def _plain_rows(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> int:
+    """The rows of each micro-batch of a step; where there is one, inputs may differ in theirs."""
+    if count > 1:
+        return sizes(rows_of(leaves, tensors), count)
     found = _rows(leaves, tensors)
-    return found[0][1] if found else 1
+    return [found[0][1] if found else 1]
 
 
 def _rows(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> list[tuple[Leaf, int]]:

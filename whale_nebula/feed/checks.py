@@ -12,35 +12,31 @@ import numpy as np
 
 from whale_nebula.errors import AbsentInputError, OptionError
 from whale_nebula.errors.text import did_you_mean, list_names
-from whale_nebula.feed.rows import Mask, Rows
+from whale_nebula.feed.rows import Rows
 from whale_nebula.ir.program import Leaf
 from whale_nebula.tf.lazy import tf
 
 
 def absent_error(name: str, reader: str, where: str) -> AbsentInputError:
     """The error for a read of an input that is not here; `reader` names the stage and the cluster."""
-    return AbsentInputError(
-        f"input {name!r} is None in this process, and {reader or 'something'} here reads it",
-        where=where or name,
-        why="the config's 'inputs' gives its form, so that clusters that do not read it need not have it",
-        mend=f"yield {name!r} in this cluster as well\nor move what reads it into a stage of the cluster that has it",
-    )
+    what = f"input {name!r} is None in this process, and {reader or 'something'} here reads it"
+    why = "the config's 'inputs' gives its form, so that clusters that do not read it need not have it"
+    mend = f"yield {name!r} in this cluster as well\nor move what reads it into a stage of the cluster that has it"
+    return AbsentInputError(what, where=where or name, why=why, mend=mend)
 
 
 def no_rows(leaves: Sequence[Leaf]) -> AbsentInputError:
     """The error for a step none of whose inputs is here."""
     names = ", ".join(repr(leaf.name) for leaf in leaves)
-    return AbsentInputError(
-        f"all inputs of this step are None in this process: {names}",
-        where=leaves[0].name,
-        why="how many rows the step has is taken from those that are here",
-        mend="yield at least one of them in every cluster: ids of the rows, say, which nb.init(ids=...) then compares",
-    )
+    what = f"all inputs of this step are None in this process: {names}"
+    why = "how many rows the step has is taken from those that are here"
+    mend = "yield at least one of them in every cluster: ids of the rows, say, which nb.init(ids=...) then compares"
+    return AbsentInputError(what, where=leaves[0].name, why=why, mend=mend)
 
 
 @dataclass(frozen=True, eq=False)
 class Missing:
-    """Stands for the tensor of such an input. Whatever reads it raises.
+    """Stands for the tensor of an input that is not here. Whatever reads it raises.
 
     >>> Missing("y", tf.TensorSpec([None, 4], tf.int32)).in_rows(2).shape.as_list()
     [2, 4]
@@ -97,12 +93,10 @@ def names_any(ids: Sequence[str], inputs: Sequence[str], where: str) -> bool:
     if not inputs:
         return False
     given = repr(ids[0]) if len(ids) == 1 else repr(list(ids))
-    raise OptionError(
-        f"nb.init(ids={given}) names no input of this step",
-        where=where,
-        why=f"its inputs are {list_names(inputs)}; by ids that are none of them no row would be compared",
-        mend=_mend(ids[0], inputs),
-    )
+    inner = [each for each in inputs if each.endswith(f"/{ids[0]}")]
+    why = f"its inputs are {list_names(inputs)}; by ids that are none of them no row would be compared"
+    mend = f'nb.init(ids="{inner[0]}")' if inner else did_you_mean(ids[0], inputs)
+    raise OptionError(f"nb.init(ids={given}) names no input of this step", where=where, why=why, mend=mend)
 
 
 def refuse_unshared(ids: Collection[str], readers: Mapping[str, Collection[str]], clusters: Mapping[str, str]) -> None:
@@ -119,11 +113,6 @@ def refuse_unshared(ids: Collection[str], readers: Mapping[str, Collection[str]]
                 mend=f"leave {name!r} out of 'inputs' in every config, and give it in every cluster\n"
                 "or compare by another input, which all clusters have",
             )
-
-
-def _mend(name: str, inputs: Sequence[str]) -> str:
-    inner = [each for each in inputs if each.endswith(f"/{name}")]
-    return f'nb.init(ids="{inner[0]}")' if inner else did_you_mean(name, inputs)
 
 
 Fingerprint: TypeAlias = int | list[int | None]
@@ -164,17 +153,15 @@ def fingerprints(
     chosen = [n for n in here if leaves[n].name not in secret and (not only or leaves[n].name in only)]
     arrays = {n: np.asarray(tensors[n]) for n in chosen}
     masks = {n: each.here for n, each in known.items() if leaves[n].batched}
-    return {
-        leaves[n].name: _by_parts(array, masks[n], counts) if n in masks else _checksum(array)
-        for n, array in arrays.items()
-    }
-
-
-def _by_parts(array: np.ndarray, here: Mask, counts: Sequence[int]) -> list[int | None]:
-    """A checksum for each micro-batch; None where rows of it are not here."""
-    ends = list(accumulate(counts))
-    parts = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
-    return [_checksum(array[part]) if bool(here[part].all()) else None for part in parts]
+    parts = [slice(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
+    found: dict[str, Fingerprint] = {}
+    for n, array in arrays.items():
+        name, mask = leaves[n].name, masks.get(n)
+        if mask is None:
+            found[name] = _checksum(array)
+        else:
+            found[name] = [_checksum(array[part]) if bool(mask[part].all()) else None for part in parts]
+    return found
 
 
 def _checksum(array: np.ndarray) -> int:

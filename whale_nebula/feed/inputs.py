@@ -18,12 +18,12 @@ from whale_nebula.tf import private as tf_private
 
 
 class _PartialReadError(AbsentInputError, TypeError):
-    """A TypeError too: that is how TensorFlow is told to look for who can do it."""
+    """An AbsentInputError that TensorFlow's dispatch takes for a type that it does not know."""
 
 
 class Partial:
-    """Stands for such a tensor outside a step: whatever reads it raises, so that nothing is computed with rows that are
-    not here. Steps know which rows they read, and take the tensor out of it.
+    """A tensor of which only some rows are here. Outside a step whatever reads it raises, so that nothing is computed
+    with the others. Steps know which rows they read, and take the tensor out of it.
 
     >>> import numpy as np
     >>> from whale_nebula.feed.rows import Feed
@@ -75,7 +75,7 @@ for _name in _READS:
 Partial.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-def _shape(input: Any, out_type: Any = None, name: str | None = None) -> Any:  # noqa: A002
+def _shape(input: Any, out_type: Any = None, name: str | None = None) -> Any:  # noqa: A002 - as tf.shape has it
     return tf.shape(input.tensor, out_type or tf.int32)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import tensorflow as tf
@@ -17,7 +17,154 @@ import tensorflow as tf
 from whale_nebula.feed.rows import Mask
 from whale_nebula.tf import datasets as tf_datasets
 
+Wanted: TypeAlias = Callable[[int], Mask]
+"""From the number of rows in a batch to those that are wanted."""
+Made: TypeAlias = MutableMapping[Any, Any]
+"""What stands for the steps of a pipeline. A dataset that is shuffled anew in each epoch knows which one it is: so
+there is one of its kind for all that go through it.
+"""
+_MADE: Made = WeakKeyDictionary()
+_OF_ROWS = frozenset({"map", "prefetch", "options"})
+_SAMPLE = 256
 
+
+class NotUnderstoodError(Exception):
+    """Why a pipeline is left as it is, and what would help."""
+
+    def __init__(self, why: str, mend: str) -> None:
+        super().__init__(why)
+        self.why, self.mend = why, mend
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline taken apart: what comes after the batches, the batches, what comes before, and the source of it all.
+
+    `after` and `before` begin with what is done last.
+    """
+
+    after: Sequence[Any]
+    batches: Any
+    before: Sequence[Any]
+    source: Any
+
+    def rebuild(self, wanted: Wanted, made: Made) -> tf.data.Dataset:
+        """The same pipeline for the rows that are `wanted`; it yields the parts of each batch that are tensors, then a
+        mark of each of its rows, and which of them are here. What is in `made` already is taken from there.
+        """
+        if self.batches not in made:
+            made[self.batches] = self._rebuild_batches(wanted)
+        found = made[self.batches]
+        for step in reversed(self.after):
+            found = _repeat_step(step, found, made)
+        return found
+
+    def _rebuild_batches(self, wanted: Wanted) -> tf.data.Dataset:
+        rows = self.source
+        for step in reversed(self.before):
+            rows = rows if tf_datasets.kind(step) in _OF_ROWS else _repeat_step(step, rows, _MADE)
+        batching = tf_datasets.batching(self.batches)
+        rows = _flag_wanted_rows(rows.map(_mark_element), batching, wanted)
+        for step in reversed(self.before):
+            if tf_datasets.kind(step) == "map":
+                rows = _map_wanted_rows(step, rows)
+            elif tf_datasets.kind(step) in _OF_ROWS:
+                rows = tf_datasets.again(step, rows)
+        if not batching.shapes:
+            return rows.batch(batching.size, **batching.options)
+        values = (*batching.values, tf.constant(0, tf.int64), tf.constant(False))
+        return rows.padded_batch(batching.size, (*batching.shapes, [], []), values, **batching.options)
+
+
+def _repeat_step(step: Any, source: Any, made: Made) -> Any:
+    if step not in made or tf_datasets.below(made[step]) is not source:
+        made[step] = tf_datasets.again(step, source)
+    return made[step]
+
+
+# ---------------------------------------------------------------------- what is understood
+def take_apart(dataset: tf.data.Dataset) -> Pipeline:
+    """The parts of a pipeline, if it is one that can be made anew."""
+    after, batches = [], dataset
+    while tf_datasets.kind(batches) in tf_datasets.MOVES:
+        after.append(batches)
+        batches = tf_datasets.below(batches)
+    if tf_datasets.kind(batches) not in ("batch", "padded_batch"):
+        raise NotUnderstoodError(
+            f"it ends in {_name_of_op(batches)}, and what is looked for is .batch(...)",
+            "end it with .map(parse).batch(size); what changes rows goes before .batch",
+        )
+    before, source, refused = [], tf_datasets.below(batches), None
+    while refused is None and tf_datasets.kind(source) in tf_datasets.MOVES | {"map"}:
+        refused = _refuse_map(source) if tf_datasets.kind(source) == "map" else None
+        if refused is None:
+            before.append(source)
+            source = tf_datasets.below(source)
+    while before and tf_datasets.kind(before[-1]) != "map":
+        source = before.pop()
+    if not before:
+        raise refused or NotUnderstoodError(
+            "there is no .map(...) right before .batch(...), so nothing is saved by reading fewer rows",
+            "read what is dear in .map(parse), and begin with names or numbers of rows",
+        )
+    _check_rows(dataset, batches, before, source)
+    return Pipeline(after, batches, before, source)
+
+
+def _check_rows(dataset: tf.data.Dataset, batches: Any, before: Sequence[Any], source: Any) -> None:
+    """Whether rows can be left out of a pipeline that is made of what is known."""
+    if not all(map(can_be_blank, _tensors(source.element_spec))):
+        raise NotUnderstoodError(
+            f"{_name_of_op(source)} yields more than dense tensors", "map before .batch from dense ones"
+        )
+    maps = [step for step in before if tf_datasets.kind(step) == "map"]
+    told = {mapping.options.get("deterministic") for step in maps if (mapping := tf_datasets.mapping(step)) is not None}
+    if False in told or (None in told and dataset.options().deterministic is False):
+        raise NotUnderstoodError(
+            "deterministic=False: each process would have rows in an order of its own", "leave deterministic=False out"
+        )
+    parts = _tensors(maps[0].element_spec)
+    shapes = tf_datasets.batching(batches).shapes or [None] * len(parts)
+    if not all(_is_fixed_shape(part.shape, padded) for part, padded in zip(parts, shapes, strict=True)):
+        raise NotUnderstoodError(
+            f"the sizes of a row are not known before it is read: {maps[0].element_spec}",
+            "tf.ensure_shape(...) in the function of .map, or .padded_batch(padded_shapes=...) with numbers",
+        )
+
+
+def _refuse_map(dataset: Any) -> NotUnderstoodError | None:
+    """Why the function of a map cannot be left out for some rows."""
+    mapping = tf_datasets.mapping(dataset)
+    if mapping is None or not all(map(can_be_blank, _tensors(mapping.gives))):
+        why = "the function of .map gives more than dense tensors"
+        return NotUnderstoodError(why, ".to_tensor() or tf.sparse.to_dense")
+    lasting = tf_datasets.lasting(mapping.function)
+    if lasting:
+        return NotUnderstoodError(
+            f"the function of .map draws or writes ({lasting}), so each call changes those that follow",
+            "tf.random.stateless_uniform(..., seed=[row, epoch]) and its like: numbers that are made of the row",
+        )
+    return None
+
+
+def _tensors(spec: Any) -> list[Any]:
+    """The parts of an element that are not None."""
+    return [part for part in tf_datasets.leaves(spec) if not tf_datasets.nothing(part)]
+
+
+def _is_fixed_shape(shape: tf.TensorShape, padded: Any) -> bool:
+    """Whether rows have the same sizes in every batch, whatever is read of it."""
+    if padded is None or shape.rank is None:
+        return bool(shape.is_fully_defined())
+    sizes = tf.get_static_value(padded)
+    return sizes is not None and all(size >= 0 or own is not None for size, own in zip(sizes, shape, strict=True))
+
+
+def _name_of_op(dataset: Any) -> str:
+    return f".{tf_datasets.kind(dataset)}(...)" if tf_datasets.kind(dataset) else type(dataset).__name__.strip("_")
+
+
+# ---------------------------------------------------------------------- rows: their tensors, a mark, and whether wanted
 def blank(spec: tf.TensorSpec) -> tf.Tensor:
     """A tensor of a form, without a value: NaN, the integer that is farthest from others, "" or False. Where the form
     leaves a size open, there is nothing.
@@ -27,8 +174,14 @@ def blank(spec: tf.TensorSpec) -> tf.Tensor:
     >>> blank(tf.TensorSpec([None, 3], tf.string)).shape.as_list()
     [0, 3]
     """
+    dtype = spec.dtype
+    value: Any = "" if dtype == tf.string else False
+    if dtype.is_floating or dtype.is_complex:
+        value = float("nan")
+    elif dtype.is_integer:
+        value = dtype.max if dtype.is_unsigned else dtype.min
     shape = [size or 0 for size in spec.shape] if spec.shape.rank else []
-    return tf.fill(shape, tf.constant(_value(spec.dtype), spec.dtype))
+    return tf.fill(shape, tf.constant(value, dtype))
 
 
 def can_be_blank(spec: Any) -> bool:
@@ -43,188 +196,12 @@ def can_be_blank(spec: Any) -> bool:
     return bool(dtype.is_floating or dtype.is_complex or dtype.is_integer or dtype in (tf.bool, tf.string))
 
 
-def _value(dtype: tf.DType) -> Any:
-    if dtype.is_floating or dtype.is_complex:
-        return float("nan")
-    if dtype.is_integer:
-        return dtype.max if dtype.is_unsigned else dtype.min
-    return "" if dtype == tf.string else False
-
-
-Wanted: TypeAlias = Callable[[int], Mask]
-"""From the number of rows in a batch to those that are wanted."""
-
-
-Made: TypeAlias = MutableMapping[Any, Any]
-"""What stands for the steps of a pipeline. A dataset that is shuffled anew in each epoch knows which one it is: so
-there is one of its kind for all that go through it.
-"""
-_MADE: Made = WeakKeyDictionary()
-
-
-class NotUnderstood(NamedTuple):
-    """Why a pipeline is left as it is, and what would help."""
-
-    why: str
-    mend: str
-
-
-@dataclass(frozen=True)
-class Line:
-    """A pipeline taken apart: what comes after the batches, the batches, what comes before, and the source of it all.
-
-    `after` and `before` begin with what is done last.
-    """
-
-    after: Sequence[Any]
-    batches: Any
-    before: Sequence[Any]
-    source: Any
-
-    def again(self, wanted: Wanted, made: Made) -> tf.data.Dataset:
-        """The same pipeline for the rows that are `wanted`; it yields the parts of each batch that are tensors, then a
-        mark of each of its rows, and which of them are here. What is in `made` already is taken from there.
-        """
-        if self.batches not in made:
-            made[self.batches] = self._batches(wanted)
-        found = made[self.batches]
-        for step in reversed(self.after):
-            found = _again(step, found, made)
-        return found
-
-    def _batches(self, wanted: Wanted) -> tf.data.Dataset:
-        rows = self.source
-        for step in reversed(self.before):
-            rows = rows if tf_datasets.kind(step) in _OF_ROWS else _again(step, rows, _MADE)
-        batching = tf_datasets.batching(self.batches)
-        rows = _flag_wanted_rows(_mark_elements(rows), batching, wanted)
-        for step in reversed(self.before):
-            rows = _on_rows(step, rows)
-        return _batch_rows(rows, batching)
-
-
-def _again(step: Any, source: Any, made: Made) -> Any:
-    if step not in made or tf_datasets.below(made[step]) is not source:
-        made[step] = tf_datasets.again(step, source)
-    return made[step]
-
-
-_OF_ROWS = frozenset({"map", "prefetch", "options"})
-
-
-def taken_apart(dataset: tf.data.Dataset) -> Line | NotUnderstood:
-    """The parts of a pipeline, if it is one that can be made anew."""
-    after, batches = _while(dataset, tf_datasets.MOVES.__contains__)
-    kind = tf_datasets.kind(batches)
-    if kind not in ("batch", "padded_batch"):
-        return NotUnderstood(
-            f"it ends in {_name_of_op(batches)}, and what is looked for is .batch(...)",
-            "end it with .map(parse).batch(size); what changes rows goes before .batch",
-        )
-    refused: list[NotUnderstood] = []
-    before, source = _while(tf_datasets.below(batches), lambda kind: kind in tf_datasets.MOVES | {"map"}, refused)
-    while before and tf_datasets.kind(before[-1]) != "map":
-        source = before.pop()
-    if not before:
-        return refused[0] if refused else _NO_MAP
-    return _unfit(dataset, batches, before, source) or Line(after, batches, before, source)
-
-
-def _unfit(dataset: tf.data.Dataset, batches: Any, before: Sequence[Any], source: Any) -> NotUnderstood | None:
-    """Why rows cannot be left out of a pipeline that is made of what is known."""
-    if not all(can_be_blank(spec) for spec in _tensors(source.element_spec)):
-        return NotUnderstood(
-            f"{_name_of_op(source)} yields more than dense tensors", "map before .batch from dense ones"
-        )
-    if _in_any_order(dataset, before):
-        return NotUnderstood(
-            "deterministic=False: each process would have rows in an order of its own", "leave deterministic=False out"
-        )
-    top = next(step for step in before if tf_datasets.kind(step) == "map")
-    if not _has_equal_rows(top.element_spec, tf_datasets.batching(batches)):
-        return NotUnderstood(
-            f"the sizes of a row are not known before it is read: {top.element_spec}",
-            "tf.ensure_shape(...) in the function of .map, or .padded_batch(padded_shapes=...) with numbers",
-        )
-    return None
-
-
-_NO_MAP = NotUnderstood(
-    "there is no .map(...) right before .batch(...), so nothing is saved by reading fewer rows",
-    "read what is dear in .map(parse), and begin with names or numbers of rows",
-)
-
-
-def _while(
-    dataset: Any, goes_on: Callable[[str], bool], refused: list[NotUnderstood] | None = None
-) -> tuple[list[Any], Any]:
-    """Go down from a dataset to the first that stops it; gives what was passed, and that."""
-    passed: list[Any] = []
-    while goes_on(tf_datasets.kind(dataset)):
-        why = _refusal(dataset) if tf_datasets.kind(dataset) == "map" else None
-        if why is not None:
-            if refused is not None:
-                refused.append(why)
-            break
-        passed.append(dataset)
-        dataset = tf_datasets.below(dataset)
-    return passed, dataset
-
-
-def _refusal(dataset: Any) -> NotUnderstood | None:
-    """Why the function of a map cannot be left out for some rows."""
-    mapping = tf_datasets.mapping(dataset)
-    if mapping is None or not all(can_be_blank(spec) for spec in _tensors(mapping.gives)):
-        return NotUnderstood("the function of .map gives more than dense tensors", ".to_tensor() or tf.sparse.to_dense")
-    lasting = tf_datasets.lasting(mapping.function)
-    if lasting:
-        return NotUnderstood(
-            f"the function of .map draws or writes ({lasting}), so each call changes those that follow",
-            "tf.random.stateless_uniform(..., seed=[row, epoch]) and its like: numbers that are made of the row",
-        )
-    return None
-
-
-def _in_any_order(dataset: tf.data.Dataset, steps: Sequence[Any]) -> bool:
-    """Whether rows may change places."""
-    mappings = [tf_datasets.mapping(step) for step in steps if tf_datasets.kind(step) == "map"]
-    told = {mapping.options.get("deterministic") for mapping in mappings if mapping is not None}
-    return False in told or (None in told and dataset.options().deterministic is False)
-
-
-def _tensors(spec: Any) -> list[Any]:
-    """The parts of an element that are not None."""
-    return [part for part in tf_datasets.leaves(spec) if not tf_datasets.nothing(part)]
-
-
-def _has_equal_rows(spec: Any, batching: tf_datasets.Batching) -> bool:
-    """Whether rows have the same sizes in every batch, whatever is read of it."""
-    parts = _tensors(spec)
-    shapes = batching.shapes or [None] * len(parts)
-    return all(_is_fixed_shape(part.shape, padded) for part, padded in zip(parts, shapes, strict=True))
-
-
-def _is_fixed_shape(shape: tf.TensorShape, padded: Any) -> bool:
-    if padded is None or shape.rank is None:
-        return bool(shape.is_fully_defined())
-    sizes = tf.get_static_value(padded)
-    return sizes is not None and all(size >= 0 or own is not None for size, own in zip(sizes, shape, strict=True))
-
-
-def _name_of_op(dataset: Any) -> str:
-    return f".{tf_datasets.kind(dataset)}(...)" if tf_datasets.kind(dataset) else type(dataset).__name__.strip("_")
-
-
-# ---------------------------------------------------------------------- rows: their tensors, a mark, and whether wanted
-def _mark_elements(source: tf.data.Dataset) -> tf.data.Dataset:
-    """The tensors of each element, and a number that is another for another element."""
-
-    def mark(*element: Any) -> tuple[Any, ...]:
-        tensors = [part for part in tf_datasets.leaves(element) if part is not None]
-        text = tf.strings.join([tf.io.serialize_tensor(_sample(tensor)) for tensor in tensors])
-        return (*tensors, tf.strings.to_hash_bucket_fast(text, 2**62))
-
-    return source.map(_as_it_is(mark))
+@tf.autograph.experimental.do_not_convert
+def _mark_element(*element: Any) -> tuple[Any, ...]:
+    """The tensors of an element, and a number that is another for another element."""
+    tensors = [part for part in tf_datasets.leaves(element) if part is not None]
+    text = tf.strings.join([tf.io.serialize_tensor(_sample(tensor)) for tensor in tensors])
+    return (*tensors, tf.strings.to_hash_bucket_fast(text, 2**62))
 
 
 def _sample(tensor: Any) -> Any:
@@ -235,46 +212,29 @@ def _sample(tensor: Any) -> Any:
     return flat[:: tf.maximum(1, tf.size(flat) // _SAMPLE)]
 
 
-_SAMPLE = 256
-
-
 def _flag_wanted_rows(rows: tf.data.Dataset, batching: tf_datasets.Batching, wanted: Wanted) -> tf.data.Dataset:
     """Rows, each with whether it is wanted; for that it must be known how many there are in its batch."""
 
-    def tell(*parts: Any) -> tf.data.Dataset:
+    @tf.autograph.experimental.do_not_convert
+    def flag(*parts: Any) -> tf.data.Dataset:
         count = tf.size(parts[-1].batch(batching.size).get_single_element())
         here = tf.numpy_function(lambda count: wanted(int(count)), [count], tf.bool)
         return tf.data.Dataset.zip((*parts, tf.data.Dataset.from_tensor_slices(tf.ensure_shape(here, [None]))))
 
-    windows = rows.window(batching.size, drop_remainder=batching.options["drop_remainder"])
-    return windows.flat_map(_as_it_is(tell))
+    return rows.window(batching.size, drop_remainder=batching.options["drop_remainder"]).flat_map(flag)
 
 
-def _on_rows(step: Any, rows: tf.data.Dataset) -> tf.data.Dataset:
-    """A step of the pipeline on rows: a map is called for those that are wanted."""
-    if tf_datasets.kind(step) != "map":
-        return tf_datasets.again(step, rows) if tf_datasets.kind(step) in _OF_ROWS else rows
+def _map_wanted_rows(step: Any, rows: tf.data.Dataset) -> tf.data.Dataset:
+    """A map of the pipeline that is called for those rows that are wanted."""
     mapping = tf_datasets.mapping(step)
     if mapping is None:
         raise TypeError(step)
     function, specs = mapping.function, _tensors(mapping.gives)
 
+    @tf.autograph.experimental.do_not_convert
     def apply(*row: Any) -> tuple[Any, ...]:
         *tensors, mark, here = row
         found = tf.cond(here, lambda: list(function(*tensors)), lambda: [blank(spec) for spec in specs])
         return (*(tf.ensure_shape(each, spec.shape) for each, spec in zip(found, specs, strict=True)), mark, here)
 
-    return rows.map(_as_it_is(apply), **mapping.options)
-
-
-def _batch_rows(rows: tf.data.Dataset, batching: tf_datasets.Batching) -> tf.data.Dataset:
-    if not batching.shapes:
-        return rows.batch(batching.size, **batching.options)
-    values = (*batching.values, tf.constant(0, tf.int64), tf.constant(False))
-    return rows.padded_batch(batching.size, (*batching.shapes, [], []), values, **batching.options)
-
-
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, which TensorFlow does not rewrite: it has no loops and no branches of Python's."""
-    found: Callable[..., Any] = tf.autograph.experimental.do_not_convert(function)
-    return found
+    return rows.map(apply, **mapping.options)

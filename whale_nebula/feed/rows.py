@@ -1,4 +1,4 @@
-"""The number of rows of each micro-batch."""
+"""Rows of a batch: how they are cut into micro-batches, and which of them this process reads."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 class Reads(Protocol):
-    """What tells which rows of a batch are read. Two that are equal tell the same."""
+    """A rule for which rows of a batch are read. Two that are equal select the same rows."""
 
     def of(self, count: int) -> Mask:
         """Which rows of a batch of `count` these are."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,6 @@ class Takes(Protocol):
 
     def take(self, read: Reads, name: str = "") -> None:
         """A step takes a batch, and this is what it reads of its input `name`."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from whale_nebula.errors import OptionError, UnsupportedError
 from whale_nebula.feed.inputs import Partial
-from whale_nebula.feed.rewritten import Line, Made, NotUnderstood, taken_apart
+from whale_nebula.feed.rewritten import Made, NotUnderstoodError, Pipeline, take_apart
 from whale_nebula.feed.rows import Feed, Rows, tag_rows
 from whale_nebula.launch.attach import attach
-from whale_nebula.scopes.options import check_signature
+from whale_nebula.scopes.options import check_signature, refuse
 from whale_nebula.site import calling_site
 from whale_nebula.tf import datasets as tf_datasets
 
@@ -44,22 +44,22 @@ def shard(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 def shard_rows(dataset: tf.data.Dataset, before: Sharded | None = None) -> tf.data.Dataset:
     """The dataset by rows, or as it is where that is not possible; `before` is what it was before a last step."""
-    line = taken_apart(dataset)
-    if isinstance(line, NotUnderstood):
-        _LOG.warning("nb.shard reads whole batches: %s\n  mend: %s", line.why, line.mend)
+    try:
+        return Sharded(dataset, take_apart(dataset), before)
+    except NotUnderstoodError as found:
+        _LOG.warning("nb.shard reads whole batches: %s\n  mend: %s", found.why, found.mend)
         return dataset
-    return Sharded(dataset, line, before)
 
 
 class Sharded(tf_datasets.Same):
     """What `nb.shard` gives. For everything but iterating over it in Python it is the user's dataset, with all rows."""
 
-    def __init__(self, dataset: tf.data.Dataset, line: Line, before: Sharded | None = None) -> None:
+    def __init__(self, dataset: tf.data.Dataset, pipeline: Pipeline, before: Sharded | None = None) -> None:
         super().__init__(dataset)
         self.feed: Feed = Feed() if before is None else before.feed
         self._made: Made = {} if before is None else before._made
         self._dataset = dataset
-        self._rows = line.again(self.feed.own, self._made)
+        self._rows = pipeline.rebuild(self.feed.own, self._made)
 
     def __getattr__(self, name: str) -> Any:
         """What was put on the dataset, as Keras puts the names of classes."""
@@ -73,45 +73,26 @@ class Sharded(tf_datasets.Same):
             return iter(self._dataset)
         return Batches(self._dataset, self._rows, self.feed)
 
-    def prefetch(self, buffer_size: Any, name: str | None = None) -> tf.data.Dataset:
-        """The same by rows, made ahead of time."""
-        return shard_rows(self._dataset.prefetch(buffer_size, name=name), self)
 
-    def repeat(self, count: Any = None, name: str | None = None) -> tf.data.Dataset:
-        """The same by rows, several times."""
-        return shard_rows(self._dataset.repeat(count, name=name), self)
-
-    def take(self, count: Any, name: str | None = None) -> tf.data.Dataset:
-        """The first batches by rows."""
-        return shard_rows(self._dataset.take(count, name=name), self)
-
-    def skip(self, count: Any, name: str | None = None) -> tf.data.Dataset:
-        """All but the first batches by rows."""
-        return shard_rows(self._dataset.skip(count, name=name), self)
-
-    def shuffle(self, *args: Any, **kwargs: Any) -> tf.data.Dataset:
-        """The same batches by rows, in another order."""
-        return shard_rows(self._dataset.shuffle(*args, **kwargs), self)
-
-    def with_options(self, options: tf.data.Options, name: str | None = None) -> tf.data.Dataset:
-        """The same by rows, with these options."""
-        return shard_rows(self._dataset.with_options(options, name=name), self)
-
-
-def _on_all_rows(name: str) -> Callable[..., Any]:
-    """A method of datasets whose result has all rows again."""
+def _derive(name: str, *, by_rows: bool) -> Callable[..., Any]:
+    """A method of datasets that goes on by rows, or whose result has all rows again."""
     plain = getattr(tf.data.Dataset, name)
 
     @functools.wraps(plain)
     def method(self: Sharded, *args: Any, **kwargs: Any) -> Any:
+        found = plain(self._dataset, *args, **kwargs)
+        if by_rows:
+            return shard_rows(found, self)
         _LOG.warning("nb.shard reads whole batches: .%s(...) comes after it\n  mend: nb.shard(dataset) last", name)
-        return plain(self._dataset, *args, **kwargs)
+        return found
 
     return method
 
 
+for _name in ("prefetch", "repeat", "take", "skip", "shuffle", "with_options"):
+    setattr(Sharded, _name, _derive(_name, by_rows=True))
 for _name in ("batch", "cache", "enumerate", "filter", "flat_map", "interleave", "map", "rebatch", "unbatch"):
-    setattr(Sharded, _name, _on_all_rows(_name))
+    setattr(Sharded, _name, _derive(_name, by_rows=False))
 
 
 class Batches(tf.data.Iterator):
@@ -130,7 +111,7 @@ class Batches(tf.data.Iterator):
 
     def __next__(self) -> Any:
         if self._whole is not None:
-            raise self._mixed_error("is read here, and was given to a function of TensorFlow's before")
+            raise _mixed_error("is read here, and was given to a function of TensorFlow's before")
         self._begun = True
         self._feed.settle()
         *tensors, marks, here = next(self._inner)
@@ -167,43 +148,30 @@ class Batches(tf.data.Iterator):
 
     def _all_rows(self) -> Any:
         if self._begun:
-            raise self._mixed_error("has given batches, and is now given to a function of TensorFlow's")
+            raise _mixed_error("has given batches, and is now given to a function of TensorFlow's")
         if self._whole is None:
             self._whole = iter(self._dataset)
         return self._whole
 
-    def _mixed_error(self, what: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"an iterator of nb.shard {what}",
-            where=str(calling_site()),
-            why="outside of functions it goes through its own rows, inside through all rows: it would begin anew",
-            mend="an iterator of its own for the function: iter(dataset)\nor give the function batches",
-        )
-
     def _serialize_to_tensors(self) -> NoReturn:
-        raise UnsupportedError(
-            "an iterator of nb.shard cannot be saved in a checkpoint",
-            where=str(calling_site()),
-            why="it reads other rows in each process",
-            mend="save the number of the step, and begin with nb.shard(dataset.skip(step))",
-        )
+        what = "an iterator of nb.shard cannot be saved in a checkpoint"
+        why = "it reads other rows in each process"
+        mend = "save the number of the step, and begin with nb.shard(dataset.skip(step))"
+        raise UnsupportedError(what, where=str(calling_site()), why=why, mend=mend)
+
+
+def _mixed_error(what: str) -> UnsupportedError:
+    why = "outside of functions it goes through its own rows, inside through all rows: it would begin anew"
+    mend = "an iterator of its own for the function: iter(dataset)\nor give the function batches"
+    return UnsupportedError(f"an iterator of nb.shard {what}", where=str(calling_site()), why=why, mend=mend)
 
 
 def _no_dataset(given: Any) -> OptionError:
     """The error for something that has rows, but in no pipeline; says what to write."""
-    from_array = "nb.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(32))"
-    made = "nb.shard(tf.data.Dataset.range(count).map(read_row).batch(32))"
-    array = hasattr(given, "__array__") or isinstance(given, tuple | list | dict)
-    return OptionError(
-        f"nb.shard takes a tf.data.Dataset of batches, not {_kind(given)}",
-        where=str(calling_site()),
-        why="of arrays nothing is to be saved, each process slices those that it has"
-        if array
-        else "rows that a generator makes come one after the other: none can be left out",
-        mend=f"leave nb.shard out, or {from_array}" if array else made,
-    )
-
-
-def _kind(given: Any) -> str:
-    name = type(given).__name__
-    return f"a {name}" if name[:1].lower() not in "aeiou" else f"an {name}"
+    name, why = type(given).__name__, "rows that a generator makes come one after the other: none can be left out"
+    mend = "nb.shard(tf.data.Dataset.range(count).map(read_row).batch(32))"
+    if hasattr(given, "__array__") or isinstance(given, tuple | list | dict):
+        why = "of arrays nothing is to be saved, each process slices those that it has"
+        mend = "leave nb.shard out, or nb.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(32))"
+    article = "an" if name[:1].lower() in "aeiou" else "a"
+    return refuse(f"nb.shard takes a tf.data.Dataset of batches, not {article} {name}", why=why, mend=mend)

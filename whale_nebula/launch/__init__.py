@@ -1,8 +1,7 @@
 """Start, watch and end the workers of a run; and identify this process among them."""
 
 from whale_nebula.launch.attach import Attachment, attach
-from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.job import Job, Outcome, Result
-from whale_nebula.launch.spawn import spawn
+from whale_nebula.launch.placed import spawn
 
-__all__ = ["Attachment", "Job", "Outcome", "Result", "SecurityFiles", "attach", "spawn"]
+__all__ = ["Attachment", "Job", "Outcome", "Result", "attach", "spawn"]

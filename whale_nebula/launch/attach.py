@@ -7,12 +7,10 @@ import functools
 import os
 import signal
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.identity import VARIABLE, Identity, SecurityFiles
+from whale_nebula.launch.identity import VARIABLE, Identity
 from whale_nebula.launch.job import end_descendants
 from whale_nebula.launch.processes import Picture
 from whale_nebula.launch.pulse import Heart
@@ -21,35 +19,13 @@ EXIT_ORPHANED = 71
 
 
 @dataclass(frozen=True)
-class Attachment:
-    """What the launcher has given to this process: its place in the run, and the address of every peer.
-
-    Workers with addresses listen at `listen` and have `security`, which is None only where the config says
-    `insecure: true`. Where `gateway` is not None, other clusters are reached through it and not by their addresses.
-    `heart` beats where the launcher listens. `everywhere` says that it started the workers of all clusters. `picture`
-    is what is drawn on the launcher's terminal, if it has one.
+class Attachment(Identity):
+    """The identity of this very process: `heart` beats where the launcher listens, and `picture` is what is drawn on
+    the launcher's terminal, if it has one.
     """
 
-    worker: str
-    cluster: str
-    peers: Mapping[str, str]  # worker -> cluster
-    run_id: str
-    seed: int | None
-    listen: str | None = None
-    addresses: Mapping[str, str] = field(default_factory=dict)  # worker -> "host:port"
-    security: SecurityFiles | None = None
-    gateway: str | None = None
-    patience: float = PATIENCE_SECONDS
-    config: str | None = None
-    everywhere: bool = False
-    device: str | None = None
     heart: Heart | None = field(default=None, compare=False, repr=False)
     picture: Picture | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        """All workers of the run, this one too, sorted."""
-        return tuple(sorted((self.worker, *self.peers)))
 
 
 @functools.cache
@@ -77,34 +53,9 @@ def attach() -> Attachment | None:
     threading.Thread(target=_end_with_launcher, args=(identity.leash,), name="nebula-leash", daemon=True).start()
     if heart is not None:
         atexit.register(heart.end)  # what was registered first is done last
-    return _attachment(identity, heart)
-
-
-def _attachment(identity: Identity, heart: Heart | None) -> Attachment:
-    peers = identity.peers.items()
-    return Attachment(
-        worker=identity.worker,
-        cluster=identity.cluster,
-        peers={name: peer.cluster for name, peer in peers},
-        run_id=identity.run_id,
-        seed=identity.seed,
-        listen=identity.listen,
-        addresses={name: peer.address for name, peer in peers},
-        security=identity.security,
-        gateway=identity.gateway,
-        patience=identity.patience,
-        config=identity.config,
-        everywhere=identity.everywhere,
-        device=identity.device,
-        heart=heart,
-        picture=_picture(identity),
-    )
-
-
-def _picture(identity: Identity) -> Picture | None:
-    if identity.picture is None or identity.terminal is None:
-        return None
-    return Picture(identity.picture, identity.terminal)
+    fd, terminal = identity.drawing, identity.terminal
+    picture = None if fd is None or terminal is None else Picture(fd, terminal)
+    return Attachment(**vars(identity), heart=heart, picture=picture)
 
 
 def _end_with_launcher(leash: int) -> None:

@@ -12,7 +12,6 @@ import os
 import runpy
 import sys
 from functools import partial
-from types import ModuleType
 
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.last_error import ends_by, own_lines
@@ -30,12 +29,12 @@ def main(argv: list[str]) -> None:
     try:
         runpy.run_path(argv[0], run_name="__main__")
     except BaseException as failure:
-        _ends(attachment, exit_code(failure))
+        _note_code(attachment, exit_code(failure))
         _tell(failure, attachment)
         if attachment is not None and sys.excepthook is sys.__excepthook__:
             sys.excepthook = partial(_say, attachment.worker, argv[0])
         raise
-    _ends(attachment, 0)
+    _note_code(attachment, 0)
 
 
 def _prepare(attachment: Attachment) -> None:
@@ -45,12 +44,8 @@ def _prepare(attachment: Attachment) -> None:
     if attachment.seed is not None:
         seed_all(attachment.seed)
     if attachment.device is not None or attachment.cluster in attachment.peers.values():
-        when_loaded("keras", lambda: _early().prepare(attachment))
-
-
-def _early() -> ModuleType:
-    """What a worker with a device, or with mates, does before TensorFlow computes anything; it needs TensorFlow."""
-    return importlib.import_module("whale_nebula.runtime.session.rendezvous")
+        rendezvous = "whale_nebula.runtime.session.rendezvous"  # needs TensorFlow, and comes before it computes
+        when_loaded("keras", lambda: importlib.import_module(rendezvous).prepare(attachment))
 
 
 def _say(worker: str, path: str, kind: type[BaseException], failure: BaseException, trace: object) -> None:
@@ -59,7 +54,7 @@ def _say(worker: str, path: str, kind: type[BaseException], failure: BaseExcepti
     sys.stderr.flush()
 
 
-def _ends(attachment: Attachment | None, code: int | None) -> None:
+def _note_code(attachment: Attachment | None, code: int | None) -> None:
     """The launcher will know how this process ends even if it has to be helped to."""
     if attachment is not None and attachment.heart is not None:
         attachment.heart.code = code

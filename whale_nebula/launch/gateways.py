@@ -18,10 +18,8 @@ from pathlib import Path
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError, TransportError
 from whale_nebula.gateway.site import Site
-from whale_nebula.launch.identity import SecurityFiles
-from whale_nebula.launch.placed import run_name
 from whale_nebula.launch.resolve import Placement, cluster_of
-from whale_nebula.launch.resolve.placement import ANY, host_of, settle_ports
+from whale_nebula.launch.resolve.placement import ANY, host_of, listening, settle_ports
 from whale_nebula.security import Credentials, Files, Identity, ephemeral
 from whale_nebula.security.identity import name
 
@@ -68,36 +66,52 @@ def remove_abandoned(home: Path) -> None:
                 os.close(lock)
 
 
-def configured_files(config: Config, workers: Iterable[str], path: str | None) -> dict[str, SecurityFiles]:
+def configured_files(config: Config, workers: Iterable[str], path: str | None) -> dict[str, Files]:
     """The files that the config names for each worker, or their usual names beside it; none where it is insecure."""
     if config.security.insecure:
         return {}
     base = os.path.dirname(os.path.abspath(path)) if path is not None else os.getcwd()
-    found = {
-        worker: Files.of(config.security, Identity.of_worker(run_name(config), worker), base) for worker in workers
-    }
-    return {worker: _require_files(files) for worker, files in found.items()}
+    run = config.run_name
+    return {worker: Files.of(config.security, Identity.of_worker(run, worker), base) for worker in workers}
 
 
-def check_files(files: Mapping[str, SecurityFiles], run: str) -> None:
+def check_files(files: Mapping[str, Files], run: str) -> None:
     """Read them all once, so that what is wrong is said before anything is started: whose they are, too."""
     for worker, each in files.items():
-        revoked = None if each.revoked is None else Path(each.revoked)
-        credentials = Credentials.of(Files(Path(each.ca), Path(each.cert), Path(each.key), revoked))
+        credentials = Credentials.of(each)
         credentials.check_now()
         credentials.check_is(Identity.of_worker(run, worker))
+
+
+def listen_here(config: Config, placement: Placement, tell: Callable[[str], None]) -> dict[str, str]:
+    """Where the workers of this host listen. Only who asks for certificates may listen more widely than the config
+    says.
+    """
+    own = config.clusters.get(cluster_of(placement.here[0]))
+    found = listening(placement, written=own is not None and bool(own.workers))
+    for worker, listen in found.items():
+        address = placement.addresses[worker]
+        if listen != address and config.security.insecure:
+            raise ConfigError(
+                f"{address} is no address of this host, so worker {worker} cannot listen there",
+                why="it would listen everywhere, and with insecure: true to everybody",
+                mend="start it on its own host, or use certificates: leave out security.insecure",
+            )
+        if listen != address:
+            tell(f"{address} is no address of this host: worker {worker} listens at {listen}")
+    return found
 
 
 def check_names(config: Config, workers: Iterable[str]) -> None:
     """Whether certificates can hold the names of the run and of its clusters."""
     if not config.security.insecure:
-        name(run_name(config), "run")
+        name(config.run_name, "run")
         for cluster in dict.fromkeys(map(cluster_of, workers)):
             name(cluster, "cluster")
 
 
 @contextlib.contextmanager
-def for_one_run(config: Config, workers: Iterable[str]) -> Iterator[dict[str, SecurityFiles]]:
+def for_one_run(config: Config, workers: Iterable[str]) -> Iterator[dict[str, Files]]:
     """An authority that nobody else has, and a certificate of it for each worker: in a folder that only this user
     can open, and that is gone at the end. Its key is never written.
     """
@@ -105,13 +119,7 @@ def for_one_run(config: Config, workers: Iterable[str]) -> Iterator[dict[str, Se
         yield {}
         return
     with own_folder() as folder:
-        made = ephemeral(run_name(config), workers, folder)
-        yield {worker: _require_files(files) for worker, files in made.items()}
-
-
-def _require_files(files: Files) -> SecurityFiles:
-    ca, cert, key, revoked = (path and os.path.abspath(path) for path in files)
-    return SecurityFiles(str(ca), str(cert), str(key), None if revoked is None else str(revoked))
+        yield ephemeral(config.run_name, workers, folder)
 
 
 _START_SECONDS = 30.0
@@ -153,34 +161,24 @@ def at_hand(config: Config, local: Callable[[str], bool]) -> Config:
     )
 
 
-def sites(config: Config, placement: Placement, security: Mapping[str, SecurityFiles], folder: Path) -> dict[str, Site]:
+def sites(config: Config, placement: Placement, security: Mapping[str, Files], folder: Path) -> dict[str, Site]:
     """What each gateway is told, by its name; audit logs are written in `folder`."""
     where = {cluster_of(name): config.clusters[cluster_of(name)].gateway for name in names(config)}
+    rates = {one: {other: config.links.between(one, other).rate for other in where if other != one} for one in where}
     return {
         f"{cluster}/gateway": Site(
-            run_name(config),
+            config.run_name,
             cluster,
             str(address),
             dict(placement.addresses),
             {other: each for other, each in where.items() if other != cluster},
-            {other: _rate(config, cluster, other) for other in where if other != cluster},
-            _files(security.get(f"{cluster}/gateway")),
+            {other: rate and rate / 8 for other, rate in rates[cluster].items()},
+            security.get(f"{cluster}/gateway"),
             folder / f"{cluster}-gateway.jsonl",
             config.patience,
         )
         for cluster, address in where.items()
     }
-
-
-def _rate(config: Config, one: str, other: str) -> float | None:
-    rate = config.links.between(one, other).rate
-    return None if rate is None else rate / 8
-
-
-def _files(found: SecurityFiles | None) -> Files | None:
-    if found is None:
-        return None
-    return Files.from_dict({"ca": found.ca, "cert": found.cert, "key": found.key, "revoked": found.revoked})
 
 
 def start(site: Site) -> subprocess.Popen[bytes]:
@@ -199,7 +197,7 @@ def start(site: Site) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def running(
-    config: Config, placement: Placement, security: Mapping[str, SecurityFiles]
+    config: Config, placement: Placement, security: Mapping[str, Files]
 ) -> Iterator[Mapping[str, subprocess.Popen[bytes]]]:
     """All gateways of a run, each listening, and none afterwards; their audit logs go with them."""
     started: dict[str, subprocess.Popen[bytes]] = {}
@@ -223,11 +221,9 @@ def _await(name: str, process: subprocess.Popen[bytes]) -> None:
         selector.register(said, selectors.EVENT_READ)
         ready = selector.select(_START_SECONDS)
     if not ready or not os.read(said.fileno(), 4096):
-        raise TransportError(
-            f"the gateway '{name}' did not start",
-            why="it has said why" if ready else f"it said nothing for {_START_SECONDS:g} s",
-            mend="look at its address in the config, and at what else listens there",
-        )
+        why = "it has said why" if ready else f"it said nothing for {_START_SECONDS:g} s"
+        mend = "look at its address in the config, and at what else listens there"
+        raise TransportError(f"the gateway '{name}' did not start", why=why, mend=mend)
 
 
 def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:

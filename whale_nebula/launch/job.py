@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from typing import Protocol
 
 from whale_nebula.errors import DeadlineError, RemoteFailureError
 from whale_nebula.launch.leaving import EXIT_LEFT
-from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS, Ward
+from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS, Ward, read_stat
 
 GRACE_SECONDS = 5.0
 _TERM_SECONDS = 1.0
@@ -30,7 +30,6 @@ class Reader(Protocol):
 
     def close(self) -> tuple[str, str]:
         """The process has ended: what is kept of its output and of its errors."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,7 @@ class Result:
         if self.culprit is not None:
             outcome = self.outcomes[self.culprit]
             raise RemoteFailureError(
-                f"worker '{outcome.worker}' ended with exit code {outcome.code}",
-                why=outcome.err[-2000:] or None,
+                f"worker '{outcome.worker}' ended with exit code {outcome.code}", why=outcome.err[-2000:] or None
             )
         if self.late:
             raise DeadlineError("the workers did not end in time", where=", ".join(self.outcomes))
@@ -157,7 +155,7 @@ class Job:
         culprit = self._culprit(order)
         late = culprit is None and len(order) < len(self._processes)
         self.kill(gently=not late)
-        outcomes = {name: self._outcome(name) for name in self._processes}
+        outcomes = {name: Outcome(name, self._code(name), *self._readers[name].close()) for name in self._processes}
         return Result(outcomes, culprit, late, frozenset(self._frozen))
 
     def _next(self) -> str | None:
@@ -213,10 +211,6 @@ class Job:
         process.wait()
         self._ended.put(name)
 
-    def _outcome(self, name: str) -> Outcome:
-        out, err = self._readers[name].close()
-        return Outcome(name, self._code(name), out, err)
-
     def __enter__(self) -> Job:
         return self
 
@@ -231,9 +225,6 @@ class Job:
 LINGER_SECONDS = 1.0
 
 
-_DEAD = "ZX"
-
-
 def signal_group(group: int, number: int) -> None:
     """Send a signal to all of a group, if there is anybody."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -246,19 +237,17 @@ def members(group: int) -> list[int]:
     >>> os.getpid() in members(os.getpgrp())
     True
     """
-    return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal() and _within(each, group)]
+    return [process for process, _, found in _alive() if found == group]
 
 
-def _within(process: Path, group: int) -> bool:
-    with contextlib.suppress(OSError):
-        state, _, found = _stat(process)
-        return int(found) == group and state not in _DEAD
-    return False
-
-
-def _stat(process: Path) -> list[str]:
-    """The state of a process, its parent and its group."""
-    return (process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[:3]
+def _alive() -> Iterator[tuple[int, int, int]]:
+    """Each process that is alive, its parent and its group."""
+    for each in Path("/proc").iterdir():
+        if each.name.isdecimal():
+            with contextlib.suppress(OSError):
+                state, parent, group = read_stat(each)[:3]
+                if state not in "ZX":
+                    yield int(each.name), int(parent), int(group)
 
 
 def descendants(process: int) -> list[int]:
@@ -268,12 +257,8 @@ def descendants(process: int) -> list[int]:
     True
     """
     children: dict[int, list[int]] = {}
-    for each in Path("/proc").iterdir():
-        if each.name.isdecimal():
-            with contextlib.suppress(OSError):
-                state, parent = _stat(each)[:2]
-                if state not in _DEAD:
-                    children.setdefault(int(parent), []).append(int(each.name))
+    for each, parent, _ in _alive():
+        children.setdefault(parent, []).append(each)
     found = list(children.get(process, ()))
     for one in found:  # grows meanwhile
         found += children.get(one, ())

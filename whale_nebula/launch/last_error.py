@@ -11,7 +11,6 @@ import re
 import sysconfig
 import traceback
 from itertools import takewhile
-from types import TracebackType
 
 from whale_nebula.errors import NebulaError
 from whale_nebula.errors.text import LIMIT, remove_folders
@@ -36,7 +35,7 @@ class Kept:
 
     >>> kept = Kept("gpu/0")
     >>> lines = [ends_by("gpu/0"), "Traceback", "whale_nebula.errors.StateError: NB-305 no", "  mend: x", "after"]
-    >>> [line for line in lines if kept.back(line)]
+    >>> [line for line in lines if kept.keeps(line)]
     ['whale_nebula.errors.StateError: NB-305 no', '  mend: x']
     """
 
@@ -44,7 +43,7 @@ class Kept:
         self._head = ends_by(worker)
         self._ends = self._within = False
 
-    def back(self, line: str) -> bool:
+    def keeps(self, line: str) -> bool:
         """Whether the next line that the worker has written on its standard error is kept back."""
         line = line.rstrip("\r\n")
         self._within = self._ends and bool(_OUR_ERRORS.match(line) or (self._within and _UNDER.match(line)))
@@ -94,14 +93,10 @@ def same_cause(errors: str, other: str) -> bool:
     >>> same_cause("DataError: NB-220 /srv/es.txt is empty\n", "NB-302 worker 'gpu/0' failed: es.txt is empty\n")
     True
     """
-    what, heard = (_what(last_word(each)) for each in (errors, other))
+    words = [last_word(each) for each in (errors, other)]  # without code, where and folders; "" where it is not ours
+    parts = [re.sub(r" \([^()]*\)$", "", word.partition(" ")[2]) if _CODE.match(word) else "" for word in words]
+    what, heard = map(remove_folders, parts)
     return bool(what) and (what[:_COMPARED] in heard or sorted(what.split()) == sorted(heard.split()))
-
-
-def _what(word: str) -> str:
-    """The first part of our error: without its code, and without where; nothing of an error that is not ours."""
-    code = _CODE.match(word)
-    return remove_folders(re.sub(r" \([^()]*\)$", "", word[code.end() :])) if code else ""
 
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -117,7 +112,9 @@ def own_lines(error: BaseException, path: str) -> str:
     >>> print(own_lines(ValueError("no"), "train.py"), end="")
     ValueError: no
     """
-    ours, trace = isinstance(error, NebulaError), _from(error.__traceback__, path)
+    ours, trace = isinstance(error, NebulaError), error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != path:
+        trace = trace.tb_next  # None where the script does not even compile
     told = traceback.TracebackException(type(error), error, trace or error.__traceback__)
     written = [frame for frame in told.stack if not _is_installed(frame.filename)]
     if trace is None or (ours and written):
@@ -127,10 +124,3 @@ def own_lines(error: BaseException, path: str) -> str:
 
 def _is_installed(file: str) -> bool:
     return file.startswith((_OURS, _PYTHONS, "<")) or "site-packages" in file or "__autograph_generated" in file
-
-
-def _from(trace: TracebackType | None, path: str) -> TracebackType | None:
-    """The part that begins in the script; it never came there where the script does not even compile."""
-    while trace is not None and trace.tb_frame.f_code.co_filename != path:
-        trace = trace.tb_next
-    return trace

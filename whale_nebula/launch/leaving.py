@@ -70,13 +70,10 @@ class Departure:
 
     def settle(self, asked: Mapping[str, object]) -> None:
         """A step is over in which each worker said whether it was asked to leave (and why): all now know the same."""
-        reasons = [f"{worker} was asked to end: {_signal(why)}" for worker, why in sorted(asked.items()) if why]
+        names = [number.name for number in _HEARD]  # a peer's word ends up on a terminal: it can only be one of these
+        given = {worker: why if why in names else "a signal" for worker, why in sorted(asked.items()) if why}
+        reasons = [f"{worker} was asked to end: {why}" for worker, why in given.items()]
         self._settled = self._settled or "; ".join(reasons)
-
-
-def _signal(why: object) -> str:
-    """A peer's word, which ends up on a terminal: it can only be a signal's name."""
-    return str(why) if why in [number.name for number in _HEARD] else "a signal"
 
 
 departure = Departure()
@@ -92,7 +89,12 @@ def leave_on_signals() -> None:
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     heard = [number for number in _HEARD if number != signal.SIGHUP or not ignored]
-    forks = _Forks({number: signal.signal(number, _ask_to_leave) for number in heard})
+
+    def ask_to_leave(number: int, frame: FrameType | None) -> None:
+        if departure.asked is None:
+            departure.ask(signal.Signals(number).name)
+
+    forks = _Forks({number: signal.signal(number, ask_to_leave) for number in heard})
     os.register_at_fork(before=forks.hold, after_in_parent=forks.free, after_in_child=forks.restore)
 
 
@@ -113,8 +115,3 @@ class _Forks:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self.free()
-
-
-def _ask_to_leave(number: int, frame: FrameType | None) -> None:
-    if departure.asked is None:
-        departure.ask(signal.Signals(number).name)

@@ -138,14 +138,20 @@ def advise(found: LineFound, said: Line) -> Advice:
     A rate in the config also paces the gateways, so a faster line cannot be seen through them. What is right stays as
     it is written: a rate that is measured below itself, and copied, would be lower each time.
     """
-    rate, delay = _rate(found, said), _delay(found, said)
-    if not (rate or delay):
+    why, rate, delay = [], str(Line(said.rate)), str(Line(delay=said.delay))
+    near = said.rate is not None and abs(found.bits - said.rate) <= _RATE_TOLERANCE * said.rate
+    if said.rate is None or not (near or _is_paced(found, said.rate)):
+        told, rate = rate if said.rate is not None else "no rate", rate_text(found.bits)
+        why.append(f"the config says {told}, and it is {rate}")
+    if abs(found.delay - said.delay) > max(_DELAY_SLACK, _DELAY_TOLERANCE * said.delay):
+        told, delay = delay if said.delay else "no delay", delay_text(found.delay)
+        why.append(f"the config says {told}, and it is {delay}")
+    if not why:
         paced = ", as the gateways pace it: they hide a faster line" if found.path == THROUGH else ""
         return Advice(True, f"the config says {said}, and so it is{paced}")
-    told = rate_text(found.bits) if rate or said.rate is None else str(Line(said.rate))
-    late = delay_text(found.delay) if delay or not said.delay else str(Line(delay=said.delay))
+    delay = delay if delay != str(Line()) else delay_text(found.delay)
     a, b = found.clusters
-    return Advice(False, "; ".join([*rate, *delay]), f"links: [{{between: [{a}, {b}], rate: {told}, delay: {late}}}]")
+    return Advice(False, "; ".join(why), f"links: [{{between: [{a}, {b}], rate: {rate}, delay: {delay}}}]")
 
 
 def _is_paced(found: LineFound, rate: float) -> bool:
@@ -153,21 +159,6 @@ def _is_paced(found: LineFound, rate: float) -> bool:
     there = max(max(each.there, each.both_there) for each in found.crossings)
     back = max(max(each.back, each.both_back) for each in found.crossings)
     return found.path == THROUGH and 8 * min(there, back) >= (1 - _RATE_TOLERANCE) * rate
-
-
-def _rate(found: LineFound, said: Line) -> list[str]:
-    if said.rate is None:
-        return [f"the config says no rate, and it is {rate_text(found.bits)}"]
-    if abs(found.bits - said.rate) <= _RATE_TOLERANCE * said.rate or _is_paced(found, said.rate):
-        return []
-    return [f"the config says {Line(said.rate)}, and it is {rate_text(found.bits)}"]
-
-
-def _delay(found: LineFound, said: Line) -> list[str]:
-    if abs(found.delay - said.delay) <= max(_DELAY_SLACK, _DELAY_TOLERANCE * said.delay):
-        return []
-    told = Line(delay=said.delay) if said.delay else "no delay"
-    return [f"the config says {told}, and it is {delay_text(found.delay)}"]
 
 
 def describe_asymmetry(found: LineFound) -> str:

@@ -48,26 +48,6 @@ def rate(arrivals: Sequence[float], size: int) -> float:
     return (len(arrivals) - 1 - first) * size / max(seconds, 1e-9)
 
 
-def first_count(size: int) -> int:
-    """How many tensors to begin with, on a line of which nothing is known.
-
-    >>> first_count(64 << 10), first_count(1 << 20)
-    (4, 2)
-    """
-    return max(2, FIRST_BYTES // size)
-
-
-def next_count(count: int, size: int, took: float, seconds: float) -> int | None:
-    """How many to send next, to come to know the line; None once the burst that took so long is enough.
-
-    >>> next_count(4, 64 << 10, took=0.05, seconds=4.0), next_count(64, 64 << 10, took=0.7, seconds=4.0)
-    (16, None)
-    """
-    if took >= _WORTH * seconds or _GROWTH * count * size > MOST_BYTES:
-        return None
-    return _GROWTH * count
-
-
 def full_count(found: float, size: int, seconds: float) -> int:
     """How many take about so many seconds at a rate that was found, in bytes a second.
 
@@ -120,23 +100,21 @@ class End:
         self.met = False
 
     def meet(self, sheet: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Tell the other end who this is, and hear it; a worker that came for a script's sake is sent off.
+        """Exchange greetings with the other end; a worker that runs a script is refused.
 
         The other end may measure another line before, which is waited for, and said.
         """
         for_a_script = {"results": _BENCH, "seed": None}  # so that it stops at once, and says why
         self._link.post(build_message(SESSION, "HELLO", bench=_BENCH, **for_a_script, **sheet))
-        theirs = self._first_word()
+        theirs = self._take_first_word()
         if theirs.get("bench") != _BENCH:
-            raise RunError(
-                f"worker '{self._link.there}' runs a script, and measures no line",
-                why="both ends must measure, and a run must not go on meanwhile",
-                mend="wait until the run has ended, then start bench link at both ends",
-            )
+            why = "both ends must measure, and a run must not go on meanwhile"
+            mend = "wait until the run has ended, then start bench link at both ends"
+            raise RunError(f"worker '{self._link.there}' runs a script, and measures no line", why=why, mend=mend)
         self.met = True
         return theirs
 
-    def _first_word(self) -> Mapping[str, Any]:
+    def _take_first_word(self) -> Mapping[str, Any]:
         limit, started = 2 * self._patience + 20 * self._seconds, time.monotonic()
         while True:
             asked, seconds = time.monotonic(), min(_AGAIN_SECONDS, limit)
@@ -156,25 +134,17 @@ class End:
         self._tell(f"{self._link.there}: round trip {1e3 * trips.median:.1f} ms, at least {1e3 * trips.least:.1f} ms")
         crossings = tuple(self._cross(size) for size in SIZES)
         here, there = self._link.here, self._link.there
-        first, second = (here, there) if self._leads else (there, here)
-        return LineFound(
-            first,
-            second,
-            path,
-            trips.median,
-            trips.least,
-            trips.clock,
-            crossings,
-            {here: dict(sheet), there: {name: theirs.get(name) for name in sheet}},
-            max(int(sheet["connections"]), int(theirs["connections"])),
-            0,
-            when,
-        )
+        ends = (here, there) if self._leads else (there, here)
+        sheets = {here: dict(sheet), there: {name: theirs.get(name) for name in sheet}}
+        connections = max(int(sheet["connections"]), int(theirs["connections"]))
+        return LineFound(*ends, path, *trips, crossings, sheets, connections, 0, when)
 
     # ------------------------------------------------------------------ round trips
     def _round_trips(self) -> RoundTrips:
         if not self._leads:
-            return self._answer()
+            while not (asked := self._link.take("PING", self._patience))["last"]:
+                self._link.post(build_message("PONG", clock=time.time()))
+            return RoundTrips(*map(float, asked["found"]))
         seen = [self._ping() for _ in range(_ROUNDS)]
         took = [each[0] for each in seen]
         found = RoundTrips(statistics.median(took), min(took), min(seen)[1])
@@ -189,11 +159,6 @@ class End:
         took = time.monotonic() - started
         return took, told - (asked + took / 2)
 
-    def _answer(self) -> RoundTrips:
-        while not (asked := self._link.take("PING", self._patience))["last"]:
-            self._link.post(build_message("PONG", clock=time.time()))
-        return RoundTrips(*map(float, asked["found"]))
-
     # ------------------------------------------------------------------ tensors of one size
     def _cross(self, size: int) -> Crossing:
         """Each way alone, then both at once; at the end both know what each has spent."""
@@ -203,7 +168,7 @@ class End:
         with ThreadPoolExecutor(1, "nebula-line") as beside:
             heard = beside.submit(self._hear_burst)
             sent = self._burst(size, full_count(ours.rate, size, self._seconds), last=True)
-            both = (sent, heard.result()) if self._leads else (heard.result(), sent)
+            both = (sent, heard.result()[1]) if self._leads else (heard.result()[1], sent)
         self._show(size, "both ways at once", f"{_format_rate(both[0].rate)} and {_format_rate(both[1].rate)}")
         # while both go at once, each end's clock of CPU time sees all that it does: it is counted once
         cpu = there.cpu + back.cpu + max(each.cpu for each in both)
@@ -213,26 +178,22 @@ class End:
         return Crossing(size, there.rate, back.rate, both[0].rate, both[1].rate, 1e9 * cpu / carried)
 
     def _send(self, size: int) -> Way:
-        """Come to know the line with small bursts, then send for as long as was asked."""
-        count = first_count(size)
-        while True:
+        """Come to know the line with bursts that grow, then send for as long as was asked."""
+        count = max(2, FIRST_BYTES // size)
+        seen = self._burst(size, count, last=False)
+        while seen.seconds < _WORTH * self._seconds and _GROWTH * count * size <= MOST_BYTES:
+            count *= _GROWTH
             seen = self._burst(size, count, last=False)
-            more = next_count(count, size, seen.seconds, self._seconds)
-            if more is None:
-                found = self._burst(size, full_count(seen.rate, size, self._seconds), last=True)
-                self._show(size, f"{self._link.here} -> {self._link.there}", _format_rate(found.rate))
-                return found
-            count = more
+        found = self._burst(size, full_count(seen.rate, size, self._seconds), last=True)
+        self._show(size, f"{self._link.here} -> {self._link.there}", _format_rate(found.rate))
+        return found
 
     def _hear(self, size: int) -> Way:
-        while True:
-            announced, found = self._hear_one()
-            if announced["last"]:
-                self._show(size, f"{self._link.there} -> {self._link.here}", _format_rate(found.rate))
-                return found
-
-    def _hear_burst(self) -> Way:
-        return self._hear_one()[1]
+        last = False
+        while not last:
+            last, found = self._hear_burst()
+        self._show(size, f"{self._link.there} -> {self._link.here}", _format_rate(found.rate))
+        return found
 
     def _burst(self, size: int, count: int, *, last: bool) -> Way:
         """Announce so many tensors, send them, and hear how they arrived."""
@@ -247,7 +208,8 @@ class End:
         used = time.process_time() - started
         return Way(float(seen["rate"]), float(seen["seconds"]), count * size, used)
 
-    def _hear_one(self) -> tuple[Mapping[str, Any], Way]:
+    def _hear_burst(self) -> tuple[bool, Way]:
+        """Receive one burst; whether it is the last of its size, and how it arrived."""
         announced = self._link.take("BURST", self._patience + 2 * self._seconds)
         count, size, step = (int(announced[part]) for part in ("count", "size", "step"))
         started, arrivals = time.process_time(), []
@@ -256,7 +218,7 @@ class End:
             arrivals.append(time.monotonic())
         found = Way(rate(arrivals, size), arrivals[-1] - arrivals[0], count * size, time.process_time() - started)
         self._link.post(build_message("ARRIVED", rate=found.rate, seconds=found.seconds))
-        return announced, found
+        return bool(announced["last"]), found
 
     def _key(self, step: int, slot: int, source: str, destination: str) -> Key:
         return Key("forward", _PROGRAM, step, 0, -1, slot, source, destination)
@@ -278,11 +240,6 @@ ALIKE = ("whale_nebula", "code", "tensorflow", "keras", "python")
 """What must be the same at both ends of a run; Python only in its minor version."""
 
 
-def sheet() -> dict[str, Any]:
-    """All that the process says."""
-    return {**versions(), **host()}
-
-
 def versions() -> dict[str, str | None]:
     """What the same program can only be traced with, if it is the same everywhere; None: not installed here."""
     return {
@@ -294,10 +251,10 @@ def versions() -> dict[str, str | None]:
     }
 
 
-def host() -> dict[str, Any]:
-    """What this host carries a line with."""
-    control = congestion_control()
-    return {"congestion_control": control, "connections": lanes(), "cores": len(os.sched_getaffinity(0))}
+def sheet() -> dict[str, Any]:
+    """All that an end says: its versions, and what this host carries a line with."""
+    cores = len(os.sched_getaffinity(0))
+    return {**versions(), "congestion_control": congestion_control(), "connections": lanes(), "cores": cores}
 
 
 def unlike(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -401,13 +358,21 @@ def table(found: LineFound) -> str:
       tensors     gpu -> npu   npu -> gpu   both ways at once        CPU, both ends
       1.0 MiB    57.6 Mbit/s  56.8 Mbit/s  56.0 and 55.2 Mbit/s  2.1 s for each GB
     """
-    (a, b), trip = found.clusters, f"round trip {_ms(found.round_trip)}, at least {_ms(found.least_round_trip)}"
-    head = ["tensors", f"{a} -> {b}", f"{b} -> {a}", "both ways at once", "CPU, both ends"]
-    rows = [head, *map(_row, found.crossings)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    (a, b), times = found.clusters, (1e3 * found.round_trip, 1e3 * found.least_round_trip)
+    trip = "round trip {:.1f} ms, at least {:.1f} ms".format(*times)
+    rows = [["tensors", f"{a} -> {b}", f"{b} -> {a}", "both ways at once", "CPU, both ends"]]
+    for each in found.crossings:
+        rates = (each.there, each.back, each.both_there, each.both_back)
+        there, back, *both = (f"{8 * rate / 1e6:.{int(8 * rate < 1e9)}f}" for rate in rates)
+        cpu = f"{each.cpu_seconds_per_gb:.1f} s for each GB"
+        rows.append([size(each.size), f"{there} Mbit/s", f"{back} Mbit/s", f"{' and '.join(both)} Mbit/s", cpu])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
     connections = f"{found.connections} connection{'s' * (found.connections != 1)}"
-    first = [f"{found.first} - {found.second}, {found.path}", f"  {trip}; {connections}{_control(found)}"]
+    controls = [escape_foreign_text(sheet.get("congestion_control") or "?") for sheet in found.sheets.values()]
+    if controls:
+        connections += f"; congestion control {' and '.join(dict.fromkeys(controls))}"
+    first = [f"{found.first} - {found.second}, {found.path}", f"  {trip}; {connections}"]
     return "\n".join([*first, *lines, *(f"  {note}" for note in notes(found))])
 
 
@@ -424,22 +389,3 @@ def notes(found: LineFound) -> list[str]:
         first, second = map(escape_foreign_text, versions)
         said.append(f"{name} differs: {first} at {found.first}, {second} at {found.second}; a run would refuse that")
     return said
-
-
-def _row(each: Crossing) -> list[str]:
-    both = f"{_mbit(each.both_there)} and {_mbit(each.both_back)} Mbit/s"
-    cpu = f"{each.cpu_seconds_per_gb:.1f} s for each GB"
-    return [size(each.size), f"{_mbit(each.there)} Mbit/s", f"{_mbit(each.back)} Mbit/s", both, cpu]
-
-
-def _mbit(rate: float) -> str:
-    return f"{8 * rate / 1e6:.1f}" if 8 * rate < 1e9 else f"{8 * rate / 1e6:.0f}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f} ms"
-
-
-def _control(found: LineFound) -> str:
-    controls = [escape_foreign_text(sheet.get("congestion_control") or "?") for sheet in found.sheets.values()]
-    return f"; congestion control {' and '.join(dict.fromkeys(controls))}" if controls else ""

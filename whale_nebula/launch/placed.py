@@ -8,16 +8,18 @@ import subprocess
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from whale_nebula.config import Config
-from whale_nebula.launch.identity import Identity, Peer, SecurityFiles
+from whale_nebula.config import Config, load
+from whale_nebula.errors import ConfigError
+from whale_nebula.launch import gateways as gateway_processes
+from whale_nebula.launch.identity import Identity
 from whale_nebula.launch.job import Job, Reader
-from whale_nebula.launch.processes import Board, Relay, Shown, Sink, abandon, start
+from whale_nebula.launch.processes import Board, Echo, KeptOutput, Relay, Shown, Sink, start
 from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS
-from whale_nebula.launch.resolve import Placement, cluster_of
-
-RUN = "run"
-"""The name of a run whose config names none."""
+from whale_nebula.launch.resolve import ANY, Placement, cluster_of
+from whale_nebula.launch.resolve.placement import settle_ports
+from whale_nebula.security.files import Files
 
 
 @dataclass(frozen=True)
@@ -36,24 +38,19 @@ class Output:
         return Shown(worker, relay, picture, self.board.screen)
 
 
-def run_name(config: Config) -> str:
-    """What the run is called, in certificates too."""
-    return config.run or RUN
-
-
 def seed_of(config: Config) -> int:
     """The seed from which every process starts. Hosts cannot ask each other yet: what all know is the run's name.
 
     >>> seed_of(Config(seed=7)), seed_of(Config(run="mt")) == seed_of(Config(run="mt"))
     (7, True)
     """
-    return zlib.crc32(run_name(config).encode()) if config.seed is None else config.seed
+    return zlib.crc32(config.run_name.encode()) if config.seed is None else config.seed
 
 
 def identities(
     placement: Placement,
     config: Config,
-    security: Mapping[str, SecurityFiles],
+    security: Mapping[str, Files],
     *,
     listen: Mapping[str, str] | None = None,
     path: str | None = None,
@@ -65,20 +62,18 @@ def identities(
     `security` has the files of each of them, or is empty where the config is insecure; `listen` says where one listens
     that does not at its address; `path` is the config's; `everywhere` says that these are all workers of the run.
     """
-    peers = {worker: Peer(cluster_of(worker), address=each) for worker, each in placement.addresses.items()}
     return {
         worker: Identity(
             worker=worker,
             cluster=cluster_of(worker),
-            peers={name: peer for name, peer in peers.items() if name != worker},
-            run_id=run_name(config),
+            peers={name: cluster_of(name) for name in placement.addresses if name != worker},
+            addresses={name: each for name, each in placement.addresses.items() if name != worker},
+            run_id=config.run_name,
             seed=seed_of(config),
-            leash=0,
-            launcher=0,
             listen=(listen or placement.addresses)[worker],
             security=security.get(worker),
             insecure=config.security.insecure,
-            gateway=_gateway(config, cluster_of(worker)) if gateways else None,
+            gateway=config.gateway_of(cluster_of(worker)) if gateways else None,
             patience=config.patience,
             config=None if path is None else os.path.abspath(path),
             everywhere=everywhere,
@@ -94,11 +89,6 @@ def _device(config: Config, worker: str) -> str | None:
     found = config.clusters.get(cluster)
     listed = found.workers[int(number) : int(number) + 1] if found is not None and number.isdigit() else ()
     return listed[0].device if listed else None
-
-
-def _gateway(config: Config, cluster: str) -> str | None:
-    found = config.clusters.get(cluster)
-    return None if found is None else found.gateway
 
 
 def start_placed(
@@ -121,16 +111,19 @@ def start_placed(
     leash, hold = os.pipe()
     try:
         for worker, identity in workers.items():
-            with _pipe_to(worker, pulses) as pulse, _draw_screen(worker, pictures, terminal) as picture:
+            drawn = contextlib.nullcontext() if terminal is None else _pipe_to(worker, pictures)
+            with _pipe_to(worker, pulses) as pulse, drawn as picture:
                 told = replace(identity, leash=leash, launcher=os.getpid(), pulse=pulse)
-                told = replace(told, picture=picture, terminal=terminal)
+                told = replace(told, drawing=picture, terminal=terminal)
                 processes[worker] = start(argv, told, env, cwd)
         readers = {each: output.reader(each, process, pictures.pop(each, None)) for each, process in processes.items()}
         return Job(processes, hold, readers, pulses=pulses, silence=silence, ending=ending, notice=notice)
     except BaseException:
         for fd in (hold, *pulses.values(), *pictures.values()):
             os.close(fd)
-        abandon(processes)
+        for process in processes.values():
+            process.kill()
+            process.communicate()
         raise
     finally:
         os.close(leash)
@@ -146,7 +139,55 @@ def _pipe_to(worker: str, ends: dict[str, int]) -> Iterator[int]:
         os.close(theirs)
 
 
-def _draw_screen(
-    worker: str, ends: dict[str, int], terminal: int | None
-) -> contextlib.AbstractContextManager[int | None]:
-    return contextlib.nullcontext() if terminal is None else _pipe_to(worker, ends)
+@dataclass(frozen=True)
+class _Kept(Output):
+    """Output that is kept for the job's result, and echoed line by line."""
+
+    echo: Echo | None = None
+
+    def reader(self, worker: str, process: subprocess.Popen[bytes], picture: int | None) -> Reader:
+        return KeptOutput(worker, process, self.echo)
+
+
+@contextlib.contextmanager
+def spawn(
+    argv: Sequence[str],
+    workers: Mapping[str, str],
+    *,
+    run_id: str = "local",
+    seed: int | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    echo: Echo | None = None,
+    gateways: bool = False,
+    silence: float = SILENCE_SECONDS,
+) -> Iterator[Job]:
+    r"""Start one process per worker of the same script; `workers` gives the cluster of each by its name.
+
+    `argv` is what follows `python` on a command line: a script and its arguments, or `-c` and code. Each process finds
+    out by `attach()` who it is. `env` is added to this process's environment. `echo` gets every line of output as it
+    comes. With `gateways` each cluster has one, and clusters reach each other through them. A worker that is not heard
+    of for `silence` seconds is taken for frozen. The certificates are made for this run alone.
+
+    >>> with spawn(["-c", "print('hello')"], {"gpu/0": "gpu", "npu/0": "npu"}) as job:
+    ...     result = job.wait(deadline=60)
+    >>> result.outcomes["npu/0"].out
+    'hello\n'
+    """
+    if not workers:
+        raise ConfigError("a job needs at least one worker", mend='workers={"gpu/0": "gpu", "npu/0": "npu"}')
+    placement = settle_ports(Placement(tuple(workers), dict.fromkeys(workers, ANY)))
+    clusters: dict[str, dict[str, Any]] = {}
+    for worker, cluster in workers.items():
+        clusters.setdefault(cluster, {"workers": []})["workers"].append(placement.addresses[worker])
+    if gateways:
+        ports = settle_ports(Placement((), dict.fromkeys(clusters, ANY))).addresses
+        clusters = {name: {**each, "gateway": ports[name]} for name, each in clusters.items()}
+    config = load({"run": run_id, "clusters": clusters, **({} if seed is None else {"seed": seed})})
+    with contextlib.ExitStack() as stack:
+        owners = [*workers, *gateway_processes.names(config)]
+        security = stack.enter_context(gateway_processes.for_one_run(config, owners))
+        if gateways:
+            stack.enter_context(gateway_processes.running(config, placement, security))
+        told = identities(placement, config, security, everywhere=True)
+        yield stack.enter_context(start_placed(argv, told, output=_Kept(echo=echo), silence=silence, env=env, cwd=cwd))

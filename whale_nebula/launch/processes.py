@@ -9,7 +9,7 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -19,33 +19,40 @@ from whale_nebula.launch.last_error import Kept
 from whale_nebula.report.screen import Screen, size_of
 from whale_nebula.security.diagnose import read_refusal
 
-_REST_SECONDS = 2.0
+REST_SECONDS = 2.0
 
 Echo = Callable[[str, str, str], None]  # worker, "out" or "err", line
 
 
-class Output:
-    """Two threads that read a process's standard output and standard error until they end."""
+class Streams:
+    """Two threads that read a process's standard output and standard error by `pump` until they end."""
 
-    def __init__(self, worker: str, process: subprocess.Popen[bytes], echo: Echo | None) -> None:
-        self._worker = worker
-        self._echo = echo
-        self._lines: dict[str, list[str]] = {"out": [], "err": []}
-        streams = {"out": process.stdout, "err": process.stderr}
+    def __init__(self, worker: str, process: subprocess.Popen[bytes], pump: Callable[[str, IO[bytes]], None]) -> None:
         self._threads = [
-            threading.Thread(target=self._pump, args=(name, stream), name=f"nebula-{name}-{worker}", daemon=True)
-            for name, stream in streams.items()
+            threading.Thread(target=pump, args=(name, stream), name=f"nebula-{name}-{worker}", daemon=True)
+            for name, stream in (("out", process.stdout), ("err", process.stderr))
             if stream is not None
         ]
         for thread in self._threads:
             thread.start()
 
-    def close(self) -> tuple[str, str]:
-        """Standard output and standard error. The process has ended; a stream that something it started still
-        holds open is waited for only briefly.
-        """
+    def wait(self) -> None:
+        """The process has ended; a stream that something it started still holds open is waited for only briefly."""
         for thread in self._threads:
-            thread.join(_REST_SECONDS)
+            thread.join(REST_SECONDS)
+
+
+class KeptOutput:
+    """Keeps all that a process writes, and echoes it by lines."""
+
+    def __init__(self, worker: str, process: subprocess.Popen[bytes], echo: Echo | None) -> None:
+        self._worker, self._echo = worker, echo
+        self._lines: dict[str, list[str]] = {"out": [], "err": []}
+        self._streams = Streams(worker, process, self._pump)
+
+    def close(self) -> tuple[str, str]:
+        """Standard output and standard error."""
+        self._streams.wait()
         return "".join(self._lines["out"]), "".join(self._lines["err"])
 
     def _pump(self, name: str, stream: IO[bytes]) -> None:
@@ -76,14 +83,6 @@ def start(
     )
 
 
-def abandon(processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
-    """Some process could not be started: take the others back."""
-    for process in processes.values():
-        process.kill()
-        process.communicate()
-
-
-REST_SECONDS = 2.0
 _TAIL = 4096
 _LONGEST_LINE = 1 << 20
 _BACK = b"\r\b"  # with these a bar goes to where its line begins, and would be written over the worker's name
@@ -124,18 +123,14 @@ class Sink:
         with self._lock, contextlib.suppress(OSError), room:
             view = memoryview(data)
             while view:
-                view = view[self._some(view) :]
-
-    def _some(self, view: memoryview) -> int:
-        try:
-            return os.write(self._fd, view)
-        except BlockingIOError:  # whoever shares this file with us has made it so
-            select.select([], [self._fd], [])
-            return 0
+                try:
+                    view = view[os.write(self._fd, view) :]
+                except BlockingIOError:  # whoever shares this file with us has made it so
+                    select.select([], [self._fd], [])
 
 
 class Relay:
-    """Two threads that hand on a process's output and errors until they end. The last of its errors are remembered.
+    """Hands on a process's output and errors. The last of its errors are remembered.
 
     By what error of ours the process ends is kept back: whoever waits for it says so, last of all. Where gRPC writes
     why TLS did not come about, a line says it in our words, too: once for each reason.
@@ -144,47 +139,32 @@ class Relay:
     def __init__(
         self, worker: str, process: subprocess.Popen[bytes], sinks: Mapping[str, Sink], prefixes: Mapping[str, str]
     ) -> None:
-        self._prefixes = prefixes
+        self._sinks, self._prefixes = sinks, prefixes
         self._tail = b""
-        self._worker = worker
-        self._kept = Kept(worker)
+        self._last_error = Kept(worker)
         self._explained: set[str] = set()
-        streams = {"out": process.stdout, "err": process.stderr}
-        self._threads = [
-            threading.Thread(
-                target=self._pump, args=(name, stream, sinks[name]), name=f"nebula-{name}-{worker}", daemon=True
-            )
-            for name, stream in streams.items()
-            if stream is not None
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._worker = worker
+        self._streams = Streams(worker, process, self._pump)
 
     def close(self) -> tuple[str, str]:
-        """Nothing of the output is kept; of the errors the end. The process has ended; a stream that something it
-        started still holds open is waited for only briefly.
-        """
-        for thread in self._threads:
-            thread.join(REST_SECONDS)
+        """Nothing of the output is kept; of the errors the end."""
+        self._streams.wait()
         return "", self._tail.decode(errors="replace")
 
-    def _pump(self, name: str, stream: IO[bytes], sink: Sink) -> None:
-        prefix, started = self._prefixes.get(name, "").encode(), False
+    def _pump(self, name: str, stream: IO[bytes]) -> None:
+        sink, prefix, started = self._sinks[name], self._prefixes.get(name, "").encode(), False
         with stream:
             while line := stream.readline(_LONGEST_LINE):
-                if name == "err" and (self._keeps(line) or is_start_up_line(line)):
-                    continue
+                if name == "err":
+                    self._tail = (self._tail + line)[-_TAIL:]
+                    if self._last_error.keeps(line.decode(errors="replace")) or is_start_up_line(line):
+                        continue
                 sink.write(line if started else prefix + (line.lstrip(_BACK) if prefix else line))
                 started = not line.endswith(b"\n")
                 if name == "err" and not started:
                     self._explain(line, sink)
             if started and prefix:
                 sink.write(b"\n")  # on a terminal the next line is another worker's
-
-    def _keeps(self, line: bytes) -> bool:
-        """Remember a line of the errors; whether that is all that is done with it."""
-        self._tail = (self._tail + line)[-_TAIL:]
-        return self._kept.back(line.decode(errors="replace"))
 
     def _explain(self, line: bytes, sink: Sink) -> None:
         meant = read_refusal(line.decode(errors="replace"))
@@ -262,22 +242,13 @@ class Shown:
         return self._reader.close()
 
     def _follow(self, fd: int) -> None:
+        """Draw all whole pictures of the pipe, until its other end is closed; an empty one leaves what is drawn."""
+        held = b""
         with os.fdopen(fd, "rb", buffering=0) as stream:
-            for text in pictures(stream):
-                if text:
-                    self._screen.draw(text)
-                else:
-                    self._screen.leave()
-
-
-def pictures(stream: IO[bytes]) -> Iterator[str]:
-    r"""All whole pictures of a pipe, until its other end is closed; an empty one leaves what is drawn.
-
-    >>> import io
-    >>> list(pictures(io.BytesIO(b"a table\n\0the next\n\0\0half a")))
-    ['a table\n', 'the next\n', '']
-    """
-    held = b""
-    while chunk := stream.read(_CHUNK):
-        *whole, held = (held + chunk).split(_END)
-        yield from (each.decode(errors="replace") for each in whole)
+            while chunk := stream.read(_CHUNK):
+                *whole, held = (held + chunk).split(_END)
+                for picture in whole:
+                    if picture:
+                        self._screen.draw(picture.decode(errors="replace"))
+                    else:
+                        self._screen.leave()

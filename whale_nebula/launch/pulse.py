@@ -47,7 +47,7 @@ class Heart:
         """
         if os.getpid() == self._owner:
             with suppress(OSError):
-                os.write(self._fd, last_word(self.code))
+                os.write(self._fd, encode_last_word(self.code))
 
     def _beat(self) -> None:
         with suppress(BrokenPipeError):
@@ -57,19 +57,19 @@ class Heart:
                 time.sleep(self._every)
 
 
-def last_word(code: int | None) -> bytes:
+def encode_last_word(code: int | None) -> bytes:
     """What a worker says last, with its exit code where that is known.
 
-    >>> [code_said(b"..." + last_word(code)) for code in (0, 1, 33, None)]
+    >>> [find_last_word(b"..." + encode_last_word(code)) for code in (0, 1, 33, None)]
     [(True, 0), (True, 1), (True, 33), (True, None)]
     """
     return _LAST if code is None else _LAST + bytes([code & 0xFF])
 
 
-def code_said(heard: bytes) -> tuple[bool, int | None]:
+def find_last_word(heard: bytes) -> tuple[bool, int | None]:
     """Whether the last word is in what was heard, and the exit code in it, if it is there.
 
-    >>> code_said(b"...")
+    >>> find_last_word(b"...")
     (False, None)
     """
     _, said, after = heard.partition(_LAST)
@@ -109,10 +109,10 @@ def listen(before: Heard | None, passed: float, beat: bool, now: Vitals) -> Hear
     return Heard(before.silent + passed, now.cpu)
 
 
-def frozen(heard: Heard | None, runnable: Callable[[], bool], silence: float = SILENCE_SECONDS) -> bool:
+def is_frozen(heard: Heard | None, runnable: Callable[[], bool], silence: float = SILENCE_SECONDS) -> bool:
     """Whether a worker is frozen: silent for so long, and no thread of it only waits for a core.
 
-    >>> frozen(Heard(6.0, 10), lambda: False), frozen(Heard(6.0, 10), lambda: True)
+    >>> is_frozen(Heard(6.0, 10), lambda: False), is_frozen(Heard(6.0, 10), lambda: True)
     (True, False)
     """
     return heard is not None and heard.silent >= silence and not runnable()
@@ -122,27 +122,24 @@ def frozen(heard: Heard | None, runnable: Callable[[], bool], silence: float = S
 def vitals(pid: int) -> Vitals | None:
     """How a process looks now; None for one that is gone."""
     with suppress(OSError):
-        parts = _stat(Path(f"/proc/{pid}/stat"))
+        parts = read_stat(Path(f"/proc/{pid}"))
         return Vitals(parts[0], int(parts[11]) + int(parts[12]))
     return None
 
 
 def runnable(pid: int) -> bool:
     """Whether some thread of a process runs, or would if it had a core."""
+    states = []
     with suppress(OSError):
-        return any(_state(task) == RUNNABLE for task in Path(f"/proc/{pid}/task").iterdir())
-    return False
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                states.append(read_stat(task)[0])
+    return RUNNABLE in states
 
 
-def _state(task: Path) -> str:
-    with suppress(OSError):
-        return _stat(task / "stat")[0]
-    return ""
-
-
-def _stat(path: Path) -> list[str]:
-    """The fields of a `stat` file after the name, which may hold anything."""
-    return path.read_text("utf-8", "replace").rpartition(")")[2].split()
+def read_stat(process: Path) -> list[str]:
+    """What the kernel says of a process or thread after its name, which may hold anything: state, parent, group ..."""
+    return (process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
 
 
 class Ward:
@@ -198,18 +195,12 @@ class Ward:
         now = vitals(pid)
         if now is None:
             return False
-        said = _drain(self._pulses[worker])
-        ends, code = code_said(said)
+        said = b""
+        with suppress(BlockingIOError):  # all that has come; the end of a process is nothing
+            while some := os.read(self._pulses[worker], 4096):
+                said += some
+        ends, code = find_last_word(said)
         if ends:
             self.ended[worker] = code
         self._heard[worker] = heard = listen(self._heard[worker], passed, bool(said), now)
-        return frozen(heard, partial(runnable, pid), self._ending if worker in self.ended else self._silence)
-
-
-def _drain(fd: int) -> bytes:
-    """What has come; it is taken out. The end of a process is nothing."""
-    found = b""
-    with suppress(BlockingIOError):
-        while some := os.read(fd, 4096):
-            found += some
-    return found
+        return is_frozen(heard, partial(runnable, pid), self._ending if worker in self.ended else self._silence)

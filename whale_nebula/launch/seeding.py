@@ -23,7 +23,8 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     when_loaded("numpy", lambda: importlib.import_module("numpy").random.seed(seed))
     when_loaded("keras", lambda: _seed_keras(seed))
-    when_loaded("tensorflow", lambda: None if "keras" in sys.modules else _load_keras())
+    # what waits for Keras seeds TensorFlow, too; where Keras loads TensorFlow it is not ready yet, and comes to that
+    when_loaded("tensorflow", lambda: "keras" in sys.modules or importlib.import_module("keras"))
 
 
 @contextlib.contextmanager
@@ -46,11 +47,6 @@ def keep_generators() -> Iterator[None]:
         random.setstate(drawn)
         if numpy is not None:
             numpy.random.set_state(states)
-
-
-def _load_keras() -> None:
-    """Who waits for it seeds TensorFlow, too; where Keras loads TensorFlow it is not ready yet, and comes to that."""
-    importlib.import_module("keras")
 
 
 def _seed_keras(seed: int) -> None:

@@ -99,7 +99,7 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Layouts:
-    """The layout of every value of a stage on `count` devices. `reshards` are by the op that needs them, at -1 at the end;
+    """The layout of every value of a stage on `count` devices. `reshards` are by the op that needs them, -1 at the end;
     `together` are ops that devices compute together; `notes` tell of ops that are run whole.
     """
 

@@ -5,7 +5,6 @@
 
 from whale_nebula.scopes.compressing import apart_of
 from whale_nebula.scopes.frames import (
-    Block,
     Frame,
     Watcher,
     add_watcher,
@@ -20,7 +19,7 @@ from whale_nebula.scopes.frames import (
     reenter,
     replica_of,
     stage_of,
-    told_again,
+    watched_anew,
     watchers,
 )
 from whale_nebula.scopes.identity import (
@@ -34,29 +33,17 @@ from whale_nebula.scopes.identity import (
     worker_speeds,
     workers_in,
 )
-from whale_nebula.scopes.parsing import Tree, parsing
+from whale_nebula.scopes.parsing import parsing
 from whale_nebula.scopes.placing import Placement, Rule
-from whale_nebula.scopes.public import (
-    auto_parallel,
-    cluster,
-    compress,
-    pipeline,
-    replica,
-    split,
-    stage,
-)
-from whale_nebula.scopes.scope import Scope
+from whale_nebula.scopes.public import auto_parallel, cluster, compress, pipeline, replica, split, stage
 from whale_nebula.site import Site, calling_site
 
 __all__ = [
-    "Block",
     "Frame",
     "Numbers",
     "Placement",
     "Rule",
-    "Scope",
     "Site",
-    "Tree",
     "Watcher",
     "add_watcher",
     "apart_of",
@@ -85,8 +72,8 @@ __all__ = [
     "split",
     "stage",
     "stage_of",
-    "told_again",
     "two_clusters",
+    "watched_anew",
     "watchers",
     "worker_speeds",
     "workers_in",

@@ -1,4 +1,4 @@
-"""Parse the options of `nb.compress` into one codec."""
+"""Parse the options of `nb.compress` and of `nb.replica(sync_every=...)`."""
 
 from __future__ import annotations
 
@@ -8,71 +8,59 @@ from typing import Any
 from whale_nebula import codec as codecs
 from whale_nebula.codec import Codec
 from whale_nebula.codec.way import NONFINITE, Way, ways
-from whale_nebula.errors import NebulaError, OptionError
-from whale_nebula.errors.text import did_you_mean
+from whale_nebula.errors import OptionError
 from whale_nebula.ir.outer_optimizer import NAMED, Average, Outer
 from whale_nebula.ir.program import ASYNC, SYNC, Apart
 from whale_nebula.schedule.rounds import time_to_arrive
 from whale_nebula.scopes import options as values
 from whale_nebula.scopes.frames import Frame, cluster_block_of, compress_of, replica_of
-from whale_nebula.scopes.options import NOT_YET
-from whale_nebula.scopes.scope import Missing
 from whale_nebula.site import calling_site
 
+FLAGS = ("svd", "rank", "topk", "fp16", "bf16", "int8", "int4", "basis")
+"""The options of `nb.compress` that stand for one codec."""
 _OTHERS = {"codec": ("auto",), "backward": ("default", "none"), "forward": ("none",)}
 """What an option may say instead of a codec's name."""
 _CHANGES = ("ramp", "delta", "mask", "forward", "zstd")
 
 
-def check_compress_options(flags: Mapping[str, Any], codec: Any, backward: Any, **others: Any) -> dict[str, object]:
-    """The options as a frame holds them: the flags have become a codec."""
+def check_compress_options(given: Mapping[str, Any]) -> dict[str, object]:
+    """The options of `nb.compress` as a frame holds them, of the arguments that were given: flags become a codec."""
     try:
-        made = codecs.from_flags(**flags)
-        chosen = _codec_or_text(codec, made)
-        options = {"codec": chosen, "backward": _backward(backward), **_others(others, chosen)}
+        codec = _codec_or_text(given["codec"], codecs.from_flags(**{name: given[name] for name in FLAGS}))
+        options = {
+            "codec": codec,
+            "backward": _check_backward(given["backward"]),
+            "start_step": _check_step(given["start_step"]),
+            "ramp": _check_ramp(given["ramp"]),
+            "delta": None if given["delta"] is None else values.name("delta", given["delta"]),
+            "mask": _check_mask(given["mask"]),
+            "forward": given["forward"] if given["forward"] in (None, "none") else _codec("forward", given["forward"]),
+            "zstd": values.truth("zstd", given["zstd"]),
+            "nonfinite": values.choice("nonfinite", given["nonfinite"], NONFINITE),
+        }
         ways(options)
-    except OptionError as error:
-        raise _add_place(error) from None
-    if chosen is None and not any(options[name] for name in _CHANGES):
+    except OptionError as error:  # also of a codec, which does not know the user's line
+        raise OptionError(error.what, where=str(calling_site()), why=error.why, mend=error.mend) from None
+    if codec is None and not any(options[name] for name in _CHANGES):
         raise values.refuse("nb.compress() names no codec", mend="nb.compress(fp16=True)")
     return options
 
 
-def _others(others: Mapping[str, Any], codec: Codec | str | None) -> dict[str, object]:
-    if others["delta"] is not None:
-        values.name("delta", others["delta"])
-    return {
-        **others,
-        "start_step": _step(others["start_step"]),
-        "ramp": _ramp(others["ramp"], codec),
-        "mask": _mask(others["mask"]),
-        "forward": None if others["forward"] is None else _none_or_codec("forward", others["forward"]),
-        "zstd": _flag("zstd", others["zstd"]),
-        "nonfinite": _one_of("nonfinite", others["nonfinite"], NONFINITE),
-    }
-
-
-def missing_of(options: Mapping[str, object]) -> Missing | None:
-    """The first of these options that has no engine yet."""
-    for name in NOT_YET["compress"]:
-        if options[name]:
-            return Missing(f"nb.compress({name}=...)", mend=f"leave {name} out")
-    return None
-
-
-def _backward(value: Any) -> Any:
+def _check_backward(value: Any) -> Any:
     """None, "default", a precision's name (of what is left), or a codec that replaces all."""
-    if value is None or value in ("default", "none") or isinstance(value, Codec):
-        return value
-    _codec("backward", value)
+    if value is not None and value not in ("default", "none") and not isinstance(value, Codec):
+        _codec("backward", value)
     return value
 
 
-def _none_or_codec(option: str, value: Any) -> Codec | str:
-    return "none" if value == "none" else _codec(option, value)
+def _check_step(value: Any) -> int:
+    number = values.integer("start_step", value)
+    if number < 0:
+        raise values.refuse(f"start_step={value!r} is before the first step", mend="start_step=0")
+    return number
 
 
-def _ramp(value: Any, codec: Codec | str | None) -> Any:
+def _check_ramp(value: Any) -> Any:
     """True, the bound of the next precision's error, or the precisions that come first."""
     if value is None or isinstance(value, bool):
         return value
@@ -81,108 +69,68 @@ def _ramp(value: Any, codec: Codec | str | None) -> Any:
             return float(value)
         raise OptionError(f"ramp={value!r} is no bound", why="it bounds a relative error", mend="ramp=0.05")
     if isinstance(value, list | tuple) and value and all(isinstance(name, str) for name in value):
-        return tuple(_precision(name) for name in value)
+        found = [codecs.parse(name) for name in value]
+        for name, codec in zip(value, found, strict=True):
+            if not isinstance(codec, codecs.Precision):
+                raise OptionError(f"a ramp climbs precisions, and {name!r} is none", mend='ramp=["fp16", "int8"]')
+        return tuple(map(str, found))
     raise OptionError(f"ramp={value!r} is no ramp", mend='ramp=True, or ramp=["fp16", "int8"]')
 
 
-def _precision(name: str) -> str:
-    codec = codecs.parse(name)
-    if not isinstance(codec, codecs.Precision):
-        raise OptionError(f"a ramp climbs precisions, and {name!r} is none", mend='ramp=["fp16", "int8"]')
-    return str(codec)
-
-
-def _mask(value: Any) -> Any:
+def _check_mask(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
         return values.name("mask", value)
-    raise OptionError(
-        f"mask={type(value).__name__} is neither True nor a name",
-        why="it names the input that marks the rows which are sent, or takes the mask that Keras found",
-        mend="mask=True",
-    )
-
-
-def _flag(option: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise OptionError(f"{option}={value!r} is neither True nor False", mend=f"{option}=True")
-    return value
-
-
-def _one_of(option: str, value: Any, words: tuple[str, ...]) -> str:
-    if value not in words:
-        raise OptionError(f"{option}={value!r} is not known", mend=did_you_mean(str(value), words))
-    return str(value)
+    why = "it names the input that marks the rows which are sent, or takes the mask that Keras found"
+    raise OptionError(f"mask={type(value).__name__} is neither True nor a name", why=why, mend="mask=True")
 
 
 def _codec_or_text(codec: Any, made: Codec | None) -> Codec | str | None:
     if codec is None:
         return made
     if made is not None:
-        raise values.refuse(
-            f"nb.compress({codec!r}) has flags as well, which say {str(made)!r}",
-            why="flags build a codec, and a boundary has one",
-            mend=f"nb.compress({codec!r}) or nb.compress({str(made)!r})",
-        )
+        why = "flags build a codec, and a boundary has one"
+        mend = f"nb.compress({codec!r}) or nb.compress({str(made)!r})"
+        raise values.refuse(f"nb.compress({codec!r}) has flags as well, which say {str(made)!r}", why=why, mend=mend)
     return "auto" if codec == "auto" else _codec("codec", codec)
 
 
 def _codec(option: str, value: Any) -> Codec:
-    codec = _parse_option(option, value) if isinstance(value, str) else value
-    if isinstance(codec, Codec) and codec.lossless:
+    try:
+        codec = codecs.parse(value, _OTHERS[option]) if isinstance(value, str) else value
+    except OptionError as error:  # what is wrong with a text is said of the option, which is what was written
+        raise OptionError(f"{option}={value!r}: {error.what}", why=error.why, mend=error.mend) from None
+    if not isinstance(codec, Codec):
+        raise values.refuse(f"{option}={value!r} is no codec", mend=f"{option}=nb.codec.FP16()")
+    if codec.lossless:
         why = "whole numbers cross in as few bits as they need by themselves"
         raise values.refuse(f"{option}={value!r} is no codec to choose", why=why, mend="leave it out")
-    if isinstance(codec, Codec) and not codecs.is_built(codec):
+    if not codecs.is_built(codec):
         why = f"plans do not know {str(codec)!r}, so other processes could not read it"
         raise values.refuse(f"{option}={value!r} is not registered", why=why, mend="@nb.codec.register above its class")
-    if isinstance(codec, Codec):
-        return codec
-    raise values.refuse(f"{option}={value!r} is no codec", mend=f"{option}=nb.codec.FP16()")
+    return codec
 
 
-def _parse_option(option: str, text: str) -> Codec:
-    """What is wrong with a text is said of the option, which is what was written."""
-    try:
-        return codecs.parse(text, _OTHERS[option])
-    except OptionError as error:
-        raise OptionError(f"{option}={text!r}: {error.what}", why=error.why, mend=error.mend) from None
-
-
-def _step(value: Any) -> int:
-    number = values.integer("start_step", value)
-    if number < 0:
-        raise values.refuse(f"start_step={value!r} is before the first step", mend="start_step=0")
-    return number
-
-
-def _add_place(error: NebulaError) -> OptionError:
-    """The same, and where the user wrote it."""
-    return OptionError(error.what, where=str(calling_site()), why=error.why, mend=error.mend)
-
-
-_ALONE = {"mode": SYNC, "fragments": None, "delay": None, "staleness": None}
+_ALONE = {"outer": "average", "mode": SYNC, "fragments": None, "delay": None, "staleness": None}
 """What the options are that mean nothing without `sync_every`."""
 _KINDS = ("TopK", "FP16", "BF16", "INT8", "INT4")
 
 
-def check_apart_options(
-    sync_every: Any, outer: Any, mode: Any, fragments: Any, delay: Any, staleness: Any
-) -> dict[str, object]:
-    """The options as a frame holds them; nothing of them where `sync_every` is not given."""
-    given = {"mode": mode, "fragments": fragments, "delay": delay, "staleness": staleness}
-    if sync_every is None:
-        idle = next((name for name in given if given[name] != _ALONE[name]), "" if outer == "average" else "outer")
+def check_apart_options(given: Mapping[str, Any]) -> dict[str, object]:
+    """The options of `nb.replica` about local SGD as a frame holds them; none where `sync_every` is not given."""
+    if given["sync_every"] is None:
+        idle = [name for name in ("mode", "fragments", "delay", "staleness", "outer") if given[name] != _ALONE[name]]
         if idle:
-            said = {**given, "outer": outer}[idle]
+            said = f"{idle[0]}={given[idle[0]]!r}"
             raise values.refuse(
-                f"{idle}={said!r} says nothing without sync_every",
+                f"{said} says nothing without sync_every",
                 why="replicas of one cluster are alike after every step",
-                mend=f"nb.replica(sync_every=100, {idle}={said!r})",
+                mend=f"nb.replica(sync_every=100, {said})",
             )
         return {}
-    every = values.count("sync_every", sync_every)
-    values.choice("mode", mode, (SYNC, ASYNC))
+    every, mode = values.count("sync_every", given["sync_every"]), values.choice("mode", given["mode"], (SYNC, ASYNC))
+    fragments, delay, staleness = given["fragments"], given["delay"], given["staleness"]
     if mode == ASYNC and (fragments, delay) != (None, None):
         name = "fragments" if fragments is not None else "delay"
         why = "a server takes each difference whole, as it comes"
@@ -192,7 +140,7 @@ def check_apart_options(
         raise values.refuse(f"staleness={staleness!r} says nothing here", why=why, mend='mode="async"')
     return {
         "sync_every": every,
-        "outer": _outer(outer, mode),
+        "outer": _check_outer(given["outer"], mode),
         "mode": mode,
         "fragments": None if fragments is None else _at_most("fragments", values.count("fragments", fragments), every),
         "delay": None if delay is None else _at_most("delay", _steps("delay", delay), every - 1),
@@ -214,65 +162,55 @@ def _at_most(option: str, value: int, most: int) -> int:
     return value
 
 
-def _outer(value: Any, mode: str) -> Outer | str:
+def _check_outer(value: Any, mode: str) -> Outer | str:
     """As it is written: a word that is known, or an object."""
     if isinstance(value, str):
         values.choice("outer", value, NAMED)
-    if not isinstance(value, Outer) and value not in NAMED:
+    elif not isinstance(value, Outer):
         raise values.refuse(f"outer={value!r} is no outer optimizer", mend='outer="nesterov", or nb.outer.Nesterov()')
     if mode == ASYNC and value not in ("average", Average()):
         why = "a server adds each cluster's difference as it comes; there is no mean to make a step of"
         raise values.refuse(f"outer={value!r} does not go with mode='async'", why=why, mend='outer="average"')
-    found: Outer | str = value
-    return found
-
-
-def _make_outer(options: Mapping[str, Any]) -> Outer:
-    """The optimizer itself; a server adds what comes, which is the average."""
-    found: Outer = NAMED[options["outer"]] if isinstance(options["outer"], str) else options["outer"]
-    return Average() if options["mode"] == ASYNC else found
+    return value
 
 
 def apart_of(frames: Sequence[Frame], frame: Frame | None = None) -> Apart | None:
-    """That what stands in these scopes trains apart; `frame` is the replica scope, if it is known already."""
+    """How what stands in these scopes trains by local SGD, if it does; `frame` is the replica scope, if it is known."""
     frame = frame or replica_of(frames)
     if frame is None or frame.options.get("sync_every") is None:
         return None
-    options = frame.options
-    block, squeeze = cluster_block_of(frames), compress_of(frames)
+    options, block, squeeze = frame.options, cluster_block_of(frames), compress_of(frames)
     layout = block.options["layout"] if block is not None else "all"
-    every, delay = options["sync_every"], options["delay"]
-    later = options["mode"] == ASYNC
+    every, delay, outer = options["sync_every"], options["delay"], options["outer"]
+    shared: dict[str, Any] = {
+        "every": every,
+        "codec": str(_way(squeeze)) if squeeze is not None else "none",
+        "clusters": layout if isinstance(layout, tuple) else (),
+        "mode": options["mode"],
+        "where": str(frame.site),
+    }
+    if options["mode"] == ASYNC:  # a server adds what comes, which is the average
+        staleness = 1 if options["staleness"] is None else int(options["staleness"])
+        return Apart(fragments=1, delay=0, outer=Average(), staleness=staleness, **shared)
     return Apart(
-        every=every,
-        fragments=1 if later else options["fragments"] or 0,
-        delay=0 if later else time_to_arrive(every) if delay is None else delay,
-        outer=_make_outer(options),
-        codec=str(_way(squeeze)) if squeeze is not None else "none",
-        clusters=layout if isinstance(layout, tuple) else (),
-        mode=options["mode"],
-        staleness=_staleness(options) if later else 0,
-        where=str(frame.site),
+        fragments=options["fragments"] or 0,
+        delay=time_to_arrive(every) if delay is None else delay,
+        outer=NAMED[outer] if isinstance(outer, str) else outer,
+        staleness=0,
+        **shared,
     )
-
-
-def _staleness(options: Mapping[str, Any]) -> int:
-    return 1 if options["staleness"] is None else int(options["staleness"])
 
 
 def _way(frame: Frame) -> Way:
     """How weights cross under an `nb.compress`."""
     way = ways(frame.options)[0]
-    codec = way.codec
-    named = () if codec is None else tuple(type(part).__name__ for part in codec.members)
-    odd = next((name for name in named if name not in _KINDS), "")
-    for what, value in (("auto", way.auto), ("ramp", way.ladder), ("delta", way.delta), ("mask", way.mask is not None)):
-        odd = odd or (what if value else "")
+    parts = () if way.codec is None else way.codec.members
+    odd = [name for part in parts if (name := type(part).__name__) not in _KINDS]
+    unfit = {"auto": way.auto, "ramp": way.ladder, "delta": way.delta, "mask": way.mask is not None}
+    odd += [name for name, value in unfit.items() if value]
     if odd:
-        raise OptionError(
-            f"the differences of weights cannot cross by {odd}",
-            where=str(frame.site),
-            why="a difference is a row of numbers without samples: fp16, bf16, integers and topk make it small",
-            mend="nb.compress(int4=True), or nb.compress(topk=0.05, int8=True)",
-        )
+        what = f"the differences of weights cannot cross by {odd[0]}"
+        why = "a difference is a row of numbers without samples: fp16, bf16, integers and topk make it small"
+        mend = "nb.compress(int4=True), or nb.compress(topk=0.05, int8=True)"
+        raise OptionError(what, where=str(frame.site), why=why, mend=mend)
     return way

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from whale_nebula.site import Site
@@ -42,7 +43,7 @@ class Frame:
     `touched` is set by watchers as soon as the scope really caught something: an op, a Keras layer. `closed` says
     that a scope around it has ended before it did, `building` that it was entered in the `build` of a Keras layer.
     A stage that stands in no block has a `place` in the order of those; its number is `dealt` when a step that has it
-    is captured: see `numbers`.
+    is captured: see `identity.Numbers`.
     """
 
     kind: str
@@ -137,7 +138,7 @@ def keep_stack() -> Iterator[None]:
 def reenter(frames: Sequence[Frame]) -> contextlib.AbstractContextManager[None]:
     """Open exactly these frames, as they are: not checked, not counted, not numbered again.
 
-    A scope that is entered inside, in a layer's `call`, beats them: see `grammar.settle`.
+    A scope that is entered inside, in a layer's `call`, beats them: see `scope.settle`.
     """
     return standing(replace(_STACK.get(), frames=tuple(frames), replayed=len(frames)))
 
@@ -153,7 +154,7 @@ def numbering() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def told_again() -> Iterator[None]:
+def watched_anew() -> Iterator[None]:
     """Tell watchers of the scopes around a step, now that it is traced: all but stages, which must lie inside it."""
     with contextlib.ExitStack() as opened:
         for frame in open_frames():
@@ -177,30 +178,13 @@ def around() -> tuple[tuple[str, str], ...]:
     return tuple((frame.kind, repr(sorted(frame.options.items()))) for frame in open_frames() if frame.kind in AROUND)
 
 
-def stage_of(frames: Sequence[Frame]) -> Frame | None:
-    """The stage among these frames."""
-    return _innermost("stage", frames)
-
-
-def compress_of(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost `compress` among these frames."""
-    return _innermost("compress", frames)
-
-
-def pipeline_of(frames: Sequence[Frame]) -> Frame | None:
-    """The pipeline among these frames."""
-    return _innermost("pipeline", frames)
-
-
-def replica_of(frames: Sequence[Frame]) -> Frame | None:
-    """The replica among these frames."""
-    return _innermost("replica", frames)
-
-
-def cluster_block_of(frames: Sequence[Frame]) -> Frame | None:
-    """The `cluster` block among these frames."""
-    return _innermost("cluster", frames)
-
-
-def _innermost(kind: str, frames: Sequence[Frame]) -> Frame | None:
+def innermost(kind: str, frames: Sequence[Frame]) -> Frame | None:
+    """The innermost scope of a kind among these frames."""
     return next((frame for frame in reversed(frames) if frame.kind == kind), None)
+
+
+cluster_block_of = partial(innermost, "cluster")
+replica_of = partial(innermost, "replica")
+pipeline_of = partial(innermost, "pipeline")
+stage_of = partial(innermost, "stage")
+compress_of = partial(innermost, "compress")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from whale_nebula.errors import NebulaWarning
 from whale_nebula.scopes import identity
-from whale_nebula.scopes.frames import Frame, Stack
+from whale_nebula.scopes.frames import AROUND, Frame, Stack
 from whale_nebula.site import Site, calling_site
 
 _waiting: dict[Site, str] = {}
@@ -32,11 +32,6 @@ def note_entered(site: Site) -> None:
     """The scope that was made there is entered: so will be the others that are made there."""
     _waiting.pop(site, None)
     _entered.add(site)
-
-
-def note_refused(site: Site) -> None:
-    """An error was given of the scope that was made there, which says more."""
-    _waiting.pop(site, None)
 
 
 def forget() -> None:
@@ -63,31 +58,29 @@ def tell_idle(frame: Frame, written: str) -> None:
     if frame.touched or frame.building or frame.site in _idle:
         return
     _idle.add(frame.site)
-    warning = NebulaWarning(
+    _warn(
+        frame.site,
         f"{written} holds no step that runs by a plan",
-        where=str(frame.site),
         why="what ran in it ran in this process alone, as if it were not there",
         mend="@nb.function over the step of a loop, in the place of @tf.function; or the call of fit inside it",
     )
-    warnings.warn_explicit(warning, NebulaWarning, frame.site.file, frame.site.line)
 
 
 def _tell(so: str) -> None:
     for site, written in list(_waiting.items()):
         note_entered(site)
-        warning = NebulaWarning(
+        around = written.startswith(tuple(f"nb.{kind}" for kind in AROUND))  # these may stand around a whole step, too
+        _warn(
+            site,
             f"{written} is never entered",
-            where=str(site),
             why=f"a scope holds the lines inside its with block, and this one has none; {so}",
-            mend=f"with {written}: and inside it {_inside(written)}",
+            mend=f"with {written}: and inside it the calls of the layers{', or the call of fit' * around}",
         )
-        warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
 
 
-def _inside(written: str) -> str:
-    """What is to stand in it: some scopes may stand around a whole step, too."""
-    around = written.startswith(("nb.replica", "nb.pipeline", "nb.cluster", "nb.compress"))
-    return "the calls of the layers" + ", or the call of fit" * around
+def _warn(site: Site, what: str, *, why: str, mend: str) -> None:
+    warning = NebulaWarning(what, where=str(site), why=why, mend=mend)
+    warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
 
 
 _MENDS = {
@@ -108,10 +101,11 @@ def watch_stage(frame: Frame, around: Stack) -> Iterator[None]:
         if not frame.touched:
             identity.release(around)
     if code is not None and not frame.touched:
-        outermost = around.frames[0] if around.frames else frame
-        then = "so this scope caught nothing"
-        mend = _CALLED if code == "plain eager code" and _method() == "call" else _INSIDE.get(code)
-        warn_eager(frame, code, then, where=frame.site, program=outermost.site, mend=mend)
+        program = around.frames[0].site if around.frames else frame.site
+        mend = _MENDS[code]
+        if code == "plain eager code":
+            mend = _CALLED if _method() == "call" else _INSIDE
+        warn_eager(frame, code, "so this scope caught nothing", where=frame.site, program=program, mend=mend)
 
 
 def running() -> str | None:
@@ -134,25 +128,21 @@ def _method() -> str:
     while frame is not None and keras is not None:
         owner = frame.f_locals.get("self") if frame.f_code.co_name in ("build", "call") else None
         if isinstance(owner, keras.Layer):
-            own = frame.f_code.co_name == "call" or not _is_kerass(type(owner))
+            # Keras's own layers call others in their build: a Sequential, a functional model
+            own = frame.f_code.co_name == "call" or not type(owner).__module__.startswith("keras.")
             return frame.f_code.co_name if own else ""
         frame = frame.f_back
     return ""
-
-
-def _is_kerass(kind: type) -> bool:
-    """Keras's own layers call others in their build: a Sequential, a functional model."""
-    return kind.__module__.startswith("keras.")
 
 
 _CALLED = (
     "nothing, if that call was only to make the model's variables (nb.plan(model, x, y) makes them, too);\n"
     "train it with fit, or call it in a function under @nb.function, and it is cut"
 )
-_INSIDE = {
-    "plain eager code": "enter it where layers are called: while a functional model is built, in the model's call, "
+_INSIDE = (
+    "enter it where layers are called: while a functional model is built, in the model's call, "
     "or in a function under @nb.function;\nmaking layers in it, or calling fit, is not enough"
-}
+)
 
 
 def warn_eager(stage: Frame, code: str, then: str, *, where: Site, program: Site, mend: str | None = None) -> None:
@@ -160,10 +150,5 @@ def warn_eager(stage: Frame, code: str, then: str, *, where: Site, program: Site
     if (program, code) in _said:
         return
     _said.add((program, code))
-    warning = NebulaWarning(
-        f"stage {stage.key!r} runs uncut",
-        where=str(where),
-        why=f"{code} is not captured, {then}; it is said once for this place",
-        mend=mend or _MENDS[code],
-    )
-    warnings.warn_explicit(warning, NebulaWarning, where.file, where.line)
+    why = f"{code} is not captured, {then}; it is said once for this place"
+    _warn(where, f"stage {stage.key!r} runs uncut", why=why, mend=mend or _MENDS[code])

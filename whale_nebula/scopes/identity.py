@@ -58,20 +58,29 @@ def most_workers() -> int:
 
 def home_of(frames: Sequence[Frame]) -> str:
     """The cluster of what stands in these scopes and in no stage."""
-    return _dealt_to(0, cluster_block_of(frames))
+    return home_of_number(0, frames)
 
 
 def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) -> tuple[str, str]:
     """(key, cluster) of a stage that is entered on this stack; its block takes note."""
     block = _block(stack)
     number = block.entries
-    key = name or cluster or _number_key(number, site, stack)
+    key = name or cluster or _key(number)
+    if name is None and cluster is None and stack.replayed:
+        what = "nb.stage() has neither a name nor a cluster, inside a layer that was built under scopes"
+        why = "its number would depend on how often the model was traced"
+        mend = 'nb.stage(name="...")'
+        raise StageIdentityError(what, where=str(site), why=why, mend=mend)
     around = cluster_block_of(stack.frames)
     known = block.stages.get(key)
     if name is None and cluster is None and known is not None:
-        raise _taken_error(key, site, known)
-    home = cluster or (known.cluster if known is not None else _dealt_to(number, around))
-    _check_same(key, home, site, known)
+        what = f"nb.stage() at {site} would be called {key!r}, as the stage at {known.site} is"
+        why = "a stage with neither a name nor a cluster is called after its number in the block"
+        mend = 'give it a name: nb.stage(name="...")'
+        raise StageIdentityError(what, where=str(site), why=why, mend=mend)
+    home = cluster or (known.cluster if known is not None else home_of_number(number, stack.frames))
+    if known is not None and known.cluster != home:
+        raise two_clusters(key, home, str(site), known.cluster, str(known.site))
     check_layout(home, site, around)
     block.entries += 1
     if not block.open:
@@ -83,11 +92,6 @@ def place_in_open(stack: Stack) -> int | None:
     """The place of the stage that is entered next among those that stand in no block; None inside one."""
     block = _block(stack)
     return block.entries if block.open else None
-
-
-def dealt_to(number: int, frames: Sequence[Frame]) -> str:
-    """The cluster of the stage of this number that names none, inside these scopes."""
-    return _dealt_to(number, cluster_block_of(frames))
 
 
 def release(stack: Stack) -> None:
@@ -102,18 +106,9 @@ def _block(stack: Stack) -> Block:
     return next((frame.block for frame in stack.frames if frame.block is not None), stack.block)
 
 
-def _number_key(number: int, site: Site, stack: Stack) -> str:
-    if stack.replayed:
-        raise StageIdentityError(
-            "nb.stage() has neither a name nor a cluster, inside a layer that was built under scopes",
-            where=str(site),
-            why="its number would depend on how often the model was traced",
-            mend='nb.stage(name="...")',
-        )
-    return f"stage{number}"
-
-
-def _dealt_to(number: int, around: Frame | None) -> str:
+def home_of_number(number: int, frames: Sequence[Frame]) -> str:
+    """The cluster of the stage of this number that names none, inside these scopes."""
+    around = cluster_block_of(frames)
     if around is not None and around.cluster is not None:
         return around.cluster
     layout = _layout(around) or _dealt
@@ -125,19 +120,12 @@ def _layout(around: Frame | None) -> tuple[str, ...]:
     return layout if isinstance(layout, tuple) else ()
 
 
-def _check_same(key: str, cluster: str, site: Site, known: Known | None) -> None:
-    if known is not None and known.cluster != cluster:
-        raise two_clusters(key, cluster, str(site), known.cluster, str(known.site))
-
-
 def two_clusters(key: str, cluster: str, where: str, known: str, there: str) -> StageIdentityError:
     """The error for a stage on one cluster here that is on another where it was entered first."""
-    return StageIdentityError(
-        f"stage {key!r} is on cluster {cluster!r} at {where}, and on {known!r} at {there}",
-        where=where,
-        why="entering a stage again continues it, and a stage runs on one cluster",
-        mend=f"give the second a name of its own: nb.stage(cluster={cluster!r}, name={key + '_2'!r})",
-    )
+    what = f"stage {key!r} is on cluster {cluster!r} at {where}, and on {known!r} at {there}"
+    why = "entering a stage again continues it, and a stage runs on one cluster"
+    mend = f"give the second a name of its own: nb.stage(cluster={cluster!r}, name={key + '_2'!r})"
+    return StageIdentityError(what, where=where, why=why, mend=mend)
 
 
 def check_layout(cluster: str, site: Site, around: Frame | None, what: str = "nb.stage") -> None:
@@ -150,15 +138,6 @@ def check_layout(cluster: str, site: Site, around: Frame | None, what: str = "nb
             why=f"its layout is {list(layout)}",
             mend=did_you_mean(cluster, layout),
         )
-
-
-def _taken_error(key: str, site: Site, known: Known) -> StageIdentityError:
-    return StageIdentityError(
-        f"nb.stage() at {site} would be called {key!r}, as the stage at {known.site} is",
-        where=str(site),
-        why="a stage with neither a name nor a cluster is called after its number in the block",
-        mend='give it a name: nb.stage(name="...")',
-    )
 
 
 @dataclass(slots=True)
@@ -177,7 +156,9 @@ class Numbers:
                 self._settle(frame, frame.dealt, block, around)
         for number, frame in enumerate(ordered, block.entries):
             if frame not in self.homes:
-                self._settle(frame, _free(number, block) if _is_unnamed(frame) else number, block, around)
+                while _is_unnamed(frame) and _key(number) in block.stages:
+                    number += 1
+                self._settle(frame, number, block, around)
         last = max((frame.dealt for frame in ordered if frame.dealt is not None), default=-1)
         block.entries = max(block.entries + len(ordered), last + 1)
 
@@ -193,17 +174,13 @@ class Numbers:
         else:
             frame.dealt = number if frame.dealt is None else frame.dealt
             known = block.stages.get(key)
-            cluster = known.cluster if known else dealt_to(number if _is_unnamed(frame) else frame.dealt, around)
+            cluster = known.cluster if known else home_of_number(number if _is_unnamed(frame) else frame.dealt, around)
         block.stages.setdefault(key, Known(cluster, frame.site))
         self.homes[frame] = key, cluster
 
 
 def _is_unnamed(frame: Frame) -> bool:
     return frame.options.get("name") is None and frame.options.get("cluster") is None
-
-
-def _free(number: int, block: Block) -> int:
-    return number if _key(number) not in block.stages else _free(number + 1, block)
 
 
 def _key(number: int) -> str:

@@ -1,4 +1,4 @@
-"""What stands in for training where a script is only shown: each step is looked at, and not run.
+"""Observers of steps: where a script is only shown, each step is planned and not run.
 
 There is at most one observer in a process, as there is at most one run. Without one nothing here does anything but
 keep in mind which step, if any, had no scopes.
@@ -25,23 +25,18 @@ class Observer(Protocol):
 
     def instead(self, config: Any, links: Any) -> tuple[Any, Any]:
         """The config and the links that a run opens with, given those that the script asks for."""
-        ...
 
     def look(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
         """Look at a call of a step; gives (what stands for its results,), or None where it is to run as it is."""
-        ...
 
     def begins(self) -> None:
         """A model is about to train or to be evaluated: its callbacks have not begun yet."""
-        ...
 
     def plain(self, name: str, kind: str) -> None:
         """A model without scopes is about to train, test or predict."""
-        ...
 
     def report(self) -> Any:
         """What `nb.last_report()` gives where no step was run."""
-        ...
 
 
 _observer: Observer | None = None
@@ -49,11 +44,7 @@ _plain = ""
 
 
 def observer() -> Observer | None:
-    """Who looks at this process's steps, if anyone does.
-
-    >>> observer() is None
-    True
-    """
+    """Who looks at this process's steps, if anyone does."""
     return _observer
 
 
@@ -78,13 +69,7 @@ def met_plain(name: str, kind: str) -> None:
 
 
 def last_plain() -> str:
-    """The last step without scopes that this run has met; nothing where there was none.
-
-    >>> met_plain("small", "train")
-    >>> last_plain()
-    "small's train_step"
-    >>> forget_plain()
-    """
+    """The last step without scopes that this run has met; nothing where there was none."""
     return _plain
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import operator
@@ -22,17 +23,7 @@ _COLLECTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def check_signature(function: Callable[P, T]) -> Callable[P, T]:
-    """The same function, but a call that does not fit its signature ends in a sentence of ours.
-
-    >>> @check_signature
-    ... def pipeline(micro_batch=1, *, schedule="gpipe"): ...
-    >>> pipeline(shedule="1f1b")
-    Traceback (most recent call last):
-    ...
-    whale_nebula.errors.OptionError: NB-104 nb.pipeline has no option 'shedule' (...)
-      why: its options are 'micro_batch', 'schedule'
-      mend: did you mean 'schedule'? nb.pipeline(schedule='1f1b')
-    """
+    """The same function, but a call that does not fit its signature ends in an error with the call to write instead."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -47,18 +38,7 @@ def check_signature(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def scope(function: Callable[P, T]) -> Callable[P, T]:
-    """A checked function that opens a scope: what is written with it, but without its parentheses, is refused.
-
-    >>> @scope
-    ... def cluster(layout="all"): ...
-    >>> with cluster:
-    ...     pass
-    Traceback (most recent call last):
-    ...
-    whale_nebula.errors.ScopeError: NB-100 nb.cluster has no parentheses here (...)
-      why: it makes a scope when it is called
-      mend: with nb.cluster():
-    """
+    """A checked function that opens a scope: `with` around it, but without its parentheses, is refused."""
     return _Opener(function)
 
 
@@ -74,16 +54,16 @@ class _Opener(Generic[P, T]):
         if args and inspect.isroutine(args[0]):
             raise no_decorator(self._name)
         if self._name == "stage" and list(kwargs.values()) == [None]:
-            raise _names_nothing(next(iter(kwargs)))
+            option = next(iter(kwargs))
+            why = "what was given is None: the stage would be called after its number, on any cluster"
+            mend = f'nb.stage({option}="gpu"), or nb.stage() if that is meant'
+            raise refuse(f"nb.stage({option}=None) names nothing", why=why, mend=mend)
         return self._checked(*args, **kwargs)
 
     def __enter__(self) -> NoReturn:
-        raise ScopeError(
-            f"nb.{self._name} has no parentheses here",
-            where=str(calling_site()),
-            why="it makes a scope when it is called",
-            mend=f"with nb.{self._name}({_SCOPE_EXAMPLES.get(self._name, '')}):",
-        )
+        why = "it makes a scope when it is called"
+        mend = f"with nb.{self._name}({_SCOPE_EXAMPLES.get(self._name, '')}):"
+        raise ScopeError(f"nb.{self._name} has no parentheses here", where=str(calling_site()), why=why, mend=mend)
 
     def __exit__(self, *exc: object) -> None:
         """Never reached: nothing is entered."""
@@ -97,21 +77,9 @@ _SCOPE_EXAMPLES = {"stage": 'cluster="gpu"', "pipeline": "micro_batch=4", "compr
 
 def no_decorator(name: str) -> ScopeError:
     """The error for a scope that is written over a function."""
-    return ScopeError(
-        f"nb.{name} is no decorator",
-        where=str(calling_site()),
-        why="a scope holds the lines that are written inside it",
-        mend=f"with nb.{name}(...): inside the function, around what belongs to it",
-    )
-
-
-def _names_nothing(option: str) -> OptionError:
-    return OptionError(
-        f"nb.stage({option}=None) names nothing",
-        where=str(calling_site()),
-        why="what was given is None: the stage would be called after its number, on any cluster",
-        mend=f'nb.stage({option}="gpu"), or nb.stage() if that is meant',
-    )
+    why = "a scope holds the lines that are written inside it"
+    mend = f"with nb.{name}(...): inside the function, around what belongs to it"
+    return ScopeError(f"nb.{name} is no decorator", where=str(calling_site()), why=why, mend=mend)
 
 
 def _misfit(
@@ -132,8 +100,7 @@ def _misfit(
         mend = _name_arguments(name, args, known, places)
     else:
         what, mend = f"nb.{name}: {error}", f"nb.{name}{_bare(signature)}"
-    why = _options(name, known)
-    return OptionError(what, where=str(calling_site()), why=why, mend=mend)
+    return refuse(what, why=f"its options are {list_names(known)}" if known else "it has no options", mend=mend)
 
 
 def _meant(name: str, unknown: str, value: object, known: Sequence[str]) -> str:
@@ -141,8 +108,6 @@ def _meant(name: str, unknown: str, value: object, known: Sequence[str]) -> str:
     if not known:
         return f"nb.{name}()"
     meant = _ALIASES.get(unknown) if _ALIASES.get(unknown) in known else closest(unknown, known)
-    if meant in NOT_YET.get(name, ()):
-        return f"{meant!r} is not built yet: leave {unknown} out"
     if meant is None:
         return f"leave it out; help(nb.{name}) says what each of them does"
     return f"did you mean {meant!r}? nb.{name}({meant}={reprlib.repr(value)})"
@@ -150,16 +115,6 @@ def _meant(name: str, unknown: str, value: object, known: Sequence[str]) -> str:
 
 _ALIASES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "microbatches": "micro_batch"}
 """What others call an option."""
-
-NOT_YET: Mapping[str, Sequence[str]] = {"compress": ()}
-"""Options that have a name and no engine."""
-
-
-def _options(name: str, known: Sequence[str]) -> str:
-    later = [option for option in known if option in NOT_YET.get(name, ())]
-    built = [option for option in known if option not in later]
-    found = f"its options are {list_names(built)}" if known else "it has no options"
-    return f"{found}; not built yet are {list_names(later)}" if later else found
 
 
 def _name_arguments(name: str, args: Sequence[object], known: Sequence[str], places: int) -> str:
@@ -195,16 +150,11 @@ def integer(option: str, value: object) -> int:
             raise TypeError
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise refuse(f"{option}={value!r} is no whole number", mend=f"{option}={_whole(value)}") from None
-
-
-def _whole(value: object) -> int:
-    """The whole number that was probably meant, or an example."""
-    try:
-        found = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return 2
-    return int(found) if found.is_integer() and not isinstance(value, bool) else 2
+        meant = 2  # an example, where no whole number is in it
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if not isinstance(value, bool) and (found := float(value)).is_integer():  # type: ignore[arg-type]
+                meant = int(found)
+        raise refuse(f"{option}={value!r} is no whole number", mend=f"{option}={meant}") from None
 
 
 def count(option: str, value: object) -> int:
@@ -233,30 +183,15 @@ def choice(option: str, value: object, known: Iterable[str]) -> str:
 def name(option: str, value: object) -> str:
     """A name that reports and plans can be keyed by."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise refuse(
-            f"{option}={value!r} is no name",
-            why="a name is letters, digits and '_', with '.', '/' or '-' between them",
-            mend=f'{option}="{_proper(value) or _VALUE_EXAMPLES.get(option, "gpu")}"',
-        )
+        text = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+        meant = "_".join(re.findall(_NAME, text)) if isinstance(text, str) else ""
+        why = "a name is letters, digits and '_', with '.', '/' or '-' between them"
+        mend = f'{option}="{meant or _VALUE_EXAMPLES.get(option, "gpu")}"'
+        raise refuse(f"{option}={value!r} is no name", why=why, mend=mend)
     return value
 
 
 _VALUE_EXAMPLES = {"name": "encoder", "delta": "ids"}
-
-
-def _proper(value: object) -> str:
-    """The name that was probably meant."""
-    if isinstance(value, list | tuple) and len(value) == 1:
-        value = value[0]
-    return "_".join(re.findall(_NAME, value)) if isinstance(value, str) else ""
-
-
-def _suggest_layout(value: object) -> str:
-    """The layout that was probably meant."""
-    if isinstance(value, str) and closest(value, ["all"]):
-        return 'did you mean "all"? nb.cluster()'
-    names = re.findall(_NAME, value) if isinstance(value, str) else []
-    return f"nb.cluster({names or ['gpu', 'npu']!r})"
 
 
 def layout(value: object) -> str | tuple[str, ...]:
@@ -268,9 +203,11 @@ def layout(value: object) -> str | tuple[str, ...]:
     if value == "all" or value in ({"all"}, ["all"], ("all",)):
         return "all"
     if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
-        raise refuse(
-            f"nb.cluster({value!r}): its layout is neither 'all' nor a list of clusters", mend=_suggest_layout(value)
-        )
+        names = re.findall(_NAME, value) if isinstance(value, str) else []
+        mend = f"nb.cluster({names or ['gpu', 'npu']!r})"
+        if isinstance(value, str) and closest(value, ["all"]):
+            mend = 'did you mean "all"? nb.cluster()'
+        raise refuse(f"nb.cluster({value!r}): its layout is neither 'all' nor a list of clusters", mend=mend)
     names = [name("layout", each) for each in value]
     names = sorted(names) if isinstance(value, set | frozenset) else names
     if not names or len(set(names)) < len(names) or "all" in names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from whale_nebula.scopes.frames import Frame, Stack, standing
@@ -75,20 +75,12 @@ def describe_scope(frame: Frame) -> str:
     """
     if frame.kind == "stage":
         return f"stage {frame.key} on {frame.cluster}"
-    usual = _usual(frame.kind)
-    shown = [f"{name}={_format_option(value)}" for name, value in frame.options.items() if value != usual.get(name)]
-    return " ".join([frame.kind, *shown])
-
-
-def _usual(kind: str) -> Mapping[str, object]:
     from whale_nebula.scopes import public  # it imports this module
 
-    parameters = inspect.signature(getattr(public, kind)).parameters
-    return {name: parameter.default for name, parameter in parameters.items()}
-
-
-def _format_option(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    parameters = inspect.signature(getattr(public, frame.kind)).parameters
+    unusual = {name: value for name, value in frame.options.items() if value != parameters[name].default}
+    texts = {n: ",".join(map(str, value)) if isinstance(value, tuple) else value for n, value in unusual.items()}
+    return " ".join([frame.kind, *(f"{name}={text}" for name, text in texts.items())])
 
 
 def _line(text: str, missing: str | None) -> str:

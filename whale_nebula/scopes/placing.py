@@ -47,11 +47,8 @@ class Placement:
 def placement(mapping: Any) -> Placement:
     """The map as it was written, with every line checked."""
     if not isinstance(mapping, Mapping):
-        raise values.refuse(
-            f"the places of a model are a dict, not {mapping!r}",
-            why="it maps layer paths (regex) to clusters",
-            mend=_MEND,
-        )
+        why = "it maps layer paths (regex) to clusters"
+        raise values.refuse(f"the places of a model are a dict, not {mapping!r}", why=why, mend=_MEND)
     stack = _stack()
     rules = tuple(_rule(pattern, home, stack) for pattern, home in mapping.items())
     for frame in stack.frames:
@@ -64,12 +61,10 @@ def _stack() -> Stack:
     stack = current_stack()
     for frame in stack.frames:
         if frame.kind in ("stage", "split"):
-            raise NestingError(
-                f"nb.place stands inside nb.{frame.kind} at {frame.site}",
-                where=str(calling_site()),
-                why="it makes stages, and stages do not nest",
-                mend=f"dedent it: only nb.cluster, nb.replica, nb.pipeline and nb.compress stand around {_MEND}",
-            )
+            what = f"nb.place stands inside nb.{frame.kind} at {frame.site}"
+            why = "it makes stages, and stages do not nest"
+            mend = f"dedent it: only nb.cluster, nb.replica, nb.pipeline and nb.compress stand around {_MEND}"
+            raise NestingError(what, where=str(calling_site()), why=why, mend=mend)
     blocks = any(frame.block is not None for frame in stack.frames)
     return stack if blocks else replace(stack, block=Block())
 
@@ -77,22 +72,15 @@ def _stack() -> Stack:
 def _rule(pattern: Any, home: Any, stack: Stack) -> Rule:
     cluster, name = _home(pattern, home)
     if isinstance(home, Scope):
-        home.given()
+        home.note_placed()
     key, found = identity.identify(name, cluster, calling_site(), stack)
-    return Rule(_compile_pattern(pattern), key, found)
-
-
-def _compile_pattern(pattern: Any) -> re.Pattern[str]:
     if not isinstance(pattern, str):
         raise values.refuse(f"{pattern!r} is no pattern", why="layer paths are matched by a regex", mend=_MEND)
     try:
-        return re.compile(pattern)
+        return Rule(re.compile(pattern), key, found)
     except re.error as error:
-        raise values.refuse(
-            f"{pattern!r} is no regular expression",
-            why=str(error),
-            mend=repr(_correct_pattern(pattern, error.pos or 0)),
-        ) from None
+        mend = repr(_correct_pattern(pattern, error.pos or 0))
+        raise values.refuse(f"{pattern!r} is no regular expression", why=str(error), mend=mend) from None
 
 
 def _correct_pattern(pattern: str, wrong: int) -> str:
@@ -114,9 +102,7 @@ def _home(pattern: Any, home: Any) -> tuple[str | None, str | None]:
         cluster, name = (home.options[option] for option in ("cluster", "name"))
         return str(cluster) if cluster else None, str(name) if name else None
     if not isinstance(home, str):
-        raise values.refuse(
-            f"{pattern!r} is given to {home!r}",
-            why="layers are given to a cluster, or to a stage with a cluster or a name",
-            mend=f'{{{pattern!r}: "gpu"}}, or {{{pattern!r}: nb.stage(cluster="gpu", name="encoder")}}',
-        )
+        why = "layers are given to a cluster, or to a stage with a cluster or a name"
+        mend = f'{{{pattern!r}: "gpu"}}, or {{{pattern!r}: nb.stage(cluster="gpu", name="encoder")}}'
+        raise values.refuse(f"{pattern!r} is given to {home!r}", why=why, mend=mend)
     return values.name("cluster", home), None

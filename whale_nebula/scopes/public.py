@@ -88,9 +88,8 @@ def replica(
       compress codec=int4
         replica sync_every=100
     """
-    counted = None if count is None else values.count("count", count)
-    slow = compressing.check_apart_options(sync_every, outer, mode, fragments, delay, staleness)
-    return Scope("replica", {"count": counted, **slow})
+    apart = compressing.check_apart_options(dict(locals()))
+    return Scope("replica", {"count": None if count is None else values.count("count", count), **apart})
 
 
 @scope
@@ -151,11 +150,8 @@ def pipeline(
 @scope
 def split(count: int | None = None, *, axis: int = -1) -> Opens:
     """Shard the operators inside over workers. It has no engine yet: entering it raises `NotYetError`."""
-    options = {
-        "count": None if count is None else values.count("count", count),
-        "axis": values.integer("axis", axis),
-    }
-    return Scope("split", options, Missing("nb.split", mend="leave nb.split out: the operators run whole"))
+    options = {"count": None if count is None else values.count("count", count), "axis": values.integer("axis", axis)}
+    return Scope("split", options, Missing("nb.split", "leave nb.split out: the operators run whole"))
 
 
 @scope
@@ -198,25 +194,15 @@ def compress(
     ...     frame.options["codec"]
     FP16()
     """
-    flags = {"svd": svd, "rank": rank, "topk": topk, "basis": basis}
-    flags |= {"fp16": fp16, "bf16": bf16, "int8": int8, "int4": int4}
-    others = {"start_step": start_step, "ramp": ramp, "delta": delta, "mask": mask, "forward": forward}
-    others |= {"zstd": zstd, "nonfinite": nonfinite}
-    options = compressing.check_compress_options(flags, codec, backward, **others)
-    return Scope("compress", options, compressing.missing_of(options))
+    return Scope("compress", compressing.check_compress_options(dict(locals())))
 
 
 @check_signature
 def auto_parallel(**limits: Any) -> None:
     """Let the planner find the stages; one line, no scopes. It has no engine yet: raises `NotYetError`."""
     words = [f"{name}={value}" for name, value in limits.items()]
-    missing = Missing("nb.auto_parallel", mend="mark the stages: with nb.cluster(): with nb.stage(): ...")
-    _statement(" ".join(["auto_parallel", *words]), missing)
-
-
-def _statement(text: str, missing: Missing) -> None:
-    """A call that is no scope and has no engine yet."""
     stack = current_stack()
+    missing = Missing("nb.auto_parallel", "mark the stages: with nb.cluster(): with nb.stage(): ...")
     if stack.recorder is None:
         raise missing.error(calling_site())
-    stack.recorder.statement(text, stack.frames, missing.feature)
+    stack.recorder.statement(" ".join(["auto_parallel", *words]), stack.frames, missing.feature)

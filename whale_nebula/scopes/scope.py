@@ -39,14 +39,12 @@ def settle(kind: str, site: Site, stack: Stack) -> Stack:
     Frames that were only replayed give way: a scope that is entered in a layer's `call` beats those in which
     the layer was built.
     """
-    kept = tuple(
-        frame for number, frame in enumerate(stack.frames) if number >= stack.replayed or not excludes(frame.kind, kind)
-    )
-    for frame in kept:
+    replayed = tuple(frame for frame in stack.frames[: stack.replayed] if not excludes(frame.kind, kind))
+    entered = stack.frames[stack.replayed :]
+    for frame in entered:
         if excludes(frame.kind, kind):
-            raise _violation(kind, site, frame)
-    gone = len(stack.frames) - len(kept)
-    return replace(stack, frames=kept, replayed=stack.replayed - gone)
+            raise _nesting_error(kind, site, frame)
+    return replace(stack, frames=(*replayed, *entered), replayed=len(replayed))
 
 
 def excludes(outer: str, inner: str) -> bool:
@@ -64,104 +62,72 @@ def excludes(outer: str, inner: str) -> bool:
     return LEVELS.index(outer) >= LEVELS.index(inner)
 
 
-def _violation(kind: str, site: Site, outer: Frame) -> NestingError:
+def _nesting_error(kind: str, site: Site, outer: Frame) -> NestingError:
+    what = f"nb.{kind} stands inside nb.{outer.kind} at {outer.site}"
+    why = f"from the outside to the inside it is {' > '.join(LEVELS)}"
+    mend = f"swap them:\nwith nb.{kind}(...):\n    with nb.{outer.kind}(...):"
     if "layer" in outer.options:
-        return _in_placed(kind, site, outer)
-    if not runs_now(outer.site):
-        return _left_open(kind, site, outer)
-    if kind == outer.kind:
+        layer, cluster = outer.options["layer"], outer.cluster
+        what = f"nb.{kind} stands in the code of layer {layer!r}, which nb.place at {outer.site} gives to {cluster!r}"
+        why = "a layer gets its stage from its own code or from nb.place, not from both"
+        mend = f"take nb.{kind} out of the code, or leave the layer out of nb.place"
+    elif not runs_now(outer.site):
+        what = f"nb.{kind} is entered while nb.{outer.kind} at {outer.site} is still open"
+        why = "what opened it (a generator that has yielded, a call of __enter__) has not closed it"
+        mend = f"with nb.{outer.kind}(...): around the lines of the stage themselves, and no yield inside it"
+    elif kind == outer.kind:
         why, mend = _TWICE[kind], _INSTEAD[kind]
     elif outer.kind == "compress":
         why = "compress stands anywhere inside a cluster block, not around it"
-        mend = _swap_text(kind, outer.kind)
-    else:
-        why = f"from the outside to the inside it is {' > '.join(LEVELS)}"
-        mend = _swap_text(kind, outer.kind)
-    return NestingError(
-        f"nb.{kind} stands inside nb.{outer.kind} at {outer.site}",
-        where=str(site),
-        why=why,
-        mend=mend,
-    )
-
-
-def _in_placed(kind: str, site: Site, outer: Frame) -> NestingError:
-    layer, cluster = outer.options["layer"], outer.cluster
-    return NestingError(
-        f"nb.{kind} stands in the code of layer {layer!r}, which nb.place at {outer.site} gives to {cluster!r}",
-        where=str(site),
-        why="a layer gets its stage from its own code or from nb.place, not from both",
-        mend=f"take nb.{kind} out of the code, or leave the layer out of nb.place",
-    )
-
-
-def _left_open(kind: str, site: Site, outer: Frame) -> NestingError:
-    return NestingError(
-        f"nb.{kind} is entered while nb.{outer.kind} at {outer.site} is still open",
-        where=str(site),
-        why="what opened it (a generator that has yielded, a call of __enter__) has not closed it",
-        mend=f"with nb.{outer.kind}(...): around the lines of the stage themselves, and no yield inside it",
-    )
-
-
-def _swap_text(inner: str, outer: str) -> str:
-    return f"swap them:\nwith nb.{inner}(...):\n    with nb.{outer}(...):"
+    return NestingError(what, where=str(site), why=why, mend=mend)
 
 
 class Missing(NamedTuple):
     """A feature that has no engine yet."""
 
     feature: str
-    why: str | None = None
-    mend: str | None = None
+    mend: str
 
     def error(self, site: Site) -> NotYetError:
         """The error for a use of it."""
-        return NotYetError(self.feature, where=str(site), why=self.why, mend=self.mend)
+        return NotYetError(self.feature, where=str(site), mend=self.mend)
 
 
 class Scope(contextlib.AbstractContextManager[Frame]):
-    """A scope as it was written, with options that are already checked; each entry of it makes a frame."""
+    """A scope as it was written: its `kind` and `options`, already checked. Each entry of it makes a frame."""
 
     def __init__(self, kind: str, options: Mapping[str, object], missing: Missing | None = None) -> None:
-        self._kind = kind
-        self._options = MappingProxyType(dict(options))
+        self.kind = kind
+        self.options: Mapping[str, object] = MappingProxyType(dict(options))
         self._missing = missing
         self._open: dict[Frame, contextlib.ExitStack] = {}
         self._made = hints.note_made(repr(self))
 
-    @property
-    def kind(self) -> str:
-        """Which scope it is: cluster, stage and so on."""
-        return self._kind
-
-    @property
-    def options(self) -> Mapping[str, object]:
-        """What was written between its parentheses."""
-        return self._options
-
     def __repr__(self) -> str:
-        said = (f"{name}={value!r}" for name, value in self._options.items() if value is not None)
-        return f"nb.{self._kind}({', '.join(said)})"
+        said = (f"{name}={value!r}" for name, value in self.options.items() if value is not None)
+        return f"nb.{self.kind}({', '.join(said)})"
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         """Scopes are no decorators: what they hold is written inside them."""
-        hints.note_refused(self._made)
-        raise no_decorator(self._kind)
+        hints.note_entered(self._made)  # this error says more than that it was never entered
+        raise no_decorator(self.kind)
 
-    def given(self) -> None:
-        """It is not to be entered: something else, a map of places, takes what it says."""
+    def note_placed(self) -> None:
+        """It is not to be entered: a map of places takes what it says."""
         hints.note_entered(self._made)
 
     @short_traceback
     def __enter__(self) -> Frame:
         hints.note_entered(self._made)
         site = calling_site()
-        around = settle(self._kind, site, current_stack())
+        around = settle(self.kind, site, current_stack())
         frame = self._frame(site, around)
-        self._admit(frame, around)
+        if around.recorder is not None:  # scopes are only parsed
+            around.recorder.scope(frame, around.frames, self._missing.feature if self._missing else None)
+        elif self._missing is not None:
+            raise self._missing.error(site)
         with contextlib.ExitStack() as opening:
-            if self._kind == "stage" and around.recorder is None:
+            if self.kind == "stage" and around.recorder is None:
                 opening.enter_context(hints.watch_stage(frame, around))
             opening.enter_context(standing(replace(around, frames=(*around.frames, frame))))
             self._open[frame] = opening.pop_all()
@@ -176,7 +142,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
             return
         try:
             self._open.pop(frames[-1]).__exit__(kind, error, trace)
-            if error is None and self._options.get("sync_every") is not None and current_stack().recorder is None:
+            if error is None and self.options.get("sync_every") is not None and current_stack().recorder is None:
                 hints.tell_idle(frames[-1], repr(self))
         finally:
             if frames[-1].touched and len(frames) > 1:
@@ -196,42 +162,23 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         for frame in frames[mine:] if mine is not None else ():
             frame.closed = True
         if error is None or isinstance(error, GeneratorExit):
-            raise self._out_of_order(inside)
+            inner = (
+                f"while another scope is open inside it: nb.{inside[-1].kind} at {inside[-1].site}" if inside else ""
+            )
+            what = f"nb.{self.kind} is closed {inner or 'in another context than it was opened in'}"
+            why = "scopes close from the inside to the outside, in the thread that opened them"
+            mend = f"with nb.{self.kind}(...): and nothing that yields or changes threads inside it"
+            raise NestingError(what, where=str(calling_site()), why=why, mend=mend)
 
     def _frame(self, site: Site, around: Stack) -> Frame:
-        cluster, name = self._options.get("cluster"), self._options.get("name")
-        if self._kind == "stage":
+        cluster, name = _text(self.options.get("cluster")), _text(self.options.get("name"))
+        if self.kind == "stage":
             place = identity.place_in_open(around)
-            key, home = identity.identify(_text(name), _text(cluster), site, around)
-            return Frame(self._kind, self._options, site, key=key, cluster=home, building=hints.builds(), place=place)
-        opens_block = self._kind in ("cluster", "replica", "pipeline") and not _has_block(around)
-        return Frame(
-            self._kind,
-            self._options,
-            site,
-            cluster=_text(name) if self._kind == "cluster" else None,
-            block=Block() if opens_block else None,
-        )
-
-    def _admit(self, frame: Frame, around: Stack) -> None:
-        """Refuse what has no engine yet, unless scopes are only being parsed."""
-        if around.recorder is not None:
-            around.recorder.scope(frame, around.frames, self._missing.feature if self._missing else None)
-        elif self._missing is not None:
-            raise self._missing.error(frame.site)
-
-    def _out_of_order(self, inside: Sequence[Frame]) -> NestingError:
-        inner = f"while another scope is open inside it: nb.{inside[-1].kind} at {inside[-1].site}" if inside else ""
-        return NestingError(
-            f"nb.{self._kind} is closed {inner or 'in another context than it was opened in'}",
-            where=str(calling_site()),
-            why="scopes close from the inside to the outside, in the thread that opened them",
-            mend=f"with nb.{self._kind}(...): and nothing that yields or changes threads inside it",
-        )
-
-
-def _has_block(stack: Stack) -> bool:
-    return any(frame.block is not None for frame in stack.frames)
+            key, home = identity.identify(name, cluster, site, around)
+            return Frame(self.kind, self.options, site, key=key, cluster=home, building=hints.builds(), place=place)
+        in_block = any(frame.block is not None for frame in around.frames)
+        block = Block() if self.kind in ("cluster", "replica", "pipeline") and not in_block else None
+        return Frame(self.kind, self.options, site, cluster=name if self.kind == "cluster" else None, block=block)
 
 
 def _text(value: object) -> str | None:

@@ -28,6 +28,12 @@ def marked(name: str) -> str:
     return f"{file}:{numbers[0]}"
 
 
+def line_of(middle: Middle) -> str:
+    """'file:line' of a lambda, or of the first line inside a function."""
+    code = middle.__code__
+    return f"{code.co_filename}:{code.co_firstlineno + (code.co_name != '<lambda>')}"
+
+
 def told(kind: type[NebulaError], call: Callable[[], Any], *said: str, at: str = "") -> NebulaError:
     """The error that a call raises: of this kind, whole, at this line, and with all that should be said in it."""
     with pytest.raises(kind) as caught:
@@ -40,6 +46,20 @@ def told(kind: type[NebulaError], call: Callable[[], Any], *said: str, at: str =
     for part in said:
         assert part in text, text
     return error
+
+
+def two(first: Middle, second: Middle = lambda x: x + 1.0, micro: int = 1) -> Any:
+    """A step of two stages: the second goes on with what the first gives."""
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), nb.pipeline(micro):
+            with nb.stage(cluster="a"):
+                hidden = first(x)
+            with nb.stage(cluster="b"):
+                return second(hidden)
+
+    return step
 
 
 class Sub(keras.Model):

@@ -22,26 +22,6 @@ def staged(h: Any) -> Any:
         return h * 2.0
 
 
-def in_while_loop(h: Any) -> Any:
-    return tf.while_loop(lambda i, _: i < 2, lambda i, h: (i + 1, staged(h)), [0, h])
-
-
-def in_map_fn(h: Any) -> Any:
-    return tf.map_fn(staged, h)
-
-
-def in_scan(h: Any) -> Any:
-    return tf.scan(lambda _, row: staged(row), h)
-
-
-def in_cond(h: Any) -> Any:
-    return tf.cond(h[0, 0] > 0, lambda: staged(h), lambda: h)
-
-
-def in_vectorized_map(h: Any) -> Any:
-    return tf.vectorized_map(staged, h)
-
-
 def step(body: Callable[[Any], Any]) -> Any:
     @nb.function
     def run(x: Any) -> Any:
@@ -56,11 +36,11 @@ def step(body: Callable[[Any], Any]) -> Any:
 @pytest.mark.parametrize(
     ("body", "inside", "mend"),
     [
-        (in_while_loop, "a loop", "whole loop"),
-        (in_map_fn, "a loop", "whole loop"),
-        (in_scan, "a loop", "whole loop"),
-        (in_cond, "a branch", "whole condition"),
-        (in_vectorized_map, "tf.vectorized_map", "around the tf.vectorized_map"),
+        (lambda h: tf.while_loop(lambda i, _: i < 2, lambda i, h: (i + 1, staged(h)), [0, h]), "a loop", "whole loop"),
+        (lambda h: tf.map_fn(staged, h), "a loop", "whole loop"),
+        (lambda h: tf.scan(lambda _, row: staged(row), h), "a loop", "whole loop"),
+        (lambda h: tf.cond(h[0, 0] > 0, lambda: staged(h), lambda: h), "a branch", "whole condition"),
+        (lambda h: tf.vectorized_map(staged, h), "tf.vectorized_map", "around the tf.vectorized_map"),
     ],
 )
 def test_a_scope_in_a_body(body: Any, inside: str, mend: str) -> None:

@@ -11,44 +11,19 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.refusals.telling import batch, fit, functional, marked, sub, told
+from tests.scripts.refusals.telling import batch, fit, functional, marked, sub, told, two
 from whale_nebula.capture import errors
-from whale_nebula.errors import (
-    BatchAxisError,
-    CaptureError,
-    NebulaWarning,
-    PlanError,
-    StageFailedError,
-    UnsupportedError,
-)
+from whale_nebula.errors import CaptureError, NebulaWarning, PlanError, StageFailedError, UnsupportedError
 
 layers = keras.layers
 
 
 def doubled(micro: int = 1) -> Any:
-    """A step of two stages that gives back what it is given, doubled, plus one."""
-
-    @nb.function
-    def step(x: Any) -> Any:
-        with nb.cluster(), nb.pipeline(micro):
-            with nb.stage(cluster="a"):
-                x = x * 2.0
-            with nb.stage(cluster="b"):
-                return x + 1.0
-
-    return step
+    return two(lambda x: x * 2.0, micro=micro)
 
 
 def loss_of(micro: int) -> Any:
-    @nb.function
-    def step(x: Any) -> Any:
-        with nb.cluster(), nb.pipeline(micro):
-            with nb.stage(cluster="a"):
-                x = x * 2.0
-            with nb.stage(cluster="b"):
-                return tf.reduce_mean(x)
-
-    return step
+    return two(lambda x: x * 2.0, tf.reduce_mean, micro)
 
 
 def dataset(*tensors: Any) -> tf.data.Dataset:
@@ -117,30 +92,6 @@ def test_keras_takes_a_batch_of_no_rows() -> None:
     assert losses[0] == losses[1]
 
 
-def test_one_row_and_several_micro_batches() -> None:
-    with pytest.warns(NebulaWarning, match="asks for 4 micro-batches, and the first batch has 1 row"):
-        assert float(loss_of(4)(tf.ones([1, 3]))) == 2.0
-    assert nb.last_report().micro_batches == 1
-
-
-def test_numbers_that_are_none_are_passed_on() -> None:
-    found = doubled(2)(tf.constant([1.0, np.nan, np.inf])).numpy()
-    assert np.isnan(found[1])
-    assert found[[0, 2]].tolist() == [3.0, np.inf]
-
-
-def test_two_inputs_with_other_numbers_of_rows() -> None:
-    @nb.function
-    def step(x: Any, table: Any) -> Any:
-        with nb.cluster(), nb.pipeline(2), nb.stage(cluster="a"):
-            return tf.reduce_mean(x) + tf.reduce_mean(table)
-
-    said = ("'table' has 3 rows, and 'x' has 4", "whole=('table',)", "as many rows each")
-    told(BatchAxisError, lambda: step(tf.ones(4), tf.ones(3)), *said, at="table")
-    model = sub(micro=2)
-    told(BatchAxisError, lambda: model.fit(dataset(batch(8)[0], batch(6)[1]), verbose=0), "'y' has 6 rows", at="y")
-
-
 def test_uncut_it_fails_where_the_rows_meet() -> None:
     model = sub()
     said = ("Incompatible shapes", "stage 'b'", "as they were before the step")
@@ -159,18 +110,6 @@ def test_a_batch_that_is_shaped_unlike_the_first_is_named() -> None:
 
 
 # ------------------------------------------------------------------------------------------- arguments
-
-
-def test_numbers_without_an_axis_are_not_cut() -> None:
-    @nb.function
-    def step(x: Any, factor: Any) -> Any:
-        with nb.cluster(), nb.pipeline(2):
-            with nb.stage(cluster="a"):
-                x = x * factor
-            with nb.stage(cluster="b"):
-                return tf.reduce_mean(x)
-
-    assert float(step(tf.ones([4]), tf.constant(3.0))) == 3.0
 
 
 def test_nothing_to_cut_is_told() -> None:
@@ -199,14 +138,7 @@ def test_a_variable_as_an_argument_is_the_variable_itself(make: Any) -> None:
 
 
 def test_another_number_of_inputs_is_another_plan() -> None:
-    @nb.function
-    def step(parts: Any) -> Any:
-        with nb.cluster():
-            with nb.stage(cluster="a"):
-                added = tf.add_n(parts)
-            with nb.stage(cluster="b"):
-                return added + 1.0
-
+    step = two(tf.add_n)
     assert [float(step([tf.ones(1)] * count)[0]) for count in (1, 2, 1)] == [2.0, 3.0, 2.0]
 
 
@@ -249,16 +181,12 @@ def test_a_variable_that_is_made_for_each_form_of_input() -> None:
     """As under tf.function: the first trace of each may make its own."""
     weights: dict[int, tf.Variable] = {}
 
-    @nb.function
-    def step(x: Any) -> Any:
+    def first(x: Any) -> Any:
         if x.shape.rank not in weights:
             weights[x.shape.rank] = tf.Variable(2.0)
-        with nb.cluster():
-            with nb.stage(cluster="a"):
-                x = x * weights[x.shape.rank]
-            with nb.stage(cluster="b"):
-                return tf.reduce_sum(x)
+        return x * weights[x.shape.rank]
 
+    step = two(first, tf.reduce_sum)
     assert [float(step(tf.ones([1] * rank))) for rank in (1, 2, 1)] == [2.0, 2.0, 2.0]
     assert len(weights) == 2
 
@@ -287,8 +215,3 @@ def test_constants_that_are_too_much_together(monkeypatch: pytest.MonkeyPatch) -
 
     said = ("the constants of the step are", "tf.Variable(array, trainable=False)")
     told(CaptureError, lambda: step(tf.ones(2)), *said, at=marked("large"))
-
-
-def test_too_few_arguments_are_pythons_own_error() -> None:
-    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
-        doubled()()

@@ -11,33 +11,17 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.refusals.telling import ROWS, batch, fit, functional, marked, same_training, sub, told
+from tests.scripts.refusals.telling import ROWS, batch, fit, functional, marked, same_training, sub, told, two
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.runtime.step import compiled as xla
 
 layers = keras.layers
 
 
-@nb.function
-def shifted(x: Any) -> Any:
-    """A custom loop's step of two stages."""
-    with nb.cluster():
-        with nb.stage(cluster="a"):
-            x = x * 2.0
-        with nb.stage(cluster="b"):
-            return x + 1.0
+shifted = two(lambda x: x * 2.0)  # a custom loop's step
 
 
 # ------------------------------------------------------------------------------------------------ run_eagerly
-
-
-@pytest.mark.parametrize("make", [sub, functional])
-def test_an_eager_model_is_refused(make: Any) -> None:
-    model = make(run_eagerly=True)
-    before = [np.array(weight) for weight in model.weights]
-    told(UnsupportedError, lambda: fit(model), "run_eagerly=True", "without run_eagerly", at="telling.py")
-    for weight, value in zip(model.weights, before, strict=False):
-        np.testing.assert_array_equal(weight, value)
 
 
 def test_an_eager_model_without_scopes_is_left_alone() -> None:
@@ -58,12 +42,6 @@ def test_functions_that_run_eagerly_are_refused(eager: None) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ jit_compile
-
-
-@pytest.mark.parametrize("micro", [1, 3])
-def test_xla_compiles_each_stage(micro: int) -> None:
-    same_training(functional(micro, jit_compile=True), functional(scoped=False))
-    assert nb.last_report().notes == ()
 
 
 class Loops(layers.Layer):
@@ -88,16 +66,6 @@ def test_what_xla_refuses_while_it_compiles_is_run_without_it(monkeypatch: pytes
     monkeypatch.setattr(xla, "_has_kernel", lambda op: True)
     same_training(sub(spelled, jit_compile=True), sub(spelled, scoped=False))
     assert nb.last_report().notes[0].startswith("nothing is compiled by XLA: ")
-
-
-def test_one_stage_is_compiled_whole() -> None:
-    inputs = keras.Input((4,))
-    with nb.cluster(), nb.stage(cluster="only"):
-        outputs = layers.Dense(2)(inputs)
-    model = keras.Model(inputs, outputs)
-    model.compile("sgd", "mse", jit_compile=True)
-    assert fit(model)["loss"][0] > 0.0
-    assert list(nb.last_report().stages) == ["only"]
 
 
 @tf.function(jit_compile=True)
@@ -152,20 +120,6 @@ def test_several_steps_per_execution_run_one_by_one() -> None:
     np.testing.assert_allclose(*(m.evaluate(x, y, batch_size=ROWS, verbose=0) for m in (cut, uncut)), rtol=2e-5)
     assert seen[cut].steps == seen[uncut].steps
     assert len(cut.predict_on_batch(x)) == len(x)
-
-
-@pytest.mark.parametrize("scale", [True, False])
-def test_auto_scale_loss(scale: bool) -> None:
-    """Under mixed_float16 Keras wraps the optimizer, or not."""
-    keras.mixed_precision.set_global_policy("mixed_float16")
-    try:
-        models = [functional(scoped=scoped, auto_scale_loss=scale) for scoped in (True, False)]
-    finally:
-        keras.mixed_precision.set_global_policy("float32")
-    assert isinstance(models[0].optimizer, keras.optimizers.LossScaleOptimizer) is scale
-    histories = [fit(model) for model in models]
-    np.testing.assert_allclose(histories[0]["loss"], histories[1]["loss"], rtol=1e-2)
-    assert len(nb.last_report().stages) == 2
 
 
 # ------------------------------------------------------------------------------------------------ tf.distribute

@@ -1,16 +1,17 @@
-"""A batch size that is baked into the model: said before training starts, with the op, the line and what to write."""
+"""What a trace cannot know: a batch size that is baked in, and Python that needs the value of a tensor."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.refusals.telling import ROWS, WIDTH, fit, marked, same_training, sub, told
-from whale_nebula.errors import BatchCoupledError, CaptureError, StageFailedError, StaticBatchError
+from tests.scripts.refusals.telling import ROWS, WIDTH, fit, line_of, marked, same_training, sub, told
+from whale_nebula.errors import BatchCoupledError, CaptureError, DataDependentError, StageFailedError, StaticBatchError
 
 
 def reshaped(x: Any) -> Any:
@@ -22,35 +23,26 @@ def reshaped_by_keras(x: Any) -> Any:
 
 
 def concatenated(x: Any) -> Any:
-    return tf.concat([x, tf.zeros([ROWS, WIDTH])], 1)[:, :WIDTH]  # mark: concat
+    return tf.concat([x, tf.zeros([ROWS, WIDTH])], 1)[:, :WIDTH]
 
 
 def added(x: Any) -> Any:
-    return x + tf.ones([ROWS, WIDTH])  # mark: add
-
-
-def unstacked(x: Any) -> Any:
-    return tf.stack(tf.unstack(x, ROWS))  # mark: unstack
-
-
-def split_by_sizes(x: Any) -> Any:
-    return tf.concat(tf.split(x, [ROWS // 2, ROWS // 2]), 0)  # mark: sizes
+    return x + tf.ones([ROWS, WIDTH])
 
 
 @pytest.mark.parametrize(
-    ("middle", "mark", "mend"),
+    ("middle", "mend"),
     [
-        (reshaped, "reshape", f"tf.reshape(x, [-1, {WIDTH}])"),
-        (reshaped_by_keras, "keras", f"tf.reshape(x, [-1, {WIDTH}])"),
-        (concatenated, "concat", f"tf.zeros([tf.shape(x)[0], {WIDTH}])"),
-        (added, "add", f"tf.zeros([tf.shape(x)[0], {WIDTH}])"),
-        (unstacked, "unstack", "tf.map_fn"),
-        (split_by_sizes, "sizes", "axis=1"),
+        (reshaped, f"tf.reshape(x, [-1, {WIDTH}])"),
+        (reshaped_by_keras, f"tf.reshape(x, [-1, {WIDTH}])"),
+        (concatenated, f"tf.zeros([tf.shape(x)[0], {WIDTH}])"),
+        (added, f"tf.zeros([tf.shape(x)[0], {WIDTH}])"),
+        (lambda x: tf.stack(tf.unstack(x, ROWS)), "tf.map_fn"),
+        (lambda x: tf.concat(tf.split(x, [ROWS // 2, ROWS // 2]), 0), "axis=1"),
     ],
 )
-def test_micro_batches_find_a_constant_batch_size(middle: Any, mark: str, mend: str) -> None:
-    places = {name: marked(name) for name in ("reshape", "keras", "concat", "add", "unstack", "sizes")}
-    told(StaticBatchError, lambda: fit(sub(middle, micro=2)), str(ROWS), "baked in", mend, at=places[mark])
+def test_micro_batches_find_a_constant_batch_size(middle: Any, mend: str) -> None:
+    told(StaticBatchError, lambda: fit(sub(middle, micro=2)), str(ROWS), "baked in", mend, at=line_of(middle))
 
 
 def test_a_constant_batch_size_that_fits_is_no_mistake() -> None:
@@ -147,44 +139,18 @@ def test_a_reshape_that_merges_rows_couples_them() -> None:
     told(BatchCoupledError, lambda: fit(merged), "fixed shape", "micro_batch=1", at=__file__)
 
 
-def times_rows(x: Any) -> Any:
-    return x * x.shape[0]  # mark: product
-
-
-def zeros_alike(x: Any) -> Any:
-    return x + tf.zeros(x.shape)  # mark: zeros
-
-
-def row_by_row(x: Any) -> Any:
-    return tf.stack([x[row] for row in range(x.shape[0])])  # mark: range
-
-
-def unstacked_freely(x: Any) -> Any:
-    return tf.stack(tf.unstack(x))  # mark: free
-
-
 @pytest.mark.parametrize(
-    ("middle", "mark", "mend"),
+    ("middle", "mend"),
     [
-        (times_rows, "product", "tf.shape(x)[0]"),
-        (zeros_alike, "zeros", "tf.shape(x)[0]"),
-        (row_by_row, "range", "tf.shape(x)[0]"),
-        (unstacked_freely, "free", "tf.map_fn"),
+        (lambda x: x * x.shape[0], "tf.shape(x)[0]"),
+        (lambda x: x + tf.zeros(x.shape), "tf.shape(x)[0]"),
+        (lambda x: tf.stack([x[row] for row in range(x.shape[0])]), "tf.shape(x)[0]"),
+        (lambda x: tf.stack(tf.unstack(x)), "tf.map_fn"),
     ],
 )
 @pytest.mark.parametrize("micro", [1, 2])
-def test_python_that_reads_the_number_of_rows(middle: Any, mark: str, mend: str, micro: int) -> None:
-    places = {name: marked(name) for name in ("product", "zeros", "range", "free")}
-    told(StaticBatchError, lambda: fit(sub(middle, micro)), "None", mend, at=places[mark])
-
-
-def test_in_a_custom_loop_it_is_the_same() -> None:
-    @nb.function
-    def step(x: Any) -> Any:
-        with nb.cluster(), nb.stage(cluster="a"):
-            return x * x.shape[0]  # mark: loop
-
-    told(StaticBatchError, lambda: step(tf.ones([2, 2])), "tf.shape(x)[0]", at=marked("loop"))
+def test_python_that_reads_the_number_of_rows(middle: Any, mend: str, micro: int) -> None:
+    told(StaticBatchError, lambda: fit(sub(middle, micro)), "None", mend, at=line_of(middle))
 
 
 def test_an_error_of_the_users_about_shapes_is_the_users() -> None:
@@ -194,3 +160,84 @@ def test_an_error_of_the_users_about_shapes_is_the_users() -> None:
     with pytest.raises(ValueError, match="I want no shape like") as caught:
         fit(sub(picky))
     assert type(caught.value) is ValueError
+
+
+def branching(x: Any) -> Any:
+    if tf.reduce_sum(x) > 0:
+        return x
+    return -x
+
+
+def halving(x: Any) -> Any:
+    while tf.reduce_max(x) > 1.0:
+        x = x / 2.0
+    return x
+
+
+@pytest.mark.parametrize(
+    ("middle", "mend"),
+    [
+        (branching, "tf.cond"),
+        (halving, "tf.while_loop"),
+        (lambda x: tf.stack([row + 1.0 for row in x]), "tf.map_fn"),
+        (lambda x: x * float(tf.reduce_sum(x)), "tf.cast(t, tf.float32)"),
+        (lambda x: sum(x for _ in range(tf.size(x))), "tf.range(n)"),
+        (lambda x: x * x.numpy(), "leave .numpy() out"),
+        (lambda x: x * np.mean(x), "tf.reduce_mean"),
+    ],
+)
+def test_a_value_that_is_not_there_yet(middle: Any, mend: str) -> None:
+    error = told(DataDependentError, lambda: fit(sub(middle)), "value", mend, at=line_of(middle))
+    assert len(str(error).splitlines()) == 3, "TensorFlow's advice for other cases is left out"
+
+
+def test_under_nb_function_autograph_does_it() -> None:
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster():
+            with nb.stage(cluster="a"):
+                if tf.reduce_sum(x) > 0:
+                    x = -x
+            with nb.stage(cluster="b"):
+                return x + 1.0
+
+    assert step(tf.ones([2])).numpy().tolist() == [0.0, 0.0]
+    assert step(-tf.ones([2])).numpy().tolist() == [0.0, 0.0]
+    assert len(nb.last_report().stages) == 2
+
+
+def test_the_mend_works() -> None:
+    def mended(x: Any) -> Any:
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: -x) * tf.reduce_mean(x)
+
+    same_training(sub(mended), sub(mended, scoped=False))
+
+
+def test_numpy_under_nb_function_is_told_at_the_line_as_it_was_written() -> None:
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.stage(cluster="a"):
+            return x * np.mean(x)  # mark: rewritten
+
+    told(DataDependentError, lambda: step(tf.ones([2])), "tf.reduce_mean", at=marked("rewritten"))
+
+
+def test_what_tensorflow_does_not_take_is_ours_and_still_a_value_error() -> None:
+    def mistaken(x: Any) -> Any:
+        return tf.matmul(x, tf.ones([3, 3]))  # mark: matmul
+
+    error = told(CaptureError, lambda: fit(sub(mistaken)), "Dimensions must be equal", at=marked("matmul"))
+    assert isinstance(error, ValueError)
+    assert "x float32[None, 4]" in error.why
+
+
+def test_what_the_user_raises_passes() -> None:
+    class Mine(Exception):
+        pass
+
+    def raising(x: Any) -> Any:
+        raise Mine("no")
+
+    with pytest.raises(Mine, match="no") as caught:
+        fit(sub(raising))
+    assert any("while the step was captured" in note for note in caught.value.__notes__)

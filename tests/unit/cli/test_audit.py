@@ -14,6 +14,8 @@ from whale_nebula.cli.main import main
 from whale_nebula.security import Credentials, Files, Identity, chain, ephemeral, identity
 from whale_nebula.security.audit import AuditLog, KeptHeads
 
+Capture = pytest.CaptureFixture[str]
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -43,7 +45,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+def run(line: str, capsys: Capture) -> tuple[int, str, str]:
     try:
         code = audit.main(shlex.split(line))
     except SystemExit as ended:
@@ -51,16 +53,20 @@ def run(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     return code, *capsys.readouterr()
 
 
-def test_a_whole_log(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_log(logs: Path, capsys: Capture) -> None:
     held = f"--heads {logs}/from-npu/npu-gateway.heads.jsonl --ca {logs}/ca.pem"
     code, out, _ = run(f"verify {logs}/audit/gpu-gateway.jsonl {held}", capsys)
     assert code == arguments.DONE
     assert "254 records, each as it was written" in out
     assert "3 heads" in out and "by a certificate of this authority" in out
     assert "the peer's heads agree up to record 252" in out
+    code, out, _ = run(f"verify --json {logs}/audit/gpu-gateway.jsonl", capsys)
+    said = json.loads(out)
+    assert (code, said["ok"], said["records"], said["closed"]) == (0, True, 254, True)
+    assert said["site"] == "nebula://mt/gpu/gateway/0"
 
 
-def test_what_was_not_looked_at_is_said(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_not_looked_at_is_said(logs: Path, capsys: Capture) -> None:
     out = run(f"verify {logs}/audit/gpu-gateway.jsonl", capsys)[1]
     assert "check with --ca" in out
     assert "peer's heads agree" not in out
@@ -69,7 +75,7 @@ def test_what_was_not_looked_at_is_said(logs: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(("name", "bad"), [("changed", 151), ("cut", 230)])
-def test_a_log_that_is_not_whole(logs: Path, capsys: pytest.CaptureFixture[str], name: str, bad: int) -> None:
+def test_a_log_that_is_not_whole(logs: Path, capsys: Capture, name: str, bad: int) -> None:
     line = f"verify {logs}/{name}/gpu-gateway.jsonl --heads {logs}/from-npu/npu-gateway.heads.jsonl"
     code, out, _ = run(line, capsys)
     assert (code, f"record {bad} is the first that is wrong" in out) == (arguments.FAILED, True)
@@ -78,7 +84,7 @@ def test_a_log_that_is_not_whole(logs: Path, capsys: pytest.CaptureFixture[str],
     assert (code, said["ok"], said["bad"]) == (arguments.FAILED, False, bad)
 
 
-def test_heads_of_another_log_accuse_nobody(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_heads_of_another_log_accuse_nobody(logs: Path, tmp_path: Path, capsys: Capture) -> None:
     """The file of the wrong gateway, or the certificate of another run, is soon given."""
     theirs = Credentials.of(ephemeral("mt", ["npu/gateway"], tmp_path)["npu/gateway"])
     kept = KeptHeads(tmp_path / "gpu-gateway.heads.jsonl", theirs.trust)
@@ -93,9 +99,7 @@ def test_heads_of_another_log_accuse_nobody(logs: Path, tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("options", ["", "--json"])
-def test_a_log_that_somebody_forged_with_odd_parts(
-    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str
-) -> None:
+def test_a_log_that_somebody_forged_with_odd_parts(logs: Path, tmp_path: Path, capsys: Capture, options: str) -> None:
     """Its record is named: whoever forges a log does not make the command crash."""
     made, link = [], chain.START
     for line in (logs / "audit/gpu-gateway.jsonl").read_bytes().splitlines():
@@ -113,7 +117,7 @@ def test_a_log_that_somebody_forged_with_odd_parts(
         assert "record 0 is the first that is wrong" in out and "the head at record 100 is wrong" in out
 
 
-def test_a_torn_line_is_counted_in_bytes(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_torn_line_is_counted_in_bytes(logs: Path, tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "audit.jsonl"
     path.write_bytes(
         b"".join((logs / "audit/gpu-gateway.jsonl").read_bytes().splitlines(keepends=True)[:9]) + b'{"acti'
@@ -122,13 +126,6 @@ def test_a_torn_line_is_counted_in_bytes(logs: Path, tmp_path: Path, capsys: pyt
     out = run(f"verify {path}", capsys)[1]
     assert "once a crash tore the last line: 6 bytes were set aside, and the log says so" in out
     assert json.loads(run(f"verify {path} --json", capsys)[1])["torn_bytes"] == 6
-
-
-def test_json(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(f"verify --json {logs}/audit/gpu-gateway.jsonl", capsys)
-    said = json.loads(out)
-    assert (code, said["ok"], said["records"], said["closed"]) == (0, True, 254, True)
-    assert said["site"] == "nebula://mt/gpu/gateway/0"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +143,7 @@ def test_json(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("verify {logs}/ca.pem", arguments.FAILED),
     ],
 )
-def test_how_it_ends(logs: Path, capsys: pytest.CaptureFixture[str], line: str, code: int) -> None:
+def test_how_it_ends(logs: Path, capsys: Capture, line: str, code: int) -> None:
     assert run(line.format(logs=logs), capsys)[0] == code
 
 
@@ -162,9 +159,7 @@ def masked(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip().splitlines()]
 
 
-def test_the_pages_examples_are_true(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_pages_examples_are_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """Every command of the page, in its order; what it shows of the output is the output."""
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)

@@ -20,6 +20,8 @@ from whale_nebula.errors import ConfigError, CredentialsError
 from whale_nebula.launch.link_advice import load_measurement, path_of
 from whale_nebula.security import Identity
 
+Capture = pytest.CaptureFixture[str]
+
 QUICK = ["--seconds", "0.05"]
 
 
@@ -37,7 +39,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_two_sites_find_the_same_and_say_what_to_write(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_sites_find_the_same_and_say_what_to_write(config: Path, capsys: Capture) -> None:
     with ThreadPoolExecutor(2) as pool:
         call = ["link", "--config", str(config), "--json", *QUICK]
         codes = [pool.submit(bench.main, [*call, "--cluster", cluster]) for cluster in ("gpu", "npu")]
@@ -53,7 +55,7 @@ def test_two_sites_find_the_same_and_say_what_to_write(config: Path, capsys: pyt
     assert kept is not None and kept.first == "gpu/0"
 
 
-def test_whoever_does_not_come_is_an_error(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whoever_does_not_come_is_an_error(config: Path, capsys: Capture) -> None:
     config.write_text(config.read_text().replace("patience: 20s", "patience: 1s"))
     assert bench.main(["link", "--config", str(config), "--cluster", "npu", "--json"]) == arguments.FAILED
     told = json.loads(capsys.readouterr().out)
@@ -61,7 +63,7 @@ def test_whoever_does_not_come_is_an_error(config: Path, capsys: pytest.CaptureF
     assert told["where"] and "bench link --config clusters.yaml --cluster gpu" in told["mend"]
 
 
-def test_both_ends_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_ends_here(capsys: Capture) -> None:
     assert bench.main(["link", "--all", "--clusters", "b,a", "--json", *QUICK]) == arguments.DONE
     (line,) = json.loads(capsys.readouterr().out)["lines"]
     assert (line["first"], line["second"], line["config"]) == ("a/0", "b/0", None)
@@ -122,27 +124,17 @@ clusters:
         assert bench.main(["link", "--config", path, "--cluster", "gpu"]) == arguments.CONFIG
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "--json",
-        "lnik",
-        "link",
-        "link --config c.yaml",
-        "link --all --cluster gpu",
-        "link --clusters a,b",
-        "link --all --clusters a,b --seconds soon",
-        "link --all --clusters a,b --seconds 0",
-    ],
-)
+WRONG = ("", "--json", "lnik", "link", "link --config c.yaml", "link --all --cluster gpu", "link --clusters a,b")
+
+
+@pytest.mark.parametrize("line", [*WRONG, *(f"link --all --clusters a,b --seconds {text}" for text in ("soon", "0"))])
 def test_a_line_that_says_nothing_is_refused(line: str) -> None:
     with pytest.raises(SystemExit) as ended:
         bench.main(line.split())
     assert ended.value.code == arguments.USAGE
 
 
-def test_one_end_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_end_is_no_line(capsys: Capture) -> None:
     assert bench.main(["link", "--all", "--clusters", "gpu"]) == arguments.CONFIG
     assert "a line has two ends" in capsys.readouterr().err
 

@@ -105,11 +105,7 @@ def test_json(shell: Shell) -> None:
     shown = json.loads(shell.good("show --json"))
     assert shown["deny_list"] == {"number": 2, "certificates": 1}
     states = {each["serial"]: each["state"] for each in shown["certificates"]}
-    assert states == {
-        issued[0]["serial"]: "replaced",
-        renewed[0]["serial"]: "good",
-        issued[1]["serial"]: "revoked",
-    }
+    assert states == {issued[0]["serial"]: "replaced", renewed[0]["serial"]: "good", issued[1]["serial"]: "revoked"}
     assert json.loads(shell.good("renew --ca --json"))["authority"]["serial"] != made["authority"]["serial"]
 
 
@@ -173,12 +169,6 @@ def test_files_that_were_moved_to_their_host_are_still_somebodys(shell: Shell) -
     assert Path("certs/gpu-worker-0.pem").exists() and not Path("certs/gpu-worker-0.key").exists()
     assert shell.good("revoke --cluster gpu").count("revoked gpu/0") == 2
     shell.good("issue --cluster gpu")
-
-
-def test_a_fresh_certificate_is_good_for_as_long_as_was_asked_for(shell: Shell) -> None:
-    shell.good("init --run mt")
-    shell.good("issue --cluster gpu")
-    assert "7 days" in shell.good("show")
 
 
 def test_by_serial(shell: Shell) -> None:
@@ -273,10 +263,10 @@ def test_refusals_as_json(shell: Shell) -> None:
     assert (code, json.loads(out)["code"]) == (arguments.FAILED, "NB-428")
 
 
-@pytest.mark.parametrize("command", ["init", "issue", "show", "renew", "revoke"])
-def test_each_command_has_its_help(shell: Shell, command: str) -> None:
-    code, out, _ = shell(f"{command} --help")
-    assert (code, f"whale-nebula certs {command}" in out, "--folder" in out) == (0, True, True)
+def test_each_command_has_its_help(shell: Shell) -> None:
+    for command in ("init", "issue", "show", "renew", "revoke"):
+        out = shell.good(f"{command} --help")
+        assert f"whale-nebula certs {command}" in out and "--folder" in out
 
 
 def test_it_loads_neither_tensorflow_nor_grpc(tmp_path: Path) -> None:

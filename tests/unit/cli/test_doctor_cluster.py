@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,9 +18,8 @@ import pytest
 from tests.unit.security.made import Home, self_signed
 from tests.unit.transport.crossing import QUICK, free_address
 from whale_nebula.cli import doctor
-from whale_nebula.cli.checks import cluster as line
 from whale_nebula.cli.checks import cluster as network
-from whale_nebula.cli.checks.cluster import days, name_checks
+from whale_nebula.cli.checks.cluster import name_checks
 from whale_nebula.cli.checks.host import Host, Target, host
 from whale_nebula.cli.checks.local import Check
 from whale_nebula.config import load
@@ -30,6 +29,8 @@ from whale_nebula.launch.link_measurement import sheet
 from whale_nebula.security import Credentials, Files, Identity, making
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 
+Capture = pytest.CaptureFixture[str]
+
 GPU, NPU = Identity("mt", "gpu"), Identity("mt", "npu")
 STATES = ("ok", "note", "warning", "bad")
 
@@ -37,7 +38,7 @@ STATES = ("ok", "note", "warning", "bad")
 class Site:
     """A folder with a config, certificates of both clusters, and the doctor of cluster npu."""
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, folder: Path, capsys: Capture) -> None:
         self.folder, self._capsys = folder, capsys
         self.home = Home.at(folder / "certs", at=making.now() - timedelta(days=10))
         (folder / "certs" / "ca.key").rename(folder / "ca.key")
@@ -73,7 +74,7 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Site:
+def site(tmp_path: Path, capsys: Capture) -> Site:
     return Site(tmp_path, capsys)
 
 
@@ -159,15 +160,10 @@ class TestAPeerThatRuns:
 
 
 class TestAPeerThatDoesNot:
-    def test_may_come_later(self, site: Site) -> None:
+    def test_may_come_later_and_something_else_at_its_address_is_told_apart(self, site: Site) -> None:
         site.issue(NPU)
         code, found = site.doctor()
-        assert code == 0
-        assert found["npu/0 to gpu/0"]["state"] == "note"
-        assert "refuses" in found["npu/0 to gpu/0"]["found"]
-
-    def test_something_else_at_its_address_is_told_apart(self, site: Site) -> None:
-        site.issue(NPU)
+        assert (code, found["npu/0 to gpu/0"]["state"]) == (0, "note") and "refuses" in found["npu/0 to gpu/0"]["found"]
         with speaks_ssh(site.addresses["gpu"]):
             code, found = site.doctor()
         assert (code, found["npu/0 to gpu/0"]["state"]) == (1, "bad")
@@ -190,7 +186,7 @@ class TestTheConfig:
         code, found = site.doctor()
         assert (code, found["host name"]["state"], found["port of npu/0"]["state"]) == (1, "bad", "bad")
 
-    def test_a_name_that_no_certificate_can_hold(self, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_name_that_no_certificate_can_hold(self, site: Site, capsys: Capture) -> None:
         site.config.write_text(site.config.read_text().replace("run: mt", "run: lo op"))
         assert doctor.main(["--config", str(site.config)]) == 78
         assert "'lo op' is no name of a run" in capsys.readouterr().err
@@ -202,14 +198,6 @@ class TestCertificates:
         assert code == 1
         assert found["certificate of npu/0"]["state"] == "bad"
         assert "certs issue" in found["certificate of npu/0"]["mend"]
-
-    def test_that_are_somebody_elses(self, site: Site) -> None:
-        """Whoever is dialled would refuse them; here it is known before."""
-        theirs = site.home.files(GPU)
-        site.write(f"security: {{cert: {theirs.cert}, key: {theirs.key}}}")
-        code, found = site.doctor()
-        assert (code, found["certificate of npu/0"]["state"]) == (1, "bad")
-        assert found["certificate of npu/0"]["found"] == "this is npu/0, and its certificate is that of gpu/0"
 
     def test_without_a_deny_list_nobody_starts(self, site: Site) -> None:
         site.issue(NPU)
@@ -231,24 +219,22 @@ class TestCertificates:
         assert (code, soon["state"]) == (0, "warning") and soon["found"] in ("35 hours left", "36 hours left")
         assert "certs renew --cluster npu --role worker --index 0" in soon["mend"]
 
-    def test_that_have_ended(self, site: Site) -> None:
-        old = site.home.outside_its_dates(NPU, making.now() - timedelta(days=3))
-        site.write(f"security: {{ca: {old.ca}, cert: {old.cert}, key: {old.key}}}")
-        code, found = site.doctor()
-        assert code == 1 and "expired" in found["certificate of npu/0"]["found"]
-
-    def test_that_are_of_the_future(self, site: Site) -> None:
-        """Then it is this host's clock that is behind."""
-        new = site.home.outside_its_dates(NPU, making.now() + timedelta(hours=2))
-        site.write(f"security: {{ca: {new.ca}, cert: {new.cert}, key: {new.key}}}")
-        code, found = site.doctor()
-        assert code == 1 and "not valid" in found["certificate of npu/0"]["found"]
-
-    def test_that_nobody_signed(self, site: Site) -> None:
-        own = self_signed(site.folder / "own", NPU)
-        site.write(f"security: {{ca: {site.home.folder / 'ca.pem'}, cert: {own.cert}, key: {own.key}}}")
-        code, found = site.doctor()
-        assert code == 1 and "signed by itself" in found["certificate of npu/0"]["found"]
+    @pytest.mark.parametrize(
+        ("make", "found"),
+        [
+            (lambda home: home.outside_its_dates(NPU, making.now() - timedelta(days=3)), "expired"),
+            (lambda home: home.outside_its_dates(NPU, making.now() + timedelta(hours=2)), "not valid"),
+            (lambda home: self_signed(home.folder / "own", NPU), "signed by itself"),
+            (lambda home: home.files(GPU), "this is npu/0, and its certificate is that of gpu/0"),
+        ],
+        ids=["expired", "this host's clock is behind", "self-signed", "somebody else's"],
+    )
+    def test_that_are_not_as_they_must_be(self, site: Site, make: Callable[[Home], Files], found: str) -> None:
+        files = make(site.home)
+        site.write(f"security: {{ca: {site.home.folder / 'ca.pem'}, cert: {files.cert}, key: {files.key}}}")
+        code, checks = site.doctor()
+        assert (code, checks["certificate of npu/0"]["state"]) == (1, "bad")
+        assert found in checks["certificate of npu/0"]["found"]
 
     def test_whose_key_others_can_read(self, site: Site) -> None:
         site.issue(NPU)
@@ -262,10 +248,6 @@ class TestCertificates:
         (site.folder / "ca.key").rename(site.home.folder / "ca.key")
         code, found = site.doctor()
         assert (code, found["authority's key"]["state"]) == (0, "note")
-
-    @pytest.mark.parametrize(("left", "text"), [(timedelta(days=90), "90 days"), (timedelta(seconds=61), "1 minute")])
-    def test_the_time_that_is_left(self, left: timedelta, text: str) -> None:
-        assert days(left) == text
 
 
 CLUSTERS = {
@@ -319,25 +301,16 @@ class TestTheHost:
 
 class TestTheNetwork:
     def test_bbr_needs_one_connection_and_others_several(self) -> None:
-        assert network.congestion_check("bbr").state == "ok"
         cubic = network.congestion_check("cubic")
         assert cubic.state == "warning" and "4 connections" in cubic.why
         assert "net.ipv4.tcp_congestion_control=bbr" in cubic.mend
-        assert network.congestion_check("").state == "note"
+        assert [network.congestion_check(control).state for control in ("bbr", "")] == ["ok", "note"]
 
-    @pytest.mark.parametrize(("size", "state"), [(9000, "ok"), (1500, "ok"), (1420, "note"), (576, "warning")])
-    def test_packets(self, size: int, state: str) -> None:
-        assert network.mtu_check(size, "10.0.0.1").state == state
-
-    def test_the_way_to_this_host_has_an_mtu(self) -> None:
+    def test_packets_and_the_clock(self) -> None:
+        sizes = {9000: "ok", 1500: "ok", 1420: "note", 576: "warning"}
+        assert {size: network.mtu_check(size, "10.0.0.1").state for size in sizes} == sizes
         assert (network.way_mtu("127.0.0.1:7101") or 0) >= 1500
         assert network.way_mtu("no.such.host.invalid:1") is None
-
-    def test_open_files(self) -> None:
-        assert network.files_found(256, 20, 2).state == "warning"
-        assert network.files_check(2).name == "open files"
-
-    def test_the_clock(self) -> None:
         assert [network.clock_check(each).state for each in (True, False, None)] == ["ok", "note", "note"]
 
 
@@ -351,31 +324,22 @@ class TestTheLine:
 
     def said(self, site: Site) -> dict[str, Check]:
         found = host(load(site.config), str(site.config), "npu")
-        return {check.name: check for check in line.line_checks(found)}
+        return {check.name: check for check in network.line_checks(found)}
 
-    def test_is_asked_for_where_it_was_not_measured(self, site: Site) -> None:
+    def test_is_as_the_config_says_or_not(self, site: Site) -> None:
         said = self.said(site)["line to gpu"]
         assert said.state == "note" and "bench link --config" in said.mend and "--cluster npu" in said.mend
-
-    def test_is_as_the_config_says(self, site: Site) -> None:
         self.keep(site)
-        assert {name: check.state for name, check in self.said(site).items()} == {
-            "versions here": "ok",
-            "line to gpu": "ok",
-            "clock of gpu": "ok",
-            "versions at gpu": "ok",
-        }
-
-    def test_is_another_one(self, site: Site) -> None:
+        found = self.said(site)
+        assert list(found) == ["versions here", "line to gpu", "clock of gpu", "versions at gpu"]
+        assert {check.state for check in found.values()} == {"ok"}
         self.keep(site, least_round_trip=0.2)
         said = self.said(site)["line to gpu"]
         assert said.state == "warning"
         assert said.mend == "links: [{between: [gpu, npu], rate: 60mbit, delay: 100ms}]"
-
-    def test_was_measured_long_ago(self, site: Site) -> None:
         self.keep(site, when=time.time() - 30 * 86400)
-        assert "measured 30 days ago" in self.said(site)["line to gpu"].why
-        assert self.said(site)["line to gpu"].state == "note"
+        said = self.said(site)["line to gpu"]
+        assert said.state == "note" and "measured 30 days ago" in said.why
 
     @pytest.mark.parametrize(("ahead", "state", "text"), [(5.0, "warning", "5.0 s behind"), (-400.0, "bad", "ahead")])
     def test_has_a_clock_at_its_other_end(self, site: Site, ahead: float, state: str, text: str) -> None:
@@ -391,7 +355,7 @@ class TestTheLine:
         assert said.state == state and f"{part} 0, here" in said.found
 
 
-def test_the_text_has_a_line_for_each_and_ends_with_a_sum(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_has_a_line_for_each_and_ends_with_a_sum(site: Site, capsys: Capture) -> None:
     assert doctor.main(["--config", str(site.config), "--cluster", "npu"]) == 1
     told = capsys.readouterr().out
     assert "BAD   certificate of npu/0" in told and "mend: whale-nebula certs issue" in told

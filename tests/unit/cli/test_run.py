@@ -24,7 +24,10 @@ import pytest
 
 from whale_nebula.cli import arguments
 from whale_nebula.cli.main import main
+from whale_nebula.cli.run import Asking, report_end
+from whale_nebula.launch import Outcome, Result
 
+Capture = pytest.CaptureFixture[str]
 SOON = 60.0
 COMMAND = [sys.executable, "-m", "whale_nebula.cli.main", "run"]
 BOTH = ["--all", "--clusters", "gpu,npu"]
@@ -32,22 +35,8 @@ START = """
 import os, signal, sys, time
 from whale_nebula.launch import attach
 me = attach()
-with open(f"{__file__}.{me.cluster}.part", "w") as file:
-    file.write(str(os.getpid()))
-os.rename(file.name, f"{__file__}.{me.cluster}")
-
-def wait_for_end(cluster):
-    "Until the worker of a cluster has ended, whether its launcher has looked at it or not."
-    path = f"{__file__}.{cluster}"
-    while not os.path.exists(path):
-        time.sleep(0.01)
-    try:
-        while open(f"/proc/{open(path).read()}/stat").read().rpartition(")")[2].split()[0] != "Z":
-            time.sleep(0.01)
-    except OSError:
-        pass
-
 """
+INSECURE = "security: {insecure: true}\n"
 PAIR = """
 run: mt
 clusters:
@@ -89,7 +78,7 @@ def config(tmp_path: Path) -> Callable[[str], str]:
 
 
 class TestWhatWouldBeStarted:
-    def test_one_of_two_clusters(self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_one_of_two_clusters(self, script: Callable, config: Callable, capsys: Capture) -> None:
         path = script("")
         assert main(["run", "--config", config(), "--cluster", "gpu", "--dry-run", path, "--lr", "1"]) == arguments.DONE
         assert capsys.readouterr().out.splitlines() == [
@@ -99,7 +88,7 @@ class TestWhatWouldBeStarted:
             "certificates as the config says; config says where the workers are",
         ]
 
-    def test_as_json(self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_as_json(self, script: Callable, config: Callable, capsys: Capture) -> None:
         text = PAIR.replace('"10.77.0.2:7101"]', '"10.77.0.2:7101"], gateway: "10.77.0.8:7100"')
         main(["run", "--json", "--config", config(text), "--cluster", "npu", "--dry-run", script(""), "--json"])
         found = json.loads(capsys.readouterr().out)
@@ -110,15 +99,13 @@ class TestWhatWouldBeStarted:
             ("npu/0", True, "10.77.0.8:7100"),
         ]
 
-    def test_all_on_this_machine(self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_all_on_this_machine(self, script: Callable, config: Callable, capsys: Capture) -> None:
         main(["run", "--all", "--config", config(), "--dry-run", "--json", script("")])
         workers = json.loads(capsys.readouterr().out)["workers"]
         assert all(each["here"] and each["gateway"] is None for each in workers)
         assert all(re.fullmatch(r"127\.0\.0\.1:[1-9]\d+", each["address"]) for each in workers)
 
-    def test_who_says_where_workers_are(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_who_says_where_workers_are(self, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
         monkeypatch.setenv("SLURM_JOB_ID", "1")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
         assert main(["run", "--explain"]) == arguments.DONE
@@ -141,73 +128,43 @@ class TestWhatIsRefused:
             (["--confg", "c.yaml", "t.py"], "did you mean '--config'?"),
         ],
     )
-    def test_command_lines(self, words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_command_lines(self, words: list[str], why: str, capsys: Capture) -> None:
         with pytest.raises(SystemExit) as ended:
             main(["run", *words])
         assert ended.value.code == arguments.USAGE
         assert why in capsys.readouterr().err
 
     @pytest.mark.parametrize(
-        ("options", "text", "why"),
+        ("options", "text", "said"),
         [
-            (["--cluster", "npu"], PAIR, "cluster 'npu' has no gateway, and 'gpu' has one"),
-            (["--cluster", "gpu"], PAIR.replace("run: mt", "run: lo op"), "'lo op' is no name of a run"),
-            (["--all"], PAIR.replace("npu", "n/pu"), "'n/pu' is no name of a cluster"),
+            ("--cluster npu --dry-run", PAIR, "cluster 'npu' has no gateway, and 'gpu' has one"),
+            ("--cluster gpu --dry-run", PAIR.replace("run: mt", "run: lo op"), "'lo op' is no name of a run"),
+            ("--all --dry-run", PAIR.replace("npu", "n/pu"), "'n/pu' is no name of a cluster"),
+            ("--cluster gpu", PAIR, "NB-428"),  # its certificates are not there
+            ("--cluster gpu", PAIR.replace("10.77.0.1", "192.0.2.1") + INSECURE, "is no address of this host"),
+            ("--all --clusters gpu,gpu,npu", None, "mend: --clusters gpu,npu"),
+            ("--all --clusters gpu,n/pu", None, "mend: --clusters gpu,n-pu"),
+            ("--all", None, "--all --clusters gpu,npu"),
         ],
     )
-    def test_what_could_never_run_though_it_is_only_asked_what_would_be(
-        self, options: list[str], text: str, why: str, script: Callable, config: Callable, capsys: pytest.CaptureFixture
+    def test_what_could_never_run(
+        self, options: str, text: str | None, said: str, script: Callable, config: Callable, capsys: Capture
     ) -> None:
-        assert main(["run", "--config", config(text), *options, "--dry-run", script("")]) == arguments.CONFIG
-        assert why in capsys.readouterr().err
+        words = [] if text is None else ["--config", config(text)]
+        assert main(["run", *words, *options.split(), script("")]) == arguments.CONFIG
+        assert said in capsys.readouterr().err
 
-    @pytest.mark.parametrize(
-        ("clusters", "why", "mend"),
-        [
-            ("gpu,gpu,npu", "cluster 'gpu' is named twice", "--clusters gpu,npu"),
-            ("gpu,n/pu", "'n/pu' is no name of a cluster", "--clusters gpu,n-pu"),
-        ],
-    )
-    def test_names_of_clusters(
-        self, clusters: str, why: str, mend: str, script: Callable, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert main(["run", "--all", "--clusters", clusters, script("")]) == arguments.CONFIG
-        told = capsys.readouterr().err
-        assert "NB-500" in told and why in told and mend in told
-
-    def test_no_script(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_no_script_and_a_broken_config_as_json(self, script: Callable, config: Callable, capsys: Capture) -> None:
         assert main(["run", "--all", "--clusters", "gpu,npu", "nowhere.py"]) == arguments.NO_FILE
         assert "nowhere.py" in capsys.readouterr().err
-
-    def test_all_of_what(self, script: Callable, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["run", "--all", script("")]) == arguments.CONFIG
-        assert "--all --clusters gpu,npu" in capsys.readouterr().err
-
-    def test_a_broken_config_as_json(
-        self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]
-    ) -> None:
         assert main(["run", "--json", "--config", config("clutsers: {}"), script("")]) == arguments.CONFIG
         assert json.loads(capsys.readouterr().out)["mend"] == "did you mean 'clusters'?"
 
-    def test_certificates_that_are_not_there(
-        self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert main(["run", "--config", config(), "--cluster", "gpu", script("")]) == arguments.CONFIG
-        told = capsys.readouterr().err
-        assert "NB-42" in told and "mend:" in told
-
-    def test_a_port_that_is_taken(self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_port_that_is_taken(self, script: Callable, config: Callable, capsys: Capture) -> None:
         with socket.create_server(("127.0.0.1", 0)) as busy:
             path = config(f'clusters: {{gpu: {{workers: ["127.0.0.1:{busy.getsockname()[1]}"]}}}}')
             assert main(["run", "--all", "--config", path, script("")]) == arguments.CONFIG
         assert "worker gpu/0 cannot listen" in capsys.readouterr().err
-
-    def test_insecure_does_not_listen_more_widely_than_it_says(
-        self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        path = config(PAIR.replace("10.77.0.1", "192.0.2.1") + "security: {insecure: true}\n")
-        assert main(["run", "--config", path, "--cluster", "gpu", script("")]) == arguments.CONFIG
-        assert "is no address of this host" in capsys.readouterr().err
 
 
 class TestRunning:
@@ -230,9 +187,7 @@ else:
             told = read()
         assert sorted(told.split("\r\n")) == ["", "[gpu/0] gpu", "[npu/0] npu"]
 
-    def test_the_worker_that_fails_first_is_told_with_its_code(
-        self, script: Callable, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_the_worker_that_fails_first_is_told_with_its_code(self, script: Callable, capfd: Capture) -> None:
         code = "if me.cluster == 'npu': sys.exit(7)\nwhile True: time.sleep(0.01)"
         path = script(code.replace("while True", "limit = time.time() + 1\nwhile time.time() < limit"))
         assert main(["run", "--json", *BOTH, path]) == 7
@@ -240,35 +195,7 @@ else:
         assert (ended["code"], ended["worker"], ended["why"]) == (7, "npu/0", "failed first: exit code 7")
         assert ended["codes"] == {"gpu/0": 0, "npu/0": 7}
 
-    def test_why_it_failed_is_its_last_word(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
-        assert (
-            main(["run", "--all", "--clusters", "gpu", script("raise ValueError('no such thing')")]) == arguments.FAILED
-        )
-        told = capfd.readouterr().err.splitlines()
-        assert told[-1] == "whale-nebula: worker gpu/0 failed first: exit code 1: ValueError: no such thing"
-
-    def test_all_that_failed_are_told_and_our_own_error_comes_last(
-        self, script: Callable, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        code = """
-import whale_nebula as nb
-if me.cluster == "npu":
-    wait_for_end("gpu")
-    sys.exit("ended with it")
-raise nb.errors.StateError("not now", where="train.py:3", why="too early", mend="do it later")
-"""
-        assert main(["run", *BOTH, script(code)]) == arguments.FAILED
-        told = capfd.readouterr().err.splitlines()
-        assert told[-4:] == [
-            "whale-nebula: worker npu/0 failed, too: exit code 1: ended with it",
-            "whale-nebula: worker gpu/0 failed first: exit code 1: NB-305 not now (train.py:3)",
-            "  why: too early",
-            "  mend: do it later",
-        ]
-
-    def test_our_error_is_said_once_and_below_all_tracebacks(
-        self, script: Callable, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_our_error_is_said_once_and_below_all_tracebacks(self, script: Callable, capfd: Capture) -> None:
         """Both workers find the same: its sentence, too, is there once."""
         code = """
 import whale_nebula as nb
@@ -285,9 +212,7 @@ refuse()
         other = {"gpu/0": "npu/0", "npu/0": "gpu/0"}[first[1]]
         assert lines[-4] == f"whale-nebula: worker {other} failed, too: exit code 1, for the same reason"
 
-    def test_a_traceback_bears_its_worker_and_begins_with_the_script(
-        self, script: Callable, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_traceback_bears_its_worker_and_begins_with_the_script(self, script: Callable, capfd: Capture) -> None:
         path = script("if me.cluster == 'npu': raise ValueError('no such thing')")
         assert main(["run", *BOTH, path]) == arguments.FAILED
         lines = capfd.readouterr().err.splitlines()
@@ -295,79 +220,82 @@ refuse()
         assert lines[1] == "Traceback (most recent call last):"
         assert lines[2].startswith(f'  File "{path}", line ')
 
-    def test_who_only_heard_of_the_error_is_not_the_first(
-        self, script: Callable, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        """It may well be the first that has ended."""
-        code = """
-import whale_nebula as nb
-if me.cluster == "npu":
-    raise nb.errors.RemoteFailureError("worker 'gpu/0' failed: not now", mend="do it later")
-time.sleep(0.5)
-raise nb.errors.StateError("not now", mend="do it later")
-"""
-        assert main(["run", "--json", *BOTH, script(code)]) == arguments.FAILED
-        told = capfd.readouterr()
-        ended = json.loads(told.out)
-        assert (ended["worker"], ended["why"]) == ("gpu/0", "failed first: exit code 1: NB-305 not now")
-        assert told.err.splitlines()[-3:] == [
-            "whale-nebula: worker npu/0 failed, too: exit code 1, for the same reason",
-            "whale-nebula: worker gpu/0 failed first: exit code 1: NB-305 not now",
-            "  mend: do it later",
-        ]
-
-    def test_another_error_is_said_as_a_whole(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
-        code = """
-import whale_nebula as nb
-if me.cluster == "npu":
-    wait_for_end("gpu")
-raise nb.errors.StateError(f"{me.worker} cannot", mend=f"mend {me.cluster}")
-"""
-        assert main(["run", *BOTH, script(code)]) == arguments.FAILED
-        assert capfd.readouterr().err.splitlines()[-4:] == [
-            "whale-nebula: worker npu/0 failed, too: exit code 1: NB-305 npu/0 cannot",
-            "  mend: mend npu",
-            "whale-nebula: worker gpu/0 failed first: exit code 1: NB-305 gpu/0 cannot",
-            "  mend: mend gpu",
-        ]
-
-    def test_a_script_with_a_hook_of_its_own_for_errors_keeps_it(
-        self, script: Callable, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_script_with_a_hook_of_its_own_for_errors_keeps_it(self, script: Callable, capfd: Capture) -> None:
         code = "sys.excepthook = lambda *told: print('hooked', file=sys.stderr)\nraise ValueError('no')"
         assert main(["run", "--all", "--clusters", "gpu", script(code)]) == arguments.FAILED
         assert capfd.readouterr().err.splitlines()[0] == "hooked"
 
-    def test_workers_know_whether_all_are_here(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_workers_know_whether_all_are_here(self, script: Callable, capfd: Capture) -> None:
         assert main(["run", "--all", "--clusters", "gpu", script("print(me.everywhere)")]) == arguments.DONE
         assert capfd.readouterr().out == "True\n"
 
-    def test_a_worker_that_is_killed(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
-        assert main(["run", "--all", "--clusters", "gpu", script("os.kill(os.getpid(), signal.SIGKILL)")]) == 137
-        assert "worker gpu/0 failed first: ended by SIGKILL" in capfd.readouterr().err
-
-    def test_certificates_live_as_long_as_the_run(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_certificates_live_as_long_as_the_run(self, script: Callable, capfd: Capture) -> None:
         code = "print(os.path.dirname(me.security.key), oct(os.stat(os.path.dirname(me.security.key)).st_mode))"
         assert main(["run", "--all", "--clusters", "gpu", script(code)]) == arguments.DONE
         folder, mode = capfd.readouterr().out.split()
         assert stat.S_IMODE(int(mode, 8)) == 0o700
         assert not Path(folder).exists()
 
-    def test_insecure_is_said_at_every_start(
-        self, script: Callable, config: Callable, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_insecure_is_said_at_every_start(self, script: Callable, config: Callable, capfd: Capture) -> None:
         path = config("clusters: {gpu: {}}\nsecurity: {insecure: true}")
         assert main(["run", "--config", path, script("print(me.security)")]) == arguments.DONE
         out, err = capfd.readouterr()
         assert out == "None\n"
         assert f"insecure: true in {path}: links are not encrypted" in err
 
-    def test_a_script_finds_the_modules_beside_it(
-        self, script: Callable, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_script_finds_the_modules_beside_it(self, script: Callable, tmp_path: Path, capfd: Capture) -> None:
         (tmp_path / "beside_it.py").write_text("HERE = 'beside it'")
         assert main(["run", script("import beside_it; print(beside_it.HERE)")]) == arguments.DONE
         assert capfd.readouterr().out == "beside it\n"
+
+
+def ours(code: str, said: str) -> str:
+    return f"Traceback ...\nwhale_nebula.errors.SomeError: {code} {said}"
+
+
+FIRST, TOO = "whale-nebula: worker gpu/0 failed first: ", "whale-nebula: worker npu/0 failed, too: exit code 1"
+NOT_NOW = ours("NB-305", "not now (train.py:3)\n  why: too early\n  mend: do it later\n")
+HEARD = ours("NB-302", "worker 'gpu/0' failed: not now\n  mend: do it later\n")
+WHOLE = [f"{FIRST}exit code 1: NB-305 not now (train.py:3)", "  why: too early", "  mend: do it later"]
+ENDS: dict[str, tuple[dict[str, tuple[int, str]], str, list[str]]] = {
+    "its last word": (
+        {"gpu/0": (1, "Traceback ...\nValueError: no such thing\n")},
+        "gpu/0",
+        [f"{FIRST}exit code 1: ValueError: no such thing"],
+    ),
+    "killed": ({"gpu/0": (-9, "")}, "gpu/0", [f"{FIRST}ended by SIGKILL"]),
+    "all that failed, and our own error last": (
+        {"gpu/0": (1, NOT_NOW), "npu/0": (1, "ended with it\n")},
+        "gpu/0",
+        [
+            f"{TOO}: ended with it",
+            f"{FIRST}exit code 1: NB-305 not now (train.py:3)",
+            "  why: too early",
+            "  mend: do it later",
+        ],
+    ),
+    "who only heard of it is not the first": (
+        {"gpu/0": (1, NOT_NOW), "npu/0": (1, HEARD)},
+        "npu/0",
+        [f"{TOO}, for the same reason", *WHOLE],
+    ),
+    "another error as a whole": (
+        {
+            "gpu/0": (1, ours("NB-305", "gpu/0 cannot\n  mend: a\n")),
+            "npu/0": (1, ours("NB-305", "npu/0 cannot\n  mend: b\n")),
+        },
+        "gpu/0",
+        [f"{TOO}: NB-305 npu/0 cannot", "  mend: b", f"{FIRST}exit code 1: NB-305 gpu/0 cannot", "  mend: a"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_how_a_run_ended_is_told(case: str, capsys: Capture) -> None:
+    said, first, lines = ENDS[case]
+    result = Result({name: Outcome(name, code, "", err) for name, (code, err) in said.items()}, first, late=False)
+    assert report_end(result, Asking(1.0), as_json=False) == arguments.shell_code(said["gpu/0"][0])
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 class TestSignals:

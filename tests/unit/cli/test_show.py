@@ -1,7 +1,6 @@
 """`whale-nebula show`: scripts of every kind are planned and not run; what cannot be shown says why.
 
-Scripts run in this process, where TensorFlow is loaded already; one runs as a user would start it.
-"""
+Scripts run in this process, where TensorFlow is loaded already; one runs as a user would start it."""
 
 from __future__ import annotations
 
@@ -10,18 +9,37 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
 import whale_nebula as nb
 from tests.unit.ir.traced import inference
+from tests.unit.report.making import full
 from whale_nebula.cli import arguments
-from whale_nebula.cli.show import main
-from whale_nebula.cli.show_script import check
+from whale_nebula.cli.show import check_script, main
+from whale_nebula.report.records import RunTotals
+from whale_nebula.report.saved import line
 from whale_nebula.scopes.observer import observer
 
-Script = Callable[[str], str]
+Capture = pytest.CaptureFixture[str]
+
+
+class Shown(NamedTuple):
+    """What the command did with a script."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+Show = Callable[..., Shown]
 
 MODEL = """
 import numpy as np, keras, sys
@@ -35,28 +53,6 @@ with nb.cluster(), nb.pipeline(2):
         outputs = keras.layers.Dense(1)(hidden)
 model = keras.Model(inputs, outputs, name="small")
 model.compile("sgd", "mse")
-"""
-
-SUBCLASSED = """
-import numpy as np, keras
-import whale_nebula as nb
-
-class Model(keras.Model):
-    def __init__(self):
-        super().__init__(name="own")
-        self.first, self.second = keras.layers.Dense(3), keras.layers.Dense(1)
-
-    def call(self, x):
-        with nb.cluster():
-            with nb.stage(cluster="gpu"):
-                x = self.first(x)
-            with nb.stage(cluster="npu"):
-                return self.second(x)
-
-model = Model()
-model.compile("sgd", "mse")
-model.fit(np.zeros((6, 4)), np.zeros((6, 1)), verbose=0)
-print("trained")
 """
 
 GAN = """
@@ -85,18 +81,21 @@ print("weight", float(weight))
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Iterator[Script]:
-    """Writes a script; the run that it opens is closed afterwards."""
+def show(tmp_path: Path, capsys: Capture) -> Iterator[Show]:
+    """Shows a script, which is written first; the run that it opens is closed afterwards."""
+    path = tmp_path / "train.py"
 
-    def write(text: str) -> str:
-        path = tmp_path / "train.py"
+    def call(text: str, *words: str) -> Shown:
+        nb.shutdown()
         path.write_text(textwrap.dedent(text))
-        return str(path)
+        return Shown(main([str(path), *words]), *capsys.readouterr())
 
-    nb.shutdown()
-    yield write
+    yield call
     nb.shutdown()
     assert observer() is None
+
+
+FIT = MODEL + "model.fit(x, y, verbose=0)"
 
 
 @pytest.mark.parametrize(
@@ -111,16 +110,13 @@ def script(tmp_path: Path) -> Iterator[Script]:
     ],
     ids=["fit", "train_on_batch", "evaluate", "predict", "verify", "caught"],
 )
-def test_keras_is_stopped_at_its_first_step(
-    line: str, name: str, script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([script(MODEL + line + "\nprint('it went on')")]) == arguments.DONE
-    told = capsys.readouterr()
-    assert told.out.startswith(f"plan of {name}\n")
-    assert "schedule" in told.out and "it went on" not in told.out + told.err
+def test_keras_is_stopped_at_its_first_step(line: str, name: str, show: Show) -> None:
+    shown = show(MODEL + line + "\nprint('it went on')")
+    assert shown.status == arguments.DONE and shown.out.startswith(f"plan of {name}\n")
+    assert "schedule" in shown.out and "it went on" not in shown.out + shown.err
 
 
-def test_nothing_is_trained(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_trained(show: Show) -> None:
     code = """
 before = model.get_weights()
 try:
@@ -129,60 +125,29 @@ finally:
     same = [np.array_equal(a, b) for a, b in zip(before, model.get_weights())]
     print(same, int(model.optimizer.iterations))
 """
-    assert main([script(MODEL + code)]) == arguments.DONE
-    assert "[True, True, True, True] 0" in capsys.readouterr().err
+    assert "[True, True, True, True] 0" in show(MODEL + code).err
 
 
-def test_a_subclassed_model_whose_first_act_is_fit(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([script(SUBCLASSED)]) == arguments.DONE
-    told = capsys.readouterr()
-    assert told.out.startswith("plan of own.train_step") and "trained" not in told.err
-
-
-def test_what_the_script_prints_goes_to_stderr(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([script("print('hello')\n" + MODEL + "model.fit(x, y, verbose=0)"), "--json"]) == arguments.DONE
-    told = capsys.readouterr()
-    found = json.loads(told.out)
-    assert "hello" in told.err
-    assert (found["name"], list(found["stages"])) == ("small.train_step", ["gpu", "npu"])
-    assert found["stages"]["gpu"]["memory_bytes"] > 0 and found["predicted"]["seconds"] is None
-
-
-def test_the_script_gets_its_arguments(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    path = script("import sys, os\nprint(sys.argv[1:], sys.path[0] == os.path.dirname(__file__), __name__)\n" + GAN)
+def test_the_script_gets_its_arguments(show: Show) -> None:
+    code = "import sys, os\nprint(sys.argv[1:], sys.path[0] == os.path.dirname(__file__), __name__)\n" + GAN
     before = list(sys.argv), list(sys.path)
-    assert main(["--mermaid", path, "--epochs", "3", "--", "--json"]) == arguments.DONE
-    assert "['--epochs', '3', '--json'] True __main__" in capsys.readouterr().err
+    shown = show(code, "--mermaid", "--epochs", "3", "--htlm", "plan.html", "--", "--json")
+    assert "['--epochs', '3', '--htlm', 'plan.html', '--json'] True __main__" in shown.err
+    assert "--htlm was handed to the script; did you mean --html?" in shown.err
     assert (sys.argv, sys.path) == before
 
 
-def test_an_nb_function_is_stopped_too(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([script(GAN)]) == arguments.DONE
-    told = capsys.readouterr()
-    assert told.out.startswith("plan of critic\n") and told.err == ""
+def test_several_steps_are_answered_with_zeros(show: Show) -> None:
+    shown = show(GAN, "--steps", "2", "--json")
+    assert [plan["name"] for plan in shown.document["plans"]] == ["critic", "generator"]
+    assert shown.err == "critic 0.0\n"
+    shown = show(GAN, "--all", "--text")
+    assert shown.out.count("plan of ") == 2
+    assert "generator [0.0, 0.0, 0.0, 0.0]" in shown.err and shown.err.endswith("weight 2.0\n")
 
 
-def test_several_steps_are_answered_with_zeros(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([script(GAN), "--steps", "2", "--json"]) == arguments.DONE
-    told = capsys.readouterr()
-    assert [plan["name"] for plan in json.loads(told.out)["plans"]] == ["critic", "generator"]
-    assert told.err == "critic 0.0\n"
-
-
-def test_all_steps_until_the_script_ends(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([script(GAN), "--all", "--text"]) == arguments.DONE
-    told = capsys.readouterr()
-    assert told.out.count("plan of ") == 2
-    assert "generator [0.0, 0.0, 0.0, 0.0]" in told.err
-    assert told.err.endswith("weight 2.0\n")
-
-
-def test_reports_of_a_script_that_is_only_shown_print_and_write_nothing(
-    script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = MODEL + (
-        f"""
-model.fit(x, y, verbose=0)
+def test_reports_of_a_script_that_is_only_shown_print_and_write_nothing(show: Show, tmp_path: Path) -> None:
+    code = f"""
 report = nb.last_report()
 print(report)
 print(report.predicted_seconds, report.run.steps, report.bottleneck, len(report.timeline()))
@@ -190,27 +155,16 @@ print([link.bytes for link in report.links.values()], [stage.compute_seconds for
 report.save({str(tmp_path / "step.json")!r})
 report.save_trace({str(tmp_path / "trace.json")!r})
 """
-    )
-    assert main([script(code), "--all"]) == arguments.DONE
-    told = capsys.readouterr()
-    assert "the script is only shown, and no step was run" in told.err
-    assert "[0, 0] [0.0, 0.0]" in told.err
-    assert told.out.startswith("plan of small.train_step")
+    shown = show(FIT + code, "--all")
+    assert shown.status == arguments.DONE and shown.out.startswith("plan of small.train_step")
+    assert "the script is only shown, and no step was run" in shown.err and "[0, 0] [0.0, 0.0]" in shown.err
     assert list(tmp_path.glob("*.json")) == []
 
 
-def test_an_option_that_is_nearly_ours_is_remarked_on(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([script(GAN), "--htlm", "plan.html", "--epochs", "3"]) == arguments.DONE
-    told = capsys.readouterr().err
-    assert "--htlm was handed to the script; did you mean --html?" in told
-    assert "--epochs" not in told
-
-
-def test_untrained_weights_are_never_saved(script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = MODEL + f"model.fit(x, y, verbose=0)\nmodel.save_weights({str(tmp_path / 'w.weights.h5')!r})\nprint('saved')"
-    assert main([script(code), "--all"]) == arguments.DONE
-    told = capsys.readouterr().err
-    assert "the script was about to save by Model.save_weights, with nothing trained: it was ended here" in told
+def test_untrained_weights_are_never_saved(show: Show, tmp_path: Path) -> None:
+    shown = show(FIT + f"\nmodel.save_weights({str(tmp_path / 'w.weights.h5')!r})\nprint('saved')", "--all")
+    said = "the script was about to save by Model.save_weights, with nothing trained: it was ended here"
+    assert shown.status == arguments.DONE and said in shown.err
     assert list(tmp_path.glob("*.h5")) == []
     import keras
 
@@ -219,12 +173,11 @@ def test_untrained_weights_are_never_saved(script: Script, tmp_path: Path, capsy
 
 @pytest.mark.parametrize("words", [[], ["--all"]], ids=["first", "all"])
 def test_callbacks_hear_nothing_and_files_of_an_earlier_training_stay(
-    words: list[str], script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], show: Show, tmp_path: Path
 ) -> None:
     log = tmp_path / "log.csv"
     log.write_text("epoch,loss\n0,1.5\n")
-    code = MODEL + (
-        f"""
+    code = f"""
 class Loud(keras.callbacks.Callback):
     def on_train_begin(self, logs=None): print("trains")
     def on_test_begin(self, logs=None): print("tests")
@@ -234,102 +187,77 @@ found = model.fit(x, y, verbose=0, callbacks=[keras.callbacks.CSVLogger({str(log
 model.evaluate(x, y, verbose=0, callbacks=[Loud()])
 print(found.history["loss"])
 """
-    )
-    assert main([script(code), *words]) == arguments.DONE
-    told = capsys.readouterr()
-    assert told.out.startswith("plan of small.train_step") and told.err == "[0.0]\n" * len(words)
+    shown = show(MODEL + code, *words)
+    assert shown.out.startswith("plan of small.train_step") and shown.err == "[0.0]\n" * len(words)
     assert log.read_text() == "epoch,loss\n0,1.5\n"
     import keras
 
     assert keras.callbacks.CallbackList.on_train_begin.__module__.startswith("keras.")
 
 
-def test_a_plan_is_saved_drawn_and_shown_again(
-    script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_is_saved_drawn_and_shown_again(show: Show, tmp_path: Path, capsys: Capture) -> None:
     saved, page = tmp_path / "plan.json", tmp_path / "plan.html"
-    assert main([script(GAN), "--save", str(saved), "--html", str(page)]) == arguments.DONE
-    told = capsys.readouterr()
-    assert told.out == "" and f"wrote {page}" in told.err and f"saved {saved}" in told.err
+    shown = show(GAN, "--save", str(saved), "--html", str(page))
+    assert shown.out == "" and f"wrote {page}" in shown.err and f"saved {saved}" in shown.err
     assert page.read_text().startswith("<!doctype html>")
     assert main([str(saved)]) == arguments.DONE
     assert capsys.readouterr().out == nb.Plan.load(saved).to_text() + "\n"
 
 
-# ---------------------------------------------------------------------- what the run is opened with
-def test_the_line_of_the_command_goes_before_that_of_the_script(
-    script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = script(MODEL + "nb.init(links='60mbit')\nmodel.fit(x, y, verbose=0)")
-    assert main([path, "--links", "1mbit,5ms", "--json"]) == arguments.DONE
-    found = json.loads(capsys.readouterr().out)
-    assert (found["links"]["gpu->npu"]["rate"], found["links"]["gpu->npu"]["delay"]) == (1e6, 0.005)
-    assert found["predicted"]["seconds"] > 0
-    nb.shutdown()
-    assert main([path, "--json"]) == arguments.DONE
-    assert json.loads(capsys.readouterr().out)["links"]["gpu->npu"]["rate"] == 60e6
-
-
-def test_a_config_of_the_command_goes_before_that_of_the_script(
-    script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_line_and_config_of_the_command_go_before_those_of_the_script(show: Show, tmp_path: Path) -> None:
+    code, metrics = MODEL + "nb.init(links='60mbit', metrics={!r})\nmodel.fit(x, y, verbose=0)", tmp_path / "m.jsonl"
     config = tmp_path / "clusters.yaml"
     config.write_text(
-        "clusters: {gpu: {}, npu: {}}\nlinks: [{between: [gpu, npu], rate: 2mbit}]\n"
-        f"metrics: {tmp_path / 'metrics.jsonl'}\n"
+        f"clusters: {{gpu: {{}}, npu: {{}}}}\nlinks: [{{between: [gpu, npu], rate: 2mbit}}]\nmetrics: {metrics}\n"
     )
-    path = script(MODEL + "nb.init(links='60mbit', metrics='never.jsonl')\nmodel.fit(x, y, verbose=0)")
-    assert main([path, "--config", str(config), "--json"]) == arguments.DONE
-    assert json.loads(capsys.readouterr().out)["links"]["gpu->npu"]["rate"] == 2e6
-    assert not (tmp_path / "metrics.jsonl").exists() and not Path("never.jsonl").exists()
+    found = show(code.format(None), "--links", "1mbit,5ms", "--json").document
+    assert (found["links"]["gpu->npu"]["rate"], found["links"]["gpu->npu"]["delay"]) == (1e6, 0.005)
+    assert found["predicted"]["seconds"] > 0
+    assert show(code.format(None), "--json").document["links"]["gpu->npu"]["rate"] == 60e6
+    never = str(tmp_path / "never.jsonl")
+    assert show(code.format(never), "--config", str(config), "--json").document["links"]["gpu->npu"]["rate"] == 2e6
+    assert list(tmp_path.glob("*.jsonl")) == []
 
 
 # ---------------------------------------------------------------------- what cannot be shown
-def test_a_script_that_fails_shows_its_own_traceback(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    path = script("def f():\n    raise ValueError('bad luck')\n\nf()")
-    assert main([path]) == arguments.FAILED
-    told = capsys.readouterr()
-    lines = [line for line in told.err.splitlines() if line.startswith("  File ")]
+def test_a_script_that_fails_shows_its_own_traceback(show: Show, tmp_path: Path) -> None:
+    code, path = "def f():\n    raise ValueError('bad luck')\n\nf()", tmp_path / "train.py"
+    shown = show(code)
+    lines = [line for line in shown.err.splitlines() if line.startswith("  File ")]
     assert [line.split(",")[0] for line in lines] == [f'  File "{path}"'] * 2
-    assert "ValueError: bad luck" in told.err
-    assert told.err.endswith(f"whale-nebula: {path} raised ValueError before its first step with scopes\n")
-    assert main([path, "--json"]) == arguments.FAILED
-    found = json.loads(capsys.readouterr().out)
-    assert (found["where"], found["why"]) == (path, "bad luck")
+    assert shown.status == arguments.FAILED and "ValueError: bad luck" in shown.err
+    assert shown.err.endswith(f"whale-nebula: {path} raised ValueError before its first step with scopes\n")
+    found = show(code, "--json").document
+    assert (found["where"], found["why"]) == (str(path), "bad luck")
 
 
-def test_an_error_of_ours_comes_with_the_scripts_lines_alone(
-    script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = script(MODEL.replace("nb.pipeline(2)", "nb.pipeline(2), nb.stage(cluster='x')"))
-    assert main([path]) == arguments.FAILED
-    told = capsys.readouterr().err
-    assert told.count("  File ") == 1 and "NB-101" in told
-    assert main([path, "--json"]) == arguments.FAILED
-    assert json.loads(capsys.readouterr().out)["code"] == "NB-101"
+def test_an_error_of_ours_comes_with_the_scripts_lines_alone(show: Show) -> None:
+    code = MODEL.replace("nb.pipeline(2)", "nb.pipeline(2), nb.stage(cluster='x')")
+    shown = show(code)
+    assert shown.status == arguments.FAILED and shown.err.count("  File ") == 1 and "NB-101" in shown.err
+    assert show(code, "--json").document["code"] == "NB-101"
 
 
-@pytest.mark.parametrize(("code", "status"), [("x = (", 1), ("import sys; sys.exit('enough')", 1), ("exit(3)", 1)])
-def test_scripts_that_end_early(code: str, status: int, script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([script(code)]) == status
-    assert "before its first step with scopes" in capsys.readouterr().err
-
-
-def test_an_interrupt_is_one(script: Script) -> None:
-    assert main([script("raise KeyboardInterrupt")]) == arguments.INTERRUPTED
+EARLY, NOTHING = "before its first step with scopes", "made no step with scopes, so there is nothing to show"
+UNSCOPED = GAN.replace(', nb.cluster(), nb.stage(cluster="gpu")', "")
 
 
 @pytest.mark.parametrize(
-    "code",
+    ("code", "status", "said"),
     [
-        "print('nothing')",
-        "import sys; sys.exit(0)",
-        "import whale_nebula as nb\n@nb.function\ndef f(x):\n    return x\nf(1.0)",
+        ("x = (", 1, EARLY),
+        ("import sys; sys.exit('enough')", 1, EARLY),
+        ("exit(3)", 1, EARLY),
+        ("raise KeyboardInterrupt", arguments.INTERRUPTED, ""),
+        ("print('nothing')", arguments.NOTHING, NOTHING),
+        ("import sys; sys.exit(0)", arguments.NOTHING, NOTHING),
+        ("import whale_nebula as nb\n@nb.function\ndef f(x):\n    return x\nf(1.0)", arguments.NOTHING, NOTHING),
+        (UNSCOPED, arguments.NOTHING, "critic has no scopes, and was about to be trained"),
     ],
 )
-def test_a_script_without_a_step_says_so(code: str, script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([script(code)]) == arguments.NOTHING
-    assert "made no step with scopes, so there is nothing to show" in capsys.readouterr().err
+def test_scripts_that_make_no_step(code: str, status: int, said: str, show: Show) -> None:
+    shown = show(code)
+    assert shown.status == status and said in shown.err
 
 
 PLAIN = """
@@ -350,19 +278,10 @@ print("trained")
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_a_model_without_scopes_predicts_but_is_not_trained(
-    own: bool, script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([script(PLAIN.format(own=own)), "--json"]) == arguments.NOTHING
-    told = capsys.readouterr()
-    assert "rows 3" in told.err and "trained" not in told.err
-    assert json.loads(told.out)["why"] == "plain has no scopes, and was about to be trained"
-
-
-def test_a_function_without_scopes_is_not_trained_either(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    code = GAN.replace(', nb.cluster(), nb.stage(cluster="gpu")', "")
-    assert main([script(code)]) == arguments.NOTHING
-    assert "critic has no scopes, and was about to be trained" in capsys.readouterr().err
+def test_a_model_without_scopes_predicts_but_is_not_trained(own: bool, show: Show) -> None:
+    shown = show(PLAIN.format(own=own), "--json")
+    assert shown.status == arguments.NOTHING and "rows 3" in shown.err and "trained" not in shown.err
+    assert shown.document["why"] == "plain has no scopes, and was about to be trained"
 
 
 @pytest.mark.parametrize(
@@ -375,7 +294,7 @@ def test_a_function_without_scopes_is_not_trained_either(script: Script, capsys:
     ],
 )
 def test_what_is_no_script_is_not_run(
-    name: str, text: str, mend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, text: str, mend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(text)
@@ -389,7 +308,7 @@ def test_what_is_no_script_is_not_run(
 def test_a_script_may_have_any_name(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text("x = 1\n")
-    check(str(path))
+    check_script(str(path))
 
 
 @pytest.mark.parametrize(
@@ -403,12 +322,10 @@ def test_a_script_may_have_any_name(name: str, tmp_path: Path) -> None:
         (["{script}", "--html", "/no/such/folder/plan.html"], arguments.NO_DATA),
     ],
 )
-def test_files_that_are_wrong(
-    words: list[str], status: int, script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = tmp_path / "other.json"
+def test_files_that_are_wrong(words: list[str], status: int, show: Show, tmp_path: Path, capsys: Capture) -> None:
+    other, path = tmp_path / "other.json", tmp_path / "train.py"
     other.write_text("{}")
-    path = script(GAN)
+    path.write_text(GAN)
     assert main([word.format(script=path, other=other) for word in words]) == status
     assert "mend:" in capsys.readouterr().err
 
@@ -432,13 +349,11 @@ def test_command_lines_that_are_wrong(words: list[str]) -> None:
     assert ended.value.code == arguments.USAGE
 
 
-def test_a_program_is_shown_as_a_pass_leaves_it(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    path = script(MODEL + "model.fit(x, y)\n")
-    assert main([path, "--after", "fold"]) == arguments.DONE
-    said = capsys.readouterr().out
-    assert said.startswith("== fold\n") and "MatMul: rows(0)" in said
+def test_a_program_is_shown_as_a_pass_leaves_it(show: Show, capsys: Capture) -> None:
+    shown = show(FIT, "--after", "fold")
+    assert shown.out.startswith("== fold\n") and "MatMul: rows(0)" in shown.out
     with pytest.raises(SystemExit) as ended:
-        main([path, "--after", "fuse"])
+        show(FIT, "--after", "fuse")
     assert ended.value.code == arguments.USAGE
     assert "no pass is called 'fuse'; choose one of 'capture'" in capsys.readouterr().err
 
@@ -466,3 +381,41 @@ def test_a_saved_plan_is_shown_without_tensorflow(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("plan of predict\n")
+
+
+@pytest.fixture
+def metrics(tmp_path: Path) -> Path:
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(line(replace(full(), step=n, run=RunTotals(n))) + "\n" for n in (1, 2, 3)))
+    return path
+
+
+def test_files_that_runs_have_left(metrics: Path, tmp_path: Path, capsys: Capture) -> None:
+    full().save(tmp_path / "step.json")
+    assert main(["--report", str(tmp_path / "step.json")]) == arguments.DONE
+    assert capsys.readouterr().out == f"{full()}\n"
+    assert main(["--report", str(metrics)]) == arguments.DONE
+    said = capsys.readouterr().out
+    assert said.startswith("fit in gpu/0: 3 steps, ")
+    assert "the last step:\nstep 3 of fit in gpu/0: " in said
+    assert main(["--report", str(metrics), "--json"]) == arguments.DONE
+    assert json.loads(capsys.readouterr().out)["programs"][0]["steps"] == 3
+
+
+def test_what_is_no_report_says_so(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "file").write_text("{}")
+    assert main(["--report", str(tmp_path / "file")]) == arguments.NO_DATA
+    assert "holds no report" in capsys.readouterr().err
+    assert main(["--report", "nothing.jsonl"]) == arguments.NO_FILE
+    said = capsys.readouterr().err
+    assert "there is no file 'nothing.jsonl'" in said and "show --report FILE reads what a run has left" in said
+
+
+def test_it_loads_no_tensorflow(metrics: Path) -> None:
+    code = (
+        "import sys; from whale_nebula.cli.main import main; main(sys.argv[1:]);"
+        "print(*sorted({'tensorflow', 'keras'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, "show", "--report", str(metrics)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, ""), done.stderr

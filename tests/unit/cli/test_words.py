@@ -1,12 +1,20 @@
-"""Which words of a command line are ours, and which are the script's."""
+"""Which words of a command line are ours, and that exit codes are what the pages say."""
 
 from __future__ import annotations
 
+import re
+import signal
+from pathlib import Path
+
 import pytest
 
+from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Parser, misspelt, split
+from whale_nebula.cli.run import parser
+from whale_nebula.launch.attach import EXIT_ORPHANED
+from whale_nebula.launch.leaving import EXIT_LEFT
 
-FLAGS, VALUED = {"--json", "-h"}, {"--links", "--html"}
+OPTIONS = {"--json": (None, ""), "--links": ("LINE", ""), "--html": ("FILE", "")}
 
 
 @pytest.mark.parametrize(
@@ -26,25 +34,18 @@ FLAGS, VALUED = {"--json", "-h"}, {"--links", "--html"}
     ],
 )
 def test_splitting(line: str, options: str, script: str | None, arguments: str) -> None:
-    found = split(line.split(), FLAGS, VALUED)
+    found = split(line.split(), OPTIONS)
     assert found == (options.split(), script, arguments.split())
 
 
-def test_a_misspelt_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = Parser(prog="it", description="")
-    parser.option("--json", "")
+@pytest.mark.parametrize(("word", "meant"), [("--jsn", "--json"), ("--link", "--links")])
+def test_a_misspelt_option_is_told_and_nothing_is_abbreviated(
+    word: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        parser.read(["--jsn"])
+        Parser("it", "", OPTIONS).read([word, "10mbit"])
     assert ended.value.code == 2
-    assert "there is no option '--jsn'; did you mean '--json'?" in capsys.readouterr().err
-
-
-def test_nothing_is_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = Parser(prog="it", description="")
-    parser.option("--links", "", "LINE")
-    with pytest.raises(SystemExit):
-        parser.read(["--link", "10mbit"])
-    assert "did you mean '--links'?" in capsys.readouterr().err
+    assert f"there is no option '{word}'; did you mean '{meant}'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -60,4 +61,33 @@ def test_nothing_is_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_what_goes_to_the_script_and_looks_like_ours(line: str, said: list[tuple[str, str]]) -> None:
     argv = line.split()
-    assert misspelt(argv, split(argv, FLAGS, VALUED), ["--html", "--json", "--links", "--steps"]) == said
+    assert misspelt(argv, split(argv, OPTIONS), ["--html", "--json", "--links", "--steps"]) == said
+
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "operating.md").read_text()
+SIGNALLED = [arguments.SIGNALLED + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]
+
+
+def test_the_operators_page_has_those_of_run() -> None:
+    rows = re.findall(r"^\| ([\d, ]+) \|", PAGE, re.MULTILINE)
+    told = [int(code) for row in rows for code in row.split(",")]
+    killed = arguments.shell_code(-signal.SIGKILL)
+    assert told == [
+        arguments.DONE,
+        arguments.USAGE,
+        arguments.NO_FILE,
+        arguments.LEFT,
+        arguments.CONFIG,
+        *SIGNALLED,
+        killed,
+    ]
+
+
+def test_so_has_its_help() -> None:
+    told = {int(code) for code in re.findall(r"\b\d+\b", parser().epilog.partition("exit status:")[2])}
+    assert told >= {arguments.DONE, arguments.USAGE, arguments.NO_FILE, arguments.LEFT, arguments.CONFIG, *SIGNALLED}
+
+
+def test_workers_end_with_the_same_numbers() -> None:
+    assert (EXIT_LEFT, EXIT_ORPHANED, SIGNALLED[1]) == (arguments.LEFT, arguments.ORPHANED, arguments.INTERRUPTED)
+    assert [arguments.shell_code(code) for code in (0, 3, -9)] == [0, 3, 137]

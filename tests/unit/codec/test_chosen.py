@@ -4,22 +4,15 @@ from typing import Any
 
 import pytest
 
+import whale_nebula as nb
 from whale_nebula.codec import FP16, INT4, INT8, SVD, TopK
 from whale_nebula.codec.way import check_delta, ways
 from whale_nebula.errors import OptionError
-from whale_nebula.scopes.compressing import check_compress_options as checked_options
-
-UNSET: dict[str, Any] = {
-    "backward": "default", "start_step": 0, "ramp": None, "delta": None, "mask": None, "forward": None, "zstd": False,
-    "nonfinite": "raise",
-}  # fmt: skip
-FLAGS = ("svd", "rank", "topk", "fp16", "bf16", "int8", "int4", "basis")
 
 
 def crossing(training: bool = True, codec: Any = None, **options: Any) -> tuple[str, str]:
     """Forward and backward of `nb.compress(codec, **options)`."""
-    flags = {name: options.pop(name) for name in FLAGS if name in options}
-    there, back = ways(checked_options(flags, codec, **{**UNSET, **options}), training=training)
+    there, back = ways(nb.compress(codec, **options).options, training=training)
     return str(there), str(back)
 
 

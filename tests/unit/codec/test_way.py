@@ -6,16 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import whale_nebula as nb
 from whale_nebula.codec import FP16, INT4, SVD, Codec
 from whale_nebula.codec.way import NONFINITE, Way, parse_way, ways
 from whale_nebula.errors import OptionError
-from whale_nebula.scopes.compressing import check_compress_options as checked_options
 
 STRUCTURES: list[dict[str, Any]] = [{}, {"svd": 0.6}, {"rank": 96}, {"topk": 0.1}, {"rank": 8, "basis": "learned"}]
 INTEGERS: list[dict[str, Any]] = [{f"int{bits}": True} for bits in (8, 4)]
 PRECISIONS: list[dict[str, Any]] = [{}, {"fp16": True}, {"bf16": True}, *INTEGERS]
 BACKWARD = ["default", None, "int8", "int4", "bf16", FP16(), SVD(0.5) >> INT4()]
-FLAGS = ("svd", "rank", "topk", "fp16", "bf16", "int8", "int4", "basis")
 
 
 @st.composite
@@ -25,7 +24,7 @@ def written(draw: st.DrawFn) -> dict[str, Any]:
     auto = not flags and draw(st.booleans())
     differences = flags in INTEGERS and draw(st.booleans())
     return {
-        "flags": flags,
+        **flags,
         "codec": "auto" if auto else None,
         "backward": draw(st.sampled_from(BACKWARD)),
         "start_step": draw(st.integers(0, 10**9)),
@@ -40,7 +39,7 @@ def written(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(written(), st.booleans())
 def test_the_text_of_a_way_is_that_way(given: dict[str, Any], training: bool) -> None:
-    options = checked_options(**given)
+    options = nb.compress(**given).options
     for way in ways(options, training=training):
         assert parse_way(str(way)) == way
         assert str(parse_way(str(way))) == str(way)
@@ -48,7 +47,7 @@ def test_the_text_of_a_way_is_that_way(given: dict[str, Any], training: bool) ->
 
 @given(written())
 def test_both_directions_wait_for_the_same_step(given: dict[str, Any]) -> None:
-    there, back = ways(checked_options(**given))
+    there, back = ways(nb.compress(**given).options)
     assert there.start == back.start == given["start_step"]
 
 

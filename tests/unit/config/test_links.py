@@ -11,50 +11,37 @@ from whale_nebula.config.place import Place
 from whale_nebula.config.quantities import in_bits, rate, seconds, share
 from whale_nebula.errors import ConfigError
 
-
-@pytest.mark.parametrize(
-    ("text", "bits"),
-    [
-        ("60mbit", 60e6),
-        ("1gbit", 1e9),
-        ("100kbit", 1e5),
-        ("9600bit", 9600.0),
-        ("1.5 Gbit", 1.5e9),
-        ("60Mbit/s", 60e6),
-        (".5mbit", 5e5),
-        ("1tbit", 1e12),
-    ],
-)
-def test_rates(text: str, bits: float) -> None:
-    assert rate(Place(text)) == bits
+READ: list[tuple[Any, dict[Any, float]]] = [
+    (rate, {"60mbit": 60e6, "9600bit": 9600.0, "1.5 Gbit": 1.5e9, "60Mbit/s": 60e6, ".5mbit": 5e5, "1tbit": 1e12}),
+    (seconds, {"20ms": 0.02, "1.5s": 1.5, "500us": 5e-4, "500µs": 5e-4, "2min": 120.0, "1h": 3600.0, 0: 0.0, "0": 0.0}),
+    (share, {0: 0.0, 0.01: 0.01, "1%": 0.01, "0.5%": 0.005}),
+]
+WRONG: list[tuple[Any, str, list[Any]]] = [
+    (rate, "rate", ["60", "mbit", "-60mbit", "60mb", "60MB/s", "60mbps", "0mbit", "", "6e1mbit", "nanmbit"]),
+    (seconds, "time", ["20", "ms", "-20ms", "20 parsecs", "", None, True, False, [], 20]),
+    (share, "share", [1, -0.1, "100%", "1", True, None, float("nan")]),
+]
 
 
-@pytest.mark.parametrize(
-    "text", ["60", "mbit", "-60mbit", "60mb", "60MB/s", "60mbps", "0mbit", "", "6e1mbit", "nanmbit"]
-)
-def test_what_is_no_rate(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no rate"):
-        rate(Place(text))
+@pytest.mark.parametrize(("read", "text", "number"), [(read, *each) for read, known in READ for each in known.items()])
+def test_quantities(read: Any, text: object, number: float) -> None:
+    assert read(Place(text)) == number
 
 
-@pytest.mark.parametrize(
-    ("text", "bits"),
-    [
-        ("60MB", "480mbit"),
-        ("60MB/s", "480mbit"),
-        ("60MBps", "480mbit"),
-        ("1.5 GB/s", "12gbit"),
-        ("100kbyte", "800kbit"),
-        ("125B", "1000bit"),
-        ("60mb", None),
-        ("60Mb/s", None),
-        ("60mbps", None),
-        ("20ms", None),
-        ("fast", None),
-    ],
-)
-def test_bytes_are_told_from_bits(text: str, bits: str | None) -> None:
-    assert in_bits(text) == bits
+@pytest.mark.parametrize(("read", "kind", "text"), [(read, kind, each) for read, kind, all_ in WRONG for each in all_])
+def test_what_is_no_quantity(read: Any, kind: str, text: object) -> None:
+    with pytest.raises(ConfigError, match=f"is no {kind}"):
+        read(Place(text))
+
+
+BITS = {
+    "60MB": "480mbit", "60MB/s": "480mbit", "60MBps": "480mbit", "1.5 GB/s": "12gbit", "100kbyte": "800kbit",
+    "125B": "1000bit", "60mb": None, "60Mb/s": None, "60mbps": None, "20ms": None, "fast": None,
+}  # fmt: skip
+
+
+def test_bytes_are_told_from_bits() -> None:
+    assert {text: in_bits(text) for text in BITS} == BITS
 
 
 def test_a_rate_in_bytes_is_refused_with_what_it_is_in_bits() -> None:
@@ -65,45 +52,11 @@ def test_a_rate_in_bytes_is_refused_with_what_it_is_in_bits() -> None:
         assert "480mbit" in caught.value.mend
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("20ms", 0.02),
-        ("1.5s", 1.5),
-        ("500us", 5e-4),
-        ("500µs", 5e-4),
-        ("2min", 120.0),
-        ("1h", 3600.0),
-        (0, 0.0),
-        ("0", 0.0),
-    ],
-)
-def test_times(text: object, expected: float) -> None:
-    assert seconds(Place(text)) == expected
-
-
-@pytest.mark.parametrize("value", ["20", "ms", "-20ms", "20 parsecs", "", None, True, False, [], 20])
-def test_what_is_no_time(value: object) -> None:
-    with pytest.raises(ConfigError, match="is no time"):
-        seconds(Place(value))
-
-
 def test_a_number_without_a_unit_is_asked_for_one() -> None:
     with pytest.raises(ConfigError, match="60kbit, 60mbit, 60gbit"):
         rate(Place(60))
     with pytest.raises(ConfigError, match="20ms, 20s"):
         seconds(Place(20))
-
-
-@pytest.mark.parametrize(("value", "expected"), [(0, 0.0), (0.01, 0.01), ("1%", 0.01), ("0.5%", 0.005)])
-def test_shares(value: object, expected: float) -> None:
-    assert share(Place(value)) == expected
-
-
-@pytest.mark.parametrize("value", [1, -0.1, "100%", "1", True, None, float("nan")])
-def test_what_is_no_share(value: object) -> None:
-    with pytest.raises(ConfigError, match="is no share"):
-        share(Place(value))
 
 
 @pytest.mark.parametrize(
@@ -125,8 +78,7 @@ def test_lines(text: str, line: Line) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", ",", "60mbit,70mbit", "60mbit,20ms,3ms", "60", "fast", "60mbit 20ms", "60mbit;20ms", "0mbit", "20m"],
+    "text", ["", ",", "60mbit,70mbit", "60mbit,20ms,3ms", "60", "fast", "60mbit 20ms", "60mbit;20ms", "0mbit", "20m"]
 )
 def test_texts_that_are_no_line(text: str) -> None:
     with pytest.raises(ConfigError):

@@ -1,6 +1,8 @@
-"""Cutting a batch: sizes, slices, shares, and telling one batch from another."""
+"""Cutting a batch: sizes, slices, shares, rows that are read, absent inputs, and telling one batch from another."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,11 +10,12 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whale_nebula.errors import BatchAxisError
+from whale_nebula.errors import AbsentInputError, BatchAxisError
 from whale_nebula.feed.batch import cut, micro_batches, rows_of
-from whale_nebula.feed.checks import fingerprints
-from whale_nebula.feed.rows import sizes
+from whale_nebula.feed.checks import Missing, fingerprints
+from whale_nebula.feed.rows import AllRows, Feed, RowsRead, Within, own_rows, sizes
 from whale_nebula.ir.program import Leaf
+from whale_nebula.ir.routing import Routing
 from whale_nebula.spec import Spec
 
 X = Leaf(0, "x", Spec("float32", (None, 2)))
@@ -62,11 +65,95 @@ def test_one_changed_number_changes_the_fingerprint(at: int, value: float) -> No
     assert (fingerprints([X], [x]) == fingerprints([X], [y])) is same
 
 
-def test_only_the_named_input_is_told() -> None:
-    found = fingerprints([X, TABLE], [np.zeros((2, 2)), np.zeros(5)], only=["table"])
-    assert list(found) == ["table"]
-
-
 def test_strings_have_a_fingerprint_too() -> None:
     texts = [np.array(["a", "b"], dtype=object), np.array(["a", "c"], dtype=object)]
     assert fingerprints([X], [texts[0]]) != fingerprints([X], [texts[1]])
+
+
+def reads(workers: int, micro_batch: int, order: tuple[int, ...] = ()) -> list[RowsRead]:
+    """What each worker of a cluster reads for its one stage."""
+    names = tuple(f"gpu/{number}" for number in range(workers))
+    routing = Routing((names,), (order,) if order else ())
+    return [RowsRead(micro_batch, routing, name, frozenset({0})) for name in names]
+
+
+@given(st.integers(0, 70), st.integers(1, 12), st.integers(1, 5))
+def test_every_row_is_one_workers(rows: int, micro_batch: int, workers: int) -> None:
+    found = np.array([each.of(rows) for each in reads(workers, micro_batch)])
+    assert found.shape == (workers, rows) and (found.sum(axis=0) == 1).all()
+
+
+@given(st.integers(1, 70), st.integers(1, 12), st.lists(st.integers(0, 2), min_size=1, max_size=6))
+def test_shares_by_speed_are_those_of_the_routing(rows: int, micro_batch: int, order: list[int]) -> None:
+    counts = sizes(rows, micro_batch)
+    for number, each in enumerate(reads(3, micro_batch, tuple(order))):
+        own = sum(count for m, count in enumerate(counts) if order[m % len(order)] == number)
+        assert int(each.of(rows).sum()) == own
+
+
+def test_two_stages_read_what_either_does() -> None:
+    routing = Routing((("a/0", "a/1"), ("a/1",)))
+    both = RowsRead(4, routing, "a/1", frozenset({0, 1}))
+    assert both.of(4).all()
+    assert not RowsRead(4, routing, "a/0", frozenset({1})).of(4).any()
+
+
+def test_several_steps_read_what_any_of_them_does() -> None:
+    first, second = reads(2, 2)
+    assert own_rows([first, second], 6).all() and own_rows([], 6).all()
+    assert own_rows([first], 6).tolist() == [True] * 3 + [False] * 3
+    assert own_rows([first, AllRows()], 6).all()
+
+
+def test_a_batch_that_cannot_be_shared_out_is_left_to_the_step() -> None:
+    def span(name: str, count: int) -> tuple[int, int]:
+        raise BatchAxisError("too few")
+
+    feed = Feed(frozenset({Within(AllRows(), span, "gpu")}))
+    assert feed.own(1).tolist() == [True]
+
+
+LEAVES = [Leaf(0, "x/source", Spec("float32", (None, 2))), Leaf(1, "x/target", Spec("int32", (None, None)))]
+GONE = Missing("x/target", tf.TensorSpec([None, None], tf.int32))
+TENSORS = [tf.reshape(tf.range(10.0), [5, 2]), GONE]
+READS = {
+    "numpy": np.asarray,
+    "tensor": tf.convert_to_tensor,
+    "add": lambda gone: tf.add(gone, 1),
+    "split": lambda gone: tf.split(gone, 2),
+    "cast": lambda gone: tf.cast(gone, tf.float32),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_whatever_reads_it_raises(read: Any) -> None:
+    with pytest.raises(AbsentInputError, match="'x/target' is None in this process"):
+        read(GONE)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_rows_are_those_of_what_is_here(count: int) -> None:
+    counts = micro_batches(LEAVES, TENSORS, count)
+    batch = cut(LEAVES, TENSORS, counts)
+    assert counts == {1: [5], 2: [3, 2]}[count]
+    assert all(each[1] is GONE for each in batch.slices)
+    assert batch.in_rows().whole[1].shape[0] == 5
+    assert [each[1].shape[0] for each in batch.in_rows().slices] == counts
+    assert all(each[0] is again[0] for each, again in zip(batch.slices, batch.in_rows().slices, strict=True))
+
+
+def test_a_whole_batch_is_left_as_it_is() -> None:
+    batch = cut(LEAVES[:1], TENSORS[:1], [5])
+    assert batch.in_rows() is batch
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_something_must_be_here(count: int) -> None:
+    with pytest.raises(AbsentInputError, match="all inputs of this step are None in this process: 'x/target'"):
+        micro_batches(LEAVES[1:], TENSORS[1:], count)
+
+
+def test_what_is_not_here_and_what_is_secret_have_no_fingerprint() -> None:
+    assert set(fingerprints(LEAVES, TENSORS)) == {"x/source"}
+    assert set(fingerprints(LEAVES, TENSORS, secret=["x/source"])) == set()
+    assert set(fingerprints(LEAVES, TENSORS, only=["x/target"])) == set()

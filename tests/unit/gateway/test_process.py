@@ -19,7 +19,6 @@ from whale_nebula.cli.main import main
 from whale_nebula.config import load
 from whale_nebula.gateway.site import Site
 from whale_nebula.launch.gateways import at_hand, sites, start
-from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.resolve import Placement
 from whale_nebula.security import Files
 from whale_nebula.security.audit import read_heads
@@ -180,7 +179,7 @@ class TestALauncher:
         found = at_hand(config, lambda host: host.startswith("127."))
         assert found.clusters["npu"].gateway == "127.0.0.1:7100"
         where = Placement(("gpu/0", "npu/0"), {"gpu/0": "127.0.0.1:1", "npu/0": "127.0.0.1:2"})
-        made = sites(found, where, {"gpu/gateway": SecurityFiles("/ca", "/cert", "/key")}, tmp_path)
+        made = sites(found, where, {"gpu/gateway": Files(Path("/ca"), Path("/cert"), Path("/key"))}, tmp_path)
         gpu, npu = made["gpu/gateway"], made["npu/gateway"]
         assert gpu.listen.startswith("127.0.0.1:") and npu.listen == "127.0.0.1:7100"
         assert (gpu.gateways, gpu.rates, gpu.roster) == ({"npu": npu.listen}, {"npu": 7.5e6}, ("gpu/0", "npu/0"))

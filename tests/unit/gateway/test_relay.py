@@ -21,8 +21,8 @@ from whale_nebula.wire.tensor import dtype_code
 NEAR, FAR = Side.NEAR, Side.FAR
 
 
-def beat(epoch: int = 1) -> bytes:
-    return pack(Header(Kind.BEAT, Flag.LAST, epoch=epoch, source=0, destination=1), 0)
+def beat(epoch: int = 1, source: int = 0) -> bytes:
+    return pack(Header(Kind.BEAT, Flag.LAST, epoch=epoch, source=source, destination=1 - source), 0)
 
 
 class Meeting:
@@ -235,7 +235,6 @@ class TestSeveralLanes:
         reader.join(10.0)
         assert not reader.is_alive()
 
-
     def test_a_number_is_taken_once(self) -> None:
         """Nothing is kept of a lane that is refused, however often it comes."""
         near, _ = Meeting().come(NEAR)
@@ -255,14 +254,14 @@ def test_nothing_is_read_of_a_stranger_before_there_is_somebody_to_hand_it_to() 
 
     def frames() -> Iterator[bytes]:
         events.append("read")
-        yield from (beat(0), END)
+        yield from (beat(0, source=1), END)
 
     reader = threading.Thread(target=lane.read, args=(frames(), far.hear), daemon=True)
     reader.start()
     until(lambda: len(far._changed._waiters) == 1)  # type: ignore[attr-defined]
     events.append("joined")
     _, out = meeting.come(NEAR)
-    assert next(out.outgoing()) == beat(0)
+    assert next(out.outgoing()) == beat(0, source=1)
     reader.join(10.0)
     assert events == ["joined", "read"]
 

@@ -41,33 +41,16 @@ def both(network: MemoryNetwork, tell: Callable[[str], None] = silence) -> tuple
     return first, second
 
 
-@pytest.fixture(scope="module")
-def found() -> tuple[LineFound, LineFound]:
-    return both(MemoryNetwork({("gpu", "npu"): Line(400e6, 0.003)}))
-
-
-class TestOverAnEmulatedLine:
-    def test_both_ends_know_the_same(self, found: tuple[LineFound, LineFound]) -> None:
-        first, second = found
-        assert first == second
-        assert (first.first, first.second, first.clusters) == (GPU, NPU, ("gpu", "npu"))
-
-    def test_each_size_has_a_rate_for_each_way_alone_and_for_both(self, found: tuple[LineFound, LineFound]) -> None:
-        rates = [
-            rate for each in found[0].crossings for rate in (each.there, each.back, each.both_there, each.both_back)
-        ]
-        assert len(rates) == 4 * len(SIZES)
-        assert all(rate > 0 for rate in rates)  # what is above the line's is a busy machine's doing
-
-    def test_a_round_trip_takes_both_ways(self, found: tuple[LineFound, LineFound]) -> None:
-        assert 0.006 <= found[0].least_round_trip <= found[0].round_trip
-        assert found[0].delay >= 0.003
-
-    def test_one_clock_is_not_ahead_of_itself(self, found: tuple[LineFound, LineFound]) -> None:
-        assert abs(found[0].clock) < found[0].least_round_trip
-
-    def test_what_each_said_of_itself_is_kept(self, found: tuple[LineFound, LineFound]) -> None:
-        assert [sheet["here"] for sheet in found[0].sheets.values()] == [0, 1]
+def test_both_ends_know_the_same_of_an_emulated_line() -> None:
+    found, second = both(MemoryNetwork({("gpu", "npu"): Line(400e6, 0.003)}))
+    assert found == second
+    assert (found.first, found.second, found.clusters) == (GPU, NPU, ("gpu", "npu"))
+    rates = [rate for each in found.crossings for rate in (each.there, each.back, each.both_there, each.both_back)]
+    assert len(rates) == 4 * len(SIZES)
+    assert all(rate > 0 for rate in rates)  # what is above the line's is a busy machine's doing
+    assert 0.006 <= found.least_round_trip <= found.round_trip and found.delay >= 0.003
+    assert abs(found.clock) < found.least_round_trip, "one clock is not ahead of itself"
+    assert [sheet["here"] for sheet in found.sheets.values()] == [0, 1]
 
 
 def test_each_measurement_is_told() -> None:
@@ -134,11 +117,7 @@ class TestOverMutualTLS:
             }
             found = {worker: each.result(3 * SOON) for worker, each in waiting.items()}
         pairs = {worker: [(each.first, each.second) for each in lines] for worker, lines in found.items()}
-        assert pairs == {
-            GPU: [(GPU, NPU), (GPU, TPU)],
-            NPU: [(GPU, NPU), (NPU, TPU)],
-            TPU: [(GPU, TPU), (NPU, TPU)],
-        }
+        assert pairs == {GPU: [(GPU, NPU), (GPU, TPU)], NPU: [(GPU, NPU), (NPU, TPU)], TPU: [(GPU, TPU), (NPU, TPU)]}
         line = found[GPU][0]
         assert line.crossings == found[NPU][0].crossings
         assert (line.path, line.broken) == ("direct", 0)

@@ -8,13 +8,16 @@ import pytest
 
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.attach import attach
-from whale_nebula.launch.identity import VARIABLE, Identity, Peer, SecurityFiles
+from whale_nebula.launch.identity import VARIABLE, Identity
+from whale_nebula.security import Files
+from whale_nebula.security import Identity as Owner
 
-FILES = SecurityFiles("/certs/ca.pem", "/certs/gpu-worker-0.pem", "/certs/gpu-worker-0.key", "/certs/revoked.json")
+FILES = Files.under("/certs", Owner("mt", "gpu"))
 ADDRESSED = Identity(
     worker="gpu/0",
     cluster="gpu",
-    peers={"npu/0": Peer("npu", address="10.77.0.2:7101"), "npu/1": Peer("npu", address="[::1]:7101")},
+    peers={"npu/0": "npu", "npu/1": "npu"},
+    addresses={"npu/0": "10.77.0.2:7101", "npu/1": "[::1]:7101"},
     run_id="mt",
     seed=7,
     leash=6,
@@ -26,7 +29,7 @@ ADDRESSED = Identity(
     patience=20.5,
     config="/srv/clusters.yaml",
 )
-IDENTITY = Identity("gpu/0", "gpu", {}, "run-1", None, leash=6, launcher=1)
+IDENTITY = Identity("gpu/0", "gpu", {}, {}, "run-1", None, leash=6, launcher=1)
 
 
 @pytest.mark.parametrize(
@@ -50,9 +53,10 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("an address without a port", {"listen": "10.0.0.1"}, "is no address"),
     ("a port that there is not", {"gateway": "10.0.0.1:70000"}, "is no address"),
     ("peers in a list", {"peers": []}, "is no mapping"),
-    ("a peer without more", {"peers": {"npu/0": {"cluster": "npu"}}}, "peers.npu/0.address"),
-    ("a peer with something else", {"peers": {"npu/0": {"cluster": "npu", "socket": 3}}}, "no key is called 'socket'"),
-    ("its own peer", {"peers": {"gpu/0": {"cluster": "gpu", "address": "a:1"}}}, "its own peer"),
+    ("a peer without a cluster", {"peers": {"npu/0": {}}}, "peers.npu/0"),
+    ("a peer without an address", {"addresses": {"npu/0": "a:1"}}, "each peer has an address"),
+    ("a peer's address that is none", {"addresses": {"npu/0": 3}}, "addresses.npu/0"),
+    ("its own peer", {"peers": {"gpu/0": "gpu"}, "addresses": {"gpu/0": "a:1"}}, "its own peer"),
     ("nobody listens", {"listen": None, "security": None}, "this worker has none"),
     ("no certificates", {"security": None}, "or is told to be insecure"),
     ("certificates and insecure", {"insecure": True}, "or is told to be insecure"),
@@ -73,15 +77,7 @@ def test_what_does_not_fit_together_is_refused(change: dict[str, Any], why: str)
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "gpu/0",
-        "[]",
-        "{}",
-        '{"peers": {}}',
-        '{"peers": 3}',
-        IDENTITY.to_json().replace('"peers"', '"others"'),
-    ],
+    ["", "gpu/0", "[]", "{}", '{"peers": {}}', '{"peers": 3}', IDENTITY.to_json().replace('"peers"', '"others"')],
 )
 def test_what_no_launcher_wrote_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=VARIABLE):

@@ -39,14 +39,6 @@ def test_all_leave_after_the_step_in_which_one_said_so() -> None:
     assert all(departure.agreed for departure in workers.values())
 
 
-def test_a_script_that_ends_before_the_next_step_ends_as_it_would() -> None:
-    departure = Departure()
-    departure.begin()
-    departure.ask("SIGINT")
-    departure.settle({"gpu/0": departure.asked})
-    assert departure.agreed
-
-
 def test_a_peer_can_only_say_the_name_of_a_signal() -> None:
     departure = Departure()
     departure.settle({"gpu/0": None, "npu/0": "\x1b[2J\nmischief", "npu/1": "SIGINT"})

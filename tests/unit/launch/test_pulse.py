@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from whale_nebula.launch.pulse import Heard, Heart, Vitals, Ward, code_said, frozen, last_word, listen, vitals
+from whale_nebula.launch import pulse
+from whale_nebula.launch.pulse import Heard, Heart, Vitals, Ward, encode_last_word, find_last_word, listen, vitals
 
 SOON = 30.0
 
@@ -22,7 +23,7 @@ def heard(*moments: tuple[bool, str, int], every: float = 1.0) -> Heard | None:
 
 
 def is_frozen(*moments: tuple[bool, str, int], runnable: bool = False) -> bool:
-    return frozen(heard(*moments), lambda: runnable, silence=5.0)
+    return pulse.is_frozen(heard(*moments), lambda: runnable, silence=5.0)
 
 
 BEAT = (True, "S", 10)
@@ -114,13 +115,13 @@ def test_a_heart_says_last_how_its_process_will_end_and_a_forked_one_says_nothin
     heart = Heart(mouth, every=0.001)
     heart.code, heart._owner = 3, -1  # as in a process that was forked: it has another number
     heart.end()
-    assert code_said(os.read(ear, 4096)) == (False, None)
+    assert find_last_word(os.read(ear, 4096)) == (False, None)
     heart._owner = os.getpid()
     heart.end()
     said = b""
-    while not code_said(said)[0]:
+    while not find_last_word(said)[0]:
         said += os.read(ear, 4096)
-    assert code_said(said) == (True, 3)
+    assert find_last_word(said) == (True, 3)
     os.close(ear)
     heart.end()  # nobody listens any more
     heart.thread.join(SOON)
@@ -129,7 +130,7 @@ def test_a_heart_says_last_how_its_process_will_end_and_a_forked_one_says_nothin
 
 def test_who_has_said_its_last_word_may_stand_still_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     ending, still = os.pipe(), os.pipe()
-    os.write(ending[1], b".." + last_word(1))
+    os.write(ending[1], b".." + encode_last_word(1))
     os.write(still[1], b".")
     told: list[str] = []
     monkeypatch.setattr("whale_nebula.launch.pulse.vitals", lambda pid: Vitals("S", 1))

@@ -8,6 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from whale_nebula.launch.last_error import last_word
 from whale_nebula.launch.processes import Relay, Sink
 
@@ -35,20 +37,17 @@ def test_why_somebody_was_not_let_in_is_said_in_our_words_once(tmp_path: Path) -
     assert (err.decode(), tail) == (tls + ours + tls, tls + tls)
 
 
-def test_a_long_line_takes_little_memory_and_stays_whole(tmp_path: Path) -> None:
-    out, _, _ = relayed("import os; os.write(1, b'x' * 3_000_000 + b'y\\nz')", tmp_path, {"out": "[gpu/0] "})
-    assert out == b"[gpu/0] " + b"x" * 3_000_000 + b"y\n[gpu/0] z\n"
-
-
-def test_on_a_terminal_lines_bear_names_and_a_last_one_is_ended(tmp_path: Path) -> None:
-    code = "import os; os.write(1, b'a\\nb'); os.write(2, b'c')"
-    assert relayed(code, tmp_path, {"out": "[gpu/0] "})[:2] == (b"[gpu/0] a\n[gpu/0] b\n", b"c")
-
-
-def test_a_bar_is_not_written_over_a_name(tmp_path: Path) -> None:
-    code = r"import os; os.write(1, b'\r\x08\x08\r4/4 done\n')"
-    assert relayed(code, tmp_path, {"out": "[gpu/0] "})[0] == b"[gpu/0] 4/4 done\n"
-    assert relayed(code, tmp_path)[0] == b"\r\x08\x08\r4/4 done\n"
+@pytest.mark.parametrize(
+    ("code", "out"),
+    [
+        (r"os.write(1, b'a\nb')", b"[gpu/0] a\n[gpu/0] b\n"),  # a last line is ended
+        (r"os.write(1, b'x' * 3_000_000 + b'y\nz')", b"[gpu/0] " + b"x" * 3_000_000 + b"y\n[gpu/0] z\n"),
+        (r"os.write(1, b'\r\x08\x08\r4/4 done\n')", b"[gpu/0] 4/4 done\n"),  # a bar is not written over a name
+    ],
+    ids=["lines", "a long one", "a bar"],
+)
+def test_on_a_terminal_lines_bear_names(code: str, out: bytes, tmp_path: Path) -> None:
+    assert relayed(f"import os; {code}", tmp_path, {"out": "[gpu/0] "})[0] == out
 
 
 def test_lines_of_workers_that_write_at_once_are_never_mixed(tmp_path: Path) -> None:
@@ -112,8 +111,3 @@ def test_by_what_error_of_ours_it_ends_is_remembered_and_not_handed_on(tmp_path:
     lines = told.splitlines()
     assert err.decode().splitlines() == [f"[gpu/0] {line}" for line in (*lines[:4], lines[-1])]
     assert tail == told
-
-
-def test_the_error_of_another_worker_is_handed_on(tmp_path: Path) -> None:
-    told = b"whale-nebula: worker npu/0 ends by an error\nwhale_nebula.errors.StateError: NB-305 no\n  mend: x\n"
-    assert relayed(f"import os; os.write(2, {told!r})", tmp_path)[1] == told

@@ -47,7 +47,7 @@ def test_who_was_asked_before_says_why_not() -> None:
         "config": "there is no config that lists workers",
         "TF_CONFIG": "TF_CONFIG is not set",
     }
-    assert found.explained().splitlines()[-1] == "Slurm: yes, it says where the workers are"
+    assert found.explain().splitlines()[-1] == "Slurm: yes, it says where the workers are"
 
 
 def test_when_nobody_knows_all_reasons_are_told() -> None:
@@ -56,47 +56,42 @@ def test_when_nobody_knows_all_reasons_are_told() -> None:
     assert [line.partition(":")[0] for line in refused.value.why.splitlines()] == list(CHAIN)
 
 
-def test_resolving_changes_nothing() -> None:
-    environ = {"TF_CONFIG": '{"cluster": {"gpu": ["a:1"]}, "task": {"type": "gpu", "index": 0}}'}
-    before = dict(environ)
-    assert resolve(Config(), environ, Asked()) == resolve(Config(), environ, Asked())
-    assert environ == before
+NODES = {
+    "n1": ["n1"],
+    "n1,n2": ["n1", "n2"],
+    "gpu[01-04,07]": ["gpu01", "gpu02", "gpu03", "gpu04", "gpu07"],
+    "gpu[098-101]": ["gpu098", "gpu099", "gpu100", "gpu101"],
+    "gpu[1-2]-ib0,cpu3": ["gpu1-ib0", "gpu2-ib0", "cpu3"],
+    "r[0-1]n[1-2]": ["r0n1", "r0n2", "r1n1", "r1n2"],
+    "a.b-c[8,9-10].site": ["a.b-c8.site", "a.b-c9.site", "a.b-c10.site"],
+}
+NO_NODES = [
+    "",
+    ",",
+    "n1,",
+    ",n1",
+    "n[",
+    "n]",
+    "n[]",
+    "n[1-]",
+    "n[3-1]",
+    "n[a]",
+    "n[[1]]",
+    "n[0-99999999]",
+    "n[0-999][0-999]",
+]
+NO_TASKS = ["", "2(3)", "x2", "2,,1", "2(x9999999)"]
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("n1", ["n1"]),
-        ("n1,n2", ["n1", "n2"]),
-        ("gpu[01-04,07]", ["gpu01", "gpu02", "gpu03", "gpu04", "gpu07"]),
-        ("gpu[098-101]", ["gpu098", "gpu099", "gpu100", "gpu101"]),
-        ("gpu[1-2]-ib0,cpu3", ["gpu1-ib0", "gpu2-ib0", "cpu3"]),
-        ("r[0-1]n[1-2]", ["r0n1", "r0n2", "r1n1", "r1n2"]),
-        ("a.b-c[8,9-10].site", ["a.b-c8.site", "a.b-c9.site", "a.b-c10.site"]),
-    ],
-)
-def test_node_lists(text: str, names: list[str]) -> None:
-    assert nodes(text) == names
+def test_node_lists_and_tasks() -> None:
+    assert {text: nodes(text) for text in NODES} == NODES
+    assert (tasks("2"), tasks("2(x3),1,4(x2)")) == ([2], [2, 2, 2, 1, 4, 4])
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", ",", "n1,", ",n1", "n[", "n]", "n[]", "n[1-]", "n[3-1]", "n[a]", "n[[1]]", "n[0-99999999]", "n[0-999][0-999]"],
-)
-def test_what_is_no_node_list_is_refused_and_takes_no_memory(text: str) -> None:
+@pytest.mark.parametrize(("read", "text"), [(nodes, each) for each in NO_NODES] + [(tasks, each) for each in NO_TASKS])
+def test_what_is_none_is_refused_and_takes_no_memory(read: Any, text: str) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        nodes(text)
-
-
-def test_tasks_of_nodes() -> None:
-    assert tasks("2") == [2]
-    assert tasks("2(x3),1,4(x2)") == [2, 2, 2, 1, 4, 4]
-
-
-@pytest.mark.parametrize("text", ["", "2(3)", "x2", "2,,1", "2(x9999999)"])
-def test_what_is_no_list_of_tasks_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        tasks(text)
+        read(text)
 
 
 class TestEverything:

@@ -1,17 +1,27 @@
-"""Certificates of the workers that are started here."""
+"""Certificates of the workers that are started here, and the folder of one run that they lie in."""
 
 from __future__ import annotations
 
+import os
+import signal
 import stat
-from dataclasses import replace
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from whale_nebula.config import load
 from whale_nebula.errors import CredentialsError, IdentityError, NebulaError, WrongNameError
+from whale_nebula.launch.gateways import (
+    PREFIX,
+    check_names,
+    configured_files,
+    for_one_run,
+    own_folder,
+    remove_abandoned,
+)
 from whale_nebula.launch.gateways import check_files as check
-from whale_nebula.launch.gateways import check_names, configured_files, for_one_run
 
 WORKERS = ("gpu/0", "npu/0")
 CONFIG = load({"run": "mt", "clusters": {"gpu": {}, "npu": {}}})
@@ -22,22 +32,15 @@ def test_a_run_of_one_machine_has_an_authority_that_is_gone_with_it() -> None:
     with for_one_run(CONFIG, WORKERS) as files:
         assert list(files) == list(WORKERS)
         check(files, "mt")
-        folder = Path(files["gpu/0"].key).parent
+        folder = files["gpu/0"].key.parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert {stat.S_IMODE(Path(each.key).stat().st_mode) for each in files.values()} == {0o600}
-    assert not folder.exists()
-
-
-def test_it_is_gone_after_an_error_too() -> None:
-    with pytest.raises(KeyboardInterrupt), for_one_run(CONFIG, WORKERS) as files:
-        folder = Path(files["gpu/0"].key).parent
-        raise KeyboardInterrupt
+        assert {stat.S_IMODE(each.key.stat().st_mode) for each in files.values()} == {0o600}
     assert not folder.exists()
 
 
 def test_the_files_of_a_config_lie_beside_it(tmp_path: Path) -> None:
     found = configured_files(CONFIG, WORKERS, str(tmp_path / "clusters.yaml"))["npu/0"]
-    assert (found.ca, found.cert) == (str(tmp_path / "certs/ca.pem"), str(tmp_path / "certs/npu-worker-0.pem"))
+    assert (found.ca, found.cert) == (tmp_path / "certs/ca.pem", tmp_path / "certs/npu-worker-0.pem")
 
 
 def test_files_that_are_not_there_are_told_before_anything_starts(tmp_path: Path) -> None:
@@ -48,10 +51,10 @@ def test_files_that_are_not_there_are_told_before_anything_starts(tmp_path: Path
 
 def test_a_deny_list_that_is_missing_is_told_before_anything_starts() -> None:
     with for_one_run(CONFIG, WORKERS) as files:
-        Path(files["gpu/0"].ca).with_name("revoked.json").unlink()
+        files["gpu/0"].ca.with_name("revoked.json").unlink()
         with pytest.raises(CredentialsError, match="there is no deny list"):
             check(files, "mt")
-        check({name: replace(each, revoked=None) for name, each in files.items()}, "mt")
+        check({name: each._replace(revoked=None) for name, each in files.items()}, "mt")
 
 
 def test_files_of_somebody_else_are_told_before_anything_starts() -> None:
@@ -75,3 +78,45 @@ def test_insecure_is_without_files() -> None:
     assert configured_files(INSECURE, WORKERS, None) == {}
     with for_one_run(INSECURE, WORKERS) as files:
         assert files == {}
+
+
+HOLDS = """
+import signal, sys
+from whale_nebula.launch.gateways import own_folder
+with own_folder(sys.argv[1]) as folder:
+    (folder / "gpu-worker-0.key").write_text("secret")
+    print(folder, flush=True)
+    signal.pause()
+"""
+
+
+def test_it_is_this_users_alone_and_gone_at_the_end(tmp_path: Path) -> None:
+    with own_folder(tmp_path) as folder:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        (folder / "deep").mkdir()
+        (folder / "deep" / "key").write_text("secret")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_run_has_left_goes_with_the_next_and_what_lives_stays(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        left = Path(other.stdout.readline().strip())
+        with own_folder(tmp_path):
+            assert left.is_dir()
+        other.send_signal(signal.SIGKILL)
+        other.wait(20)
+    assert (left / "gpu-worker-0.key").is_file()
+    with own_folder(tmp_path) as fresh:
+        assert list(tmp_path.iterdir()) == [fresh]
+
+
+def test_nothing_else_is_touched(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "in-use").touch()
+    (tmp_path / f"{PREFIX}link").symlink_to(elsewhere)
+    begun = tmp_path / f"{PREFIX}begun"  # by one that has not come to its lock yet
+    begun.mkdir()
+    remove_abandoned(tmp_path)
+    assert (elsewhere / "in-use").is_file() and begun.is_dir() and os.path.islink(tmp_path / f"{PREFIX}link")

@@ -119,9 +119,7 @@ def test_nothing_but_the_seeding_draws_from_the_numbers_of_the_script() -> None:
 def test_what_joining_draws_is_not_missed() -> None:
     random.seed(3)
     np.random.seed(3)
-    expected = random.random(), np.random.rand()
-    random.seed(3)
-    np.random.seed(3)
+    expected = random.Random(3).random(), np.random.RandomState(3).rand()
     with pytest.raises(ConnectionError), keep_generators():
         random.random(), np.random.rand()
         raise ConnectionError

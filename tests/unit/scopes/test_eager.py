@@ -1,6 +1,8 @@
-"""Scopes while TensorFlow is there: eager code warns, and rewritten code is named as it was written."""
+"""Scopes that hold nothing: stages in eager code, and scopes that are never entered."""
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -8,6 +10,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.errors import NebulaWarning
 from whale_nebula.scopes import Site, hints, open_frames
+from whale_nebula.scopes.placing import placement
 
 
 @pytest.fixture(autouse=True)
@@ -27,16 +30,7 @@ def test_a_stage_in_eager_code_warns_once_for_its_line() -> None:
     assert "fit" in str(caught[0].message)
 
 
-def test_each_program_warns() -> None:
-    with pytest.warns(NebulaWarning) as caught:
-        with nb.stage(name="a"):
-            pass
-        with nb.stage(name="b"):
-            pass
-    assert len(caught) == 2
-
-
-def test_a_program_warns_for_its_first_stage() -> None:
+def test_each_program_warns_for_its_first_stage() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with nb.cluster():
@@ -44,33 +38,25 @@ def test_a_program_warns_for_its_first_stage() -> None:
                 pass
             with nb.stage(name="b"):
                 pass
-    assert [warning.lineno for warning in caught] == [first.site.line]
+        with nb.stage(name="a") as other:
+            pass
+    assert [warning.lineno for warning in caught] == [first.site.line, other.site.line]
 
 
-def test_only_stages_warn() -> None:
+def test_other_scopes_and_a_stage_that_caught_something_do_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with nb.cluster(), nb.replica(), nb.pipeline(2), nb.compress(fp16=True):
             pass
-
-
-def test_a_stage_that_caught_something_does_not_warn() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
         with nb.stage(), nb.compress(fp16=True) as frame:
             frame.touched = True
 
 
-def test_an_exception_is_not_hidden_by_the_warning() -> None:
+def test_an_exception_is_not_hidden_by_a_warning_and_no_scope_stays_open() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(KeyError), nb.stage():
             raise KeyError
-
-
-def test_a_warning_made_an_error_leaves_no_scope_open() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
         with pytest.raises(NebulaWarning), nb.cluster(), nb.stage():
             pass
     assert open_frames() == ()
@@ -132,3 +118,53 @@ def test_rewritten_code_is_named_as_it_was_written() -> None:
     step(tf.constant(1.0))
     first = step.python_function.__code__.co_firstlineno
     assert sites == [Site(__file__, first + 4)]
+
+
+def told() -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", NebulaWarning)
+        hints.warn_unscoped("small")
+    return [str(each.message) for each in found]
+
+
+def test_a_stage_without_with_is_told_once_with_the_line_that_was_meant() -> None:
+    nb.stage(cluster="gpu")
+    (message,) = told()
+    assert message.startswith("NB-900 nb.stage(cluster='gpu') is never entered")
+    assert "model 'small' runs uncut" in message
+    assert "with nb.stage(cluster='gpu'):" in message
+    assert told() == []
+
+
+def entered_later() -> None:
+    made = nb.pipeline(2)
+    with nb.cluster(), made:
+        pass
+
+
+def entered_sometimes() -> None:
+    for used in (True, False):
+        scope: Any = nb.cluster()
+        if used:
+            with scope:
+                pass
+
+
+def refused() -> None:
+    with pytest.raises(nb.errors.ScopeError, match="is no decorator"):
+        nb.stage(cluster="gpu")(lambda x: x)
+
+
+def given_to_a_map_of_places() -> None:
+    placement({"a": nb.stage(cluster="gpu", name="head")})
+
+
+@pytest.mark.parametrize("write", [entered_later, entered_sometimes, refused, given_to_a_map_of_places])
+def test_what_is_entered_or_told_in_another_way_is_not_told(write: Callable[[], None]) -> None:
+    write()
+    assert told() == []
+
+
+@pytest.mark.filterwarnings("error")
+def test_without_any_nothing_is_said() -> None:
+    hints.warn_unscoped("small")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
-from whale_nebula.errors import NestingError, NotYetError
+from whale_nebula.errors import NotYetError
 from whale_nebula.scopes import open_frames, parsing
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "scopes"
@@ -146,8 +146,3 @@ def test_parsing_starts_anew_and_leaves_nothing_behind() -> None:
             whale_case_3_model_parallel()
         assert open_frames() == outside
     assert str(tree).count("stage") == 4
-
-
-def test_the_grammar_holds_while_parsing() -> None:
-    with parsing(), pytest.raises(NestingError), nb.split(), nb.stage():
-        pass

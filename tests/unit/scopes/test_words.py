@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -24,24 +22,12 @@ def test_a_scope_without_parentheses(name: str) -> None:
     assert "test_words.py" in caught.value.where
 
 
-@pytest.mark.parametrize("name", SCOPES)
-def test_a_scope_is_entered_with_parentheses_only(name: str) -> None:
-    with contextlib.ExitStack() as stack, pytest.raises(ScopeError):
-        stack.enter_context(getattr(nb, name))
-
-
 @pytest.mark.parametrize("name", SCOPES[:-1])
 def test_a_scope_over_a_function(name: str) -> None:
     with pytest.raises(ScopeError, match="is no decorator"):
         getattr(nb, name)(lambda x: x)
     with pytest.raises(ScopeError, match="is no decorator"):
         nb.stage(cluster="gpu")(lambda x: x)  # type: ignore[operator]
-
-
-def test_a_scope_still_looks_like_its_function() -> None:
-    assert (nb.stage.__name__, nb.stage.__module__) == ("stage", "whale_nebula.scopes.public")
-    assert str(inspect.signature(nb.stage)).startswith("(*, cluster")
-    assert "A part of the model" in (nb.stage.__doc__ or "")
 
 
 WRONG: list[tuple[Callable[[], Any], str, str]] = [

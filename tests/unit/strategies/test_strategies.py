@@ -35,25 +35,18 @@ def parts(places: dict[str, str], model: keras.Model) -> dict[str, list[str]]:
     return found
 
 
-def test_halves_are_equal_in_number() -> None:
-    model = chain(1, 1, 1, 1)
-    assert parts(halves(model, ["gpu", "npu"]), model) == {"gpu": ["l0", "l1"], "npu": ["l2", "l3"]}
-
-
-def test_where_halves_do_not_divide_the_first_have_more() -> None:
-    model = chain(1, 1, 1, 1, 1)
-    assert [len(part) for part in parts(halves(model, ["a", "b", "c"]), model).values()] == [2, 2, 1]
-
-
-def test_by_parameters_looks_at_weights_not_at_numbers() -> None:
-    model = chain(2, 2, 2, 64)
-    assert parts(by_parameters(model, ["gpu", "npu"]), model) == {"gpu": ["l0", "l1", "l2"], "npu": ["l3"]}
-
-
-def test_what_has_no_parameters_goes_with_the_layer_before_it() -> None:
-    model = chain(0, 4, 0, 4, 0, 0)
-    found = parts(by_parameters(model, ["gpu", "npu"]), model)
-    assert found == {"gpu": ["l0", "l1", "l2"], "npu": ["l3", "l4", "l5"]}
+@pytest.mark.parametrize(
+    ("strategy", "widths", "clusters", "counts"),
+    [
+        (halves, (1, 1, 1, 1), "ab", [2, 2]),
+        (halves, (1, 1, 1, 1, 1), "abc", [2, 2, 1]),  # where they do not divide the first have more
+        (by_parameters, (2, 2, 2, 64), "ab", [3, 1]),
+        (by_parameters, (0, 4, 0, 4, 0, 0), "ab", [3, 3]),  # what has none goes with the layer before it
+    ],
+)
+def test_how_many_layers_each_part_has(strategy, widths: tuple[int, ...], clusters: str, counts: list[int]) -> None:
+    model = chain(*widths)
+    assert [len(part) for part in parts(strategy(model, list(clusters)), model).values()] == counts
 
 
 def test_the_transformer_is_cut_between_blocks() -> None:

@@ -1,4 +1,4 @@
-"""Checks of the certificates on this host: readable, valid for how long, and consistent with the clock."""
+"""Checks of what this host needs to take part in a run: certificates, names, ports, the others, and the lines."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from whale_nebula.cli.arguments import describe_time
 from whale_nebula.cli.checks.host import Host, Target
 from whale_nebula.cli.checks.local import Check
 from whale_nebula.errors import ConfigError, IdentityError
@@ -56,27 +57,21 @@ def certificate_checks(host: Host) -> Iterator[Check]:
             why = ": ".join(part for part in (error.where, error.why) if part)
             yield Check(f"certificate of {name}", "bad", error.what, why, error.mend)
             continue
-        yield _own(name, credentials, now())
-        yield _key(name, files)
+        identity, ends = credentials.identity, credentials.not_after
+        who = f"--cluster {identity.cluster} --role {identity.role} --index {identity.index}"
+        mend = f"whale-nebula certs renew {who}, and copy its .pem here; a run goes on meanwhile"
+        yield _time_left(f"certificate of {name}", ends, identity.uri, mend)
+        mode = stat.S_IMODE(os.stat(files.key).st_mode)  # others cannot read it: its certificate was read
+        yield Check(f"key of {name}", "ok", f"{mode:04o}", str(files.key))
         yield from _other_keys(host, name, files)
-        authority = [*_authority(credentials, now()), *_deny_list(credentials)]
+        authority = list(_authority(credentials))
     yield from authority
 
 
-def _own(name: str, credentials: Credentials, at: datetime) -> Check:
-    left, identity = credentials.not_after - at, credentials.identity
-    who = f"--cluster {identity.cluster} --role {identity.role} --index {identity.index}"
-    until = f"until {credentials.not_after:%Y-%m-%d %H:%M} UTC; {identity.uri}"
-    if left < _SOON:
-        mend = f"whale-nebula certs renew {who}, and copy its .pem here; a run goes on meanwhile"
-        return Check(f"certificate of {name}", "warning", f"{days(left)} left", until, mend)
-    return Check(f"certificate of {name}", "ok", f"{days(left)} left", until)
-
-
-def _key(name: str, files: Files) -> Check:
-    """Its mode; others may not read it, or the certificate would not have been read either."""
-    mode = stat.S_IMODE(os.stat(files.key).st_mode)
-    return Check(f"key of {name}", "ok", f"{mode:04o}", str(files.key))
+def _time_left(label: str, ends: datetime, what: str, mend: str) -> Check:
+    left = ends - now()
+    found, why = f"{describe_time(left)} left", f"until {ends:%Y-%m-%d %H:%M} UTC; {what}"
+    return Check(label, "warning", found, why, mend) if left < _SOON else Check(label, "ok", found, why)
 
 
 def _other_keys(host: Host, name: str, files: Files) -> Iterator[Check]:
@@ -88,40 +83,22 @@ def _other_keys(host: Host, name: str, files: Files) -> Iterator[Check]:
         yield Check(f"keys beside {name}", "warning", f"{len(others)} of others", why, "rm them on this host")
 
 
-def _authority(credentials: Credentials, at: datetime) -> Iterator[Check]:
-    """Its dates, and its key, which belongs where certificates are issued and nowhere else."""
+def _authority(credentials: Credentials) -> Iterator[Check]:
+    """Its dates; its key, which belongs where certificates are issued; and its deny list, whose number is the same on
+    all hosts that have the newest.
+    """
     ca = credentials.files.ca
     ends = max(each.not_valid_after_utc for each in credentials.trust.authorities)
-    found, why = f"{days(ends - at)} left", f"until {ends:%Y-%m-%d %H:%M} UTC; {ca}"
-    if ends - at < _SOON:
-        yield Check("authority", "warning", found, why, "whale-nebula certs renew --ca, and copy ca.pem to all hosts")
-    else:
-        yield Check("authority", "ok", found, why)
+    yield _time_left("authority", ends, str(ca), "whale-nebula certs renew --ca, and copy ca.pem to all hosts")
     if ca.with_name(AUTHORITY_KEY).exists():
         why = f"{ca.with_name(AUTHORITY_KEY)}: who has it can be anybody in this run"
         mend = "if certificates are issued on another host, take it away from this one"
         yield Check("authority's key", "note", "it is here", why, mend)
-
-
-def _deny_list(credentials: Credentials) -> Iterator[Check]:
-    """Its number, which is the same on all hosts that have the newest."""
     if credentials.files.revoked is None:
         why = "security: {revoked: none}: nobody is denied here, not even who was revoked"
         yield Check("deny list", "note", "there is none", why, "leave it out, once each host has revoked.json")
     else:
         yield Check("deny list", "ok", f"number {credentials.trust.denied.number}", str(credentials.files.revoked))
-
-
-def days(left: timedelta) -> str:
-    """A time in days, or in hours if it is short.
-
-    >>> days(timedelta(days=6.98)), days(timedelta(hours=30)), days(timedelta(minutes=20))
-    ('7 days', '30 hours', '20 minutes')
-    """
-    if left >= timedelta(days=2):
-        return f"{round(left / timedelta(days=1), 1):g} days"
-    hours, minutes = left // timedelta(hours=1), left // timedelta(minutes=1)
-    return f"{hours} hours" if hours >= 2 else f"{minutes} minute{'s' * (minutes != 1)}"
 
 
 _OLD = timedelta(days=7)
@@ -135,35 +112,28 @@ def line_checks(host: Host) -> Iterator[Check]:
     yield Check("versions here", "ok", f"code {ours['code']}", f"{code}: the same in every cluster")
     for cluster in host.others:
         found = load_measurement(path_of(host.path, host.cluster, cluster))
+        command = f"whale-nebula bench link --config {host.path} --cluster {host.cluster}"
         if found is None or set(found.clusters) != {host.cluster, cluster}:
-            yield _unmeasured_check(host, cluster)
-        else:
-            yield from _measured_checks(host, cluster, found, ours)
+            said = str(host.config.links.between(host.cluster, cluster))
+            why = f"the config says {'nothing of it' if said == 'free' else said}"
+            mend = f"{command}, and there with --cluster {cluster}"
+            yield Check(f"line to {cluster}", "note", "not measured yet", why, mend)
+            continue
+        age = timedelta(seconds=max(1.0, time.time() - found.when))
+        ago = f"measured {describe_time(age)} ago"
+        yield _line(host, cluster, found, ago, again=command if age > _OLD else "")
+        yield clocks(found, cluster, ago)
+        theirs = found.sheets.get(found.second if found.clusters[1] == cluster else found.first, {})
+        yield alike(cluster, ours, theirs, ago)
 
 
-def _unmeasured_check(host: Host, cluster: str) -> Check:
-    mend = f"whale-nebula bench link --config {host.path} --cluster {host.cluster}, and there with --cluster {cluster}"
-    return Check(
-        f"line to {cluster}", "note", "not measured yet", f"the config says {_describe_end(host, cluster)}", mend
-    )
-
-
-def _measured_checks(host: Host, cluster: str, found: LineFound, ours: Mapping[str, Any]) -> Iterator[Check]:
-    age = timedelta(seconds=max(0.0, time.time() - found.when))
-    ago = f"measured {days(age)} ago"
-    yield _line(host, cluster, found, ago, old=age > _OLD)
-    yield clocks(found, cluster, ago)
-    theirs = found.sheets.get(found.second if found.clusters[1] == cluster else found.first, {})
-    yield alike(cluster, ours, theirs, ago)
-
-
-def _line(host: Host, cluster: str, found: LineFound, ago: str, *, old: bool) -> Check:
+def _line(host: Host, cluster: str, found: LineFound, ago: str, *, again: str) -> Check:
     advice = advise(found, host.config.links.between(*found.clusters))
     text, label = f"{rate_text(found.bits)}, {delay_text(found.delay)}", f"line to {cluster}"
     if not advice.agrees:
         return Check(label, "warning", text, f"{advice.why}; {ago}", advice.write)
-    if old:
-        return Check(label, "note", text, ago, f"whale-nebula bench link --config {host.path} --cluster {host.cluster}")
+    if again:
+        return Check(label, "note", text, ago, again)
     return Check(label, "ok", text, "; ".join(filter(None, [advice.why, describe_asymmetry(found), ago])))
 
 
@@ -191,11 +161,6 @@ def alike(cluster: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], ago:
     return Check(f"versions at {cluster}", "warning", said, f"{ago}; a run would refuse to start", mend)
 
 
-def _describe_end(host: Host, cluster: str) -> str:
-    said = host.config.links.between(host.cluster, cluster)
-    return "nothing of it" if str(said) == "free" else str(said)
-
-
 _IP_MTU, _IPV6_MTU = 14, 24  # of linux/in.h and linux/in6.h: what the kernel knows of the way to an address
 _USUAL_MTU = 1500
 _SMALL_MTU = 1280
@@ -206,24 +171,19 @@ _FILES_EACH = 8  # connections to one other, and what it takes to make them agai
 
 def network_checks(host: Host) -> Iterator[Check]:
     """All that concerns the network of this host."""
-    yield from mtu_checks(host)
+    sizes: dict[int, list[str]] = {}  # of the largest packet on the way to each other host
+    for address in dict.fromkeys(target.address for target in host.targets()):
+        if (size := way_mtu(address)) is not None:
+            sizes.setdefault(size, []).append(host_of(address))
+    for size, hosts in sizes.items():
+        yield mtu_check(size, ", ".join(dict.fromkeys(hosts)))
     yield congestion_check(congestion_control())
-    yield files_check(len(host.workers))
+    used = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    yield files_check(resource.getrlimit(resource.RLIMIT_NOFILE)[0], used, len(host.workers))
     yield clock_check(_clock_is_set())
 
 
 # ---------------------------------------------------------------------- packets
-def mtu_checks(host: Host) -> Iterator[Check]:
-    """The largest packet on the way to each other host, as far as the kernel knows."""
-    found: dict[int, list[str]] = {}
-    for address in dict.fromkeys(target.address for target in host.targets()):
-        size = way_mtu(address)
-        if size is not None:
-            found.setdefault(size, []).append(host_of(address))
-    for size, hosts in found.items():
-        yield mtu_check(size, ", ".join(dict.fromkeys(hosts)))
-
-
 def mtu_check(size: int, to: str) -> Check:
     """One size of packets."""
     if size < _SMALL_MTU:
@@ -255,27 +215,18 @@ def congestion_check(control: str) -> Check:
     if not control:
         return Check("congestion control", "note", "unknown", f"{LANES_WITHOUT_BBR} connections to each peer")
     why = f"each lost packet slows it: {LANES_WITHOUT_BBR} connections to each peer are used instead of one"
-    mend = "sysctl -w net.ipv4.tcp_congestion_control=bbr"
-    return Check("congestion control", "warning", control, why, mend if _has_bbr() else f"modprobe tcp_bbr; {mend}")
-
-
-def _has_bbr() -> bool:
+    load = "modprobe tcp_bbr; "
     with suppress(OSError):
-        return "bbr" in _AVAILABLE.read_text().split()
-    return False
+        load = "" if "bbr" in _AVAILABLE.read_text().split() else load
+    mend = f"{load}sysctl -w net.ipv4.tcp_congestion_control=bbr"
+    return Check("congestion control", "warning", control, why, mend)
 
 
 # ---------------------------------------------------------------------- files
-def files_check(workers: int) -> Check:
-    """How many more files a process here may open: each connection is one."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return files_found(limit, len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0, workers)
+def files_check(limit: int, used: int, workers: int) -> Check:
+    """How many more files a process here may open: each connection is one.
 
-
-def files_found(limit: int, used: int, workers: int) -> Check:
-    """The same by numbers.
-
-    >>> files_found(1024, 24, 4).state, files_found(64, 24, 4).mend
+    >>> files_check(1024, 24, 4).state, files_check(64, 24, 4).mend
     ('ok', 'ulimit -n 1024')
     """
     if limit == resource.RLIM_INFINITY:
@@ -338,32 +289,22 @@ def _resolve_name(name: str) -> tuple[bool, str]:
 
 
 # ---------------------------------------------------------------------- own ports
-def port_checks(host: Host) -> Iterator[Check]:
-    """Whether those who are here can listen where the config says."""
-    for name in host.here:
-        yield _port(host, name, host.address(name))
-
-
 def _port(host: Host, name: str, address: str) -> Check:
+    """Whether who is here can listen where the config says."""
     label = f"port of {name}"
     try:
         found = listening(Placement((name,), {name: address}), written=True)[name]
-    except ConfigError as error:
-        return _port_in_use_check(host, name, address, error)
+    except ConfigError as error:  # somebody listens there: that is as it should be if it is this very worker
+        own = host.credentials(name)
+        if own is not None and probe_tls(address, own, host.identity(name), timeout=_SECONDS) is None:
+            return Check(label, "ok", address, f"{name} runs, and listens there")
+        return Check(label, "bad", f"{address} cannot be had", error.why or error.what, error.mend)
     if found == address:
         return Check(label, "ok", address, "free")
     why = f"no interface here has {host_of(address)}: it will listen at {found}"
     if host.config.security.insecure:
         return Check(label, "bad", address, f"{why}, and to everybody", "take it away from this host, or secure it")
     return Check(label, "note", address, f"{why}, which is right behind address translation only")
-
-
-def _port_in_use_check(host: Host, name: str, address: str, error: ConfigError) -> Check:
-    """Somebody listens there: that is as it should be if it is himself."""
-    credentials = host.credentials(name)
-    if credentials is not None and probe_tls(address, credentials, host.identity(name), timeout=_SECONDS) is None:
-        return Check(f"port of {name}", "ok", address, f"{name} runs, and listens there")
-    return Check(f"port of {name}", "bad", f"{address} cannot be had", error.why or error.what, error.mend)
 
 
 # ---------------------------------------------------------------------- others
@@ -410,11 +351,11 @@ def cluster_checks(host: Host) -> list[Check]:
     """What is here first, then the way to the others, then what lies between."""
     names = ", ".join(host.here)
     return [
-        Check("this host", "ok", names, f"cluster {host.cluster}, run {host.run}"),
+        Check("this host", "ok", names, f"cluster {host.cluster}, run {host.config.run_name}"),
         *gateway_checks(host),
         *certificate_checks(host),
         *name_checks(host),
-        *port_checks(host),
+        *(_port(host, name, host.address(name)) for name in host.here),
         *reach_checks(host),
         *network_checks(host),
         *line_checks(host),
@@ -427,7 +368,7 @@ def gateway_checks(host: Host) -> Iterator[Check]:
         gateways.check(host.config, host.cluster)
     except ConfigError as error:
         yield Check("gateways", "bad", error.what, error.why, error.mend)
-    silent = [name for name in host.others if host.gateway_of(name) is None]
-    if host.gateway_of(host.cluster) is not None and silent:
+    silent = [name for name in host.others if host.config.gateway_of(name) is None]
+    if host.config.gateway_of(host.cluster) is not None and silent:
         why = "right if its gateway cannot be reached from here: then it is the one that dials"
         yield Check("gateways", "note", f"{', '.join(silent)} names none", why)

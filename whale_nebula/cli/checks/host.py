@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError, IdentityError
-from whale_nebula.launch.placed import run_name
 from whale_nebula.launch.resolve import Asked, cluster_of, host_of, resolve
 from whale_nebula.launch.resolve.placement import is_local
 from whale_nebula.security import Credentials, Files, Identity
@@ -45,11 +44,6 @@ class Host:
         return any(not name.endswith(f"/{GATEWAY}") for name in self.here)
 
     @property
-    def run(self) -> str:
-        """The name of the run."""
-        return run_name(self.config)
-
-    @property
     def others(self) -> tuple[str, ...]:
         """The other clusters."""
         return tuple(name for name in self.clusters if name != self.cluster)
@@ -61,16 +55,11 @@ class Host:
 
     def identity(self, name: str) -> Identity:
         """Of a worker or gateway, as certificates have it."""
-        return Identity.of_worker(self.run, name)
-
-    def gateway_of(self, cluster: str) -> str | None:
-        """Where a cluster's gateway is, if it has one."""
-        found = self.config.clusters.get(cluster)
-        return None if found is None else found.gateway
+        return Identity.of_worker(self.config.run_name, name)
 
     def address(self, name: str) -> str:
         """Where somebody listens who is here."""
-        return self.workers[name] if name in self.workers else self.gateway_of(self.cluster) or ""
+        return self.workers[name] if name in self.workers else self.config.gateway_of(self.cluster) or ""
 
     def files(self, name: str) -> Files | None:
         """Where the certificates of somebody are who is here; None where the config is insecure."""
@@ -88,10 +77,12 @@ class Host:
 
     def targets(self) -> Iterator[Target]:
         """Whom those who are here reach: their gateway, or the workers of other clusters if there is none."""
-        own = self.gateway_of(self.cluster)
+        own = self.config.gateway_of(self.cluster)
         for name in self.here:
             if name.endswith(f"/{GATEWAY}"):
-                yield from self._gateways(name)
+                for cluster in self.others:
+                    if (address := self.config.gateway_of(cluster)) is not None:
+                        yield Target(name, f"{cluster}/{GATEWAY}", address)
                 continue
             if own is not None and self.others:
                 yield Target(name, f"{self.cluster}/{GATEWAY}", own)
@@ -99,12 +90,6 @@ class Host:
                 near = cluster_of(there) == self.cluster
                 if there not in self.here and (near or own is None):
                     yield Target(name, there, address, dials=name > there)
-
-    def _gateways(self, here: str) -> Iterator[Target]:
-        for cluster in self.others:
-            address = self.gateway_of(cluster)
-            if address is not None:
-                yield Target(here, f"{cluster}/{GATEWAY}", address)
 
 
 def host(config: Config, path: str, cluster: str, *, worker: int | None = None, gateway: bool = False) -> Host:
@@ -119,21 +104,10 @@ def host(config: Config, path: str, cluster: str, *, worker: int | None = None, 
     except ConfigError:
         if not has_gateway:
             raise
-        here, workers = (), _listen_addresses(config)
+        here, workers = (), config.addresses
     if has_gateway and worker is None and (gateway or not any(is_local(host_of(workers[each])) for each in here)):
         here = ()
     if has_gateway and own is None:
-        raise ConfigError(
-            f"cluster {cluster!r} names no gateway",
-            where=path,
-            mend=f'clusters: {{{cluster}: {{gateway: "10.77.0.1:7100"}}}}',
-        )
+        mend = f'clusters: {{{cluster}: {{gateway: "10.77.0.1:7100"}}}}'
+        raise ConfigError(f"cluster {cluster!r} names no gateway", where=path, mend=mend)
     return Host(config, path, cluster, (*here, *[f"{cluster}/{GATEWAY}"] * has_gateway), workers)
-
-
-def _listen_addresses(config: Config) -> dict[str, str]:
-    return {
-        f"{each.name}/{number}": worker.address
-        for each in config.clusters.values()
-        for number, worker in enumerate(each.workers)
-    }

@@ -1,13 +1,15 @@
-"""Checks of a clusters.yaml without contacting any other host."""
+"""Checks of this machine, its packages and a clusters.yaml, without contacting any other host."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import operator
 import os
 import platform
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -22,21 +24,19 @@ from whale_nebula.report.records import size
 def config_checks(path: str) -> list[Check]:
     """A clusters.yaml: what is wrong raises, what is right is counted."""
     config = load(path)
-    _check_names(config)
+    if find_spec("cryptography") is not None:  # another check says where it is missing
+        from whale_nebula.launch.gateways import check_names
+
+        check_names(config, [f"{cluster}/0" for cluster in config.clusters])
     workers = sum(len(cluster.workers) for cluster in config.clusters.values())
     names = ", ".join(config.clusters) or "none is named"
     counted = f"{path}: {names}; {_count_of(workers, 'worker')}, {_count_of(len(config.links.pairs), 'link')}"
     checks = [Check("config", "ok", _count_of(len(config.clusters), "cluster"), counted)]
     if config.security.insecure:
         checks.append(Check("config", "note", "insecure: true", "links are not encrypted", "leave it out"))
-    return [*checks, *_shared_addresses(config), *_certificates(config, path)]
-
-
-def _shared_addresses(config: Config) -> Iterator[Check]:
-    """Two workers that would listen at one place: neither can be reached for sure, and a run refuses them."""
-    named = {f"{name}/{n}": w.address for name, c in config.clusters.items() for n, w in enumerate(c.workers)}
-    for why in same_address(named):
-        yield Check("config", "bad", "workers", why, "give each worker an address of its own")
+    for why in same_address(config.addresses):  # neither can be reached for sure, and a run refuses them
+        checks.append(Check("config", "bad", "workers", why, "give each worker an address of its own"))
+    return [*checks, *_certificates(config, path)]
 
 
 def _certificates(config: Config, path: str) -> Iterator[Check]:
@@ -46,7 +46,7 @@ def _certificates(config: Config, path: str) -> Iterator[Check]:
     from whale_nebula.launch.gateways import configured_files
 
     found = configured_files(config, [f"{cluster}/0" for cluster in config.clusters], path)
-    missing = sorted({each.ca for each in found.values() if not Path(each.ca).exists()})
+    missing = sorted({each.ca for each in found.values() if not each.ca.exists()})
     if missing:
         why = f"no {missing[0]}: a run over several hosts needs certificates (run --all makes its own)"
         mend = f"whale-nebula certs init --config {path}, then whale-nebula certs issue --all --config {path}"
@@ -62,45 +62,27 @@ def _count_of(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _check_names(config: Config) -> None:
-    """Where nothing reads certificates there is another check that says so."""
-    if find_spec("cryptography") is not None:
-        from whale_nebula.launch.gateways import check_names
-
-        check_names(config, [f"{cluster}/0" for cluster in config.clusters])
-
-
 _LITTLE = 2 * 2**30
 
 
 def backend_check() -> Check:
     """What Keras runs on."""
-    found = os.environ.get("KERAS_BACKEND") or _written_backend() or "tensorflow"
+    home, written = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras"), None
+    with suppress(OSError, ValueError, AttributeError):
+        written = json.loads((home / "keras.json").read_text("utf-8")).get("backend")
+    found = os.environ.get("KERAS_BACKEND") or (written if isinstance(written, str) else None) or "tensorflow"
     if found == "tensorflow":
         return Check("Keras backend", "ok", found)
     why = "a plan cuts a graph that TensorFlow traced"
     return Check("Keras backend", "bad", found, why, "KERAS_BACKEND=tensorflow")
 
 
-def _written_backend() -> str | None:
-    home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
-    try:
-        found = json.loads((home / "keras.json").read_text("utf-8")).get("backend")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return found if isinstance(found, str) else None
-
-
-def threads_checks() -> Iterator[Check]:
+def threads_check() -> Check:
     """Cores, and what the environment says of TensorFlow's threads."""
-    cores = len(os.sched_getaffinity(0))
-    set_so = {name: value for name in _THREADS if (value := os.environ.get(name))}
+    cores = f"{len(os.sched_getaffinity(0))} cores"
+    said = ", ".join(f"{name}={value}" for name in _THREADS if (value := os.environ.get(name)))
     why = "equal bits need equal numbers of threads in every cluster"
-    if set_so:
-        said = ", ".join(f"{name}={value}" for name, value in set_so.items())
-        yield Check("CPU threads", "note", f"{cores} cores", f"{said}; {why}")
-    else:
-        yield Check("CPU threads", "ok", f"{cores} cores", f"TensorFlow takes them all; {why}")
+    return Check("CPU threads", "note" if said else "ok", cores, f"{said or 'TensorFlow takes them all'}; {why}")
 
 
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
@@ -117,30 +99,23 @@ def onednn_check() -> Check:
 
 def memory_check() -> Check:
     """Memory that is free, within what the container allows."""
-    free = min(_available(), _container_limit())
+    free = free_memory()
     if free < _LITTLE:
         why = "TensorFlow alone takes some 600 MiB in each process"
         return Check("free memory", "note", size(free), why, "fewer processes on this machine, or a smaller model")
     return Check("free memory", "ok", size(free))
 
 
-def _available() -> float:
-    try:
+def free_memory() -> float:
+    """Bytes that are free, within what the container allows; infinite where neither is known."""
+    group, known = Path("/sys/fs/cgroup"), [float("inf")]
+    with suppress(OSError):
         found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("utf-8"))
-    except OSError:
-        return float("inf")
-    return 1024.0 * int(found[1]) if found else float("inf")
-
-
-def _container_limit() -> float:
-    """What is left of a container's limit."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text("utf-8").strip()
-        used = int((group / "memory.current").read_text("utf-8"))
-    except (OSError, ValueError):
-        return float("inf")
-    return float("inf") if limit == "max" else max(float(limit) - used, 0.0)
+        known += [1024.0 * int(found[1])] if found else []
+    with suppress(OSError, ValueError):
+        limit, used = (float((group / name).read_text("utf-8")) for name in ("memory.max", "memory.current"))
+        known.append(max(limit - used, 0.0))
+    return min(known)
 
 
 OURS = "whale-nebula"
@@ -166,19 +141,22 @@ def within(version: str, wanted: str) -> bool:
     >>> within("2.21.0", ">=2.21,<2.22"), within("2.22.0rc1", ">=2.21,<2.22"), within("3.14.2", "<3.14,>=3.11")
     (True, False, False)
     """
-    return all(_holds(_numbers(version), *part) for part in re.findall(r"(>=|<=|==|!=|<|>)\s*([\d.]+)", wanted))
+    return all(_SIGNS[sign](_numbers(version), _numbers(limit)) for sign, limit in _LIMIT.findall(wanted))
 
 
-def _holds(found: tuple[int, ...], sign: str, limit: str) -> bool:
-    numbers = _numbers(limit)
-    most = max(len(found), len(numbers))
-    a, b = (each + (0,) * (most - len(each)) for each in (found, numbers))
-    return {">=": a >= b, "<=": a <= b, "==": a == b, "!=": a != b, "<": a < b, ">": a > b}[sign]
+_LIMIT = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
+_SIGNS = {
+    ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, "<": operator.lt, ">": operator.gt
+}  # fmt: skip
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _numbers(version: str) -> list[int]:
+    """The numbers of a release, without zeros at its end."""
     release = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(number) for number in release[0].split(".")) if release else ()
+    numbers = [int(number) for number in release[0].split(".")] if release else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers
 
 
 @cache
@@ -227,7 +205,7 @@ def python_check() -> Check:
 
 def own_check() -> Check:
     """Where this package itself comes from, and that all of it comes from there."""
-    folder, models = (_folder(module) for module in ("whale_nebula", "whale_nebula.models"))
+    folder, models = (_find_folder(module) for module in ("whale_nebula", "whale_nebula.models"))
     version = find_version(OURS) or "not installed"
     if models is None:
         why = f"imported from {folder}, which has no models beside it"
@@ -239,7 +217,7 @@ def own_check() -> Check:
     return Check(OURS, "ok", version, f"imported from {folder}")
 
 
-def _folder(module: str) -> Path | None:
+def _find_folder(module: str) -> Path | None:
     """The folder that a package lies in; finding it imports what it lies in, and not itself."""
     found = importlib.util.find_spec(module)
     if found is None or found.origin is None:
@@ -254,10 +232,8 @@ def package_check(package: str, *, training: bool = True) -> Check:
     supported = f"supported: {wanted}" if wanted else ""
     if found is None and package in FOR_TRAINING and not training:
         return Check(name, "ok", "not installed", "a gateway needs none")
-    if found is None:
-        return Check(name, "bad", "not installed", supported, f'pip install "{package}{wanted}"')
-    if not within(found, wanted):
-        return Check(name, "bad", found, supported, f'pip install "{package}{wanted}"')
+    if found is None or not within(found, wanted):
+        return Check(name, "bad", found or "not installed", supported, f'pip install "{package}{wanted}"')
     return Check(name, "ok", found, supported)
 
 
@@ -268,6 +244,13 @@ def tensorboard_check() -> Check:
         return Check("TensorBoard", "ok", found)
     why = "only nb.init(tensorboard=...) needs it"
     return Check("TensorBoard", "note", "not installed", why, "pip install tensorboard")
+
+
+def machine_checks(*, training: bool = True) -> list[Check]:
+    """All that can be told of this machine and its packages; without `training` it is that of a gateway alone."""
+    packages = [package_check(package, training=training) for package in NEEDED]
+    settings = [tensorboard_check(), backend_check(), threads_check(), onednn_check(), memory_check()]
+    return [python_check(), own_check(), *packages, *settings]
 
 
 @dataclass(frozen=True)

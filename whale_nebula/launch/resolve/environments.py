@@ -53,11 +53,9 @@ def from_jobset(config: Config, environ: Mapping[str, str], asked: Asked) -> Pla
     if "JOBSET_NAME" in missing:
         return Declined("JOBSET_NAME is not set")
     if missing:
-        raise ConfigError(
-            f"JOBSET_NAME is set, and {missing[0]} is not",
-            why="the manifest hands the labels of a pod on as variables, all of them",
-            mend="take the block 'env' of deploy/jobset/gpu.yaml",
-        )
+        why = "the manifest hands the labels of a pod on as variables, all of them"
+        mend = "take the block 'env' of deploy/jobset/gpu.yaml"
+        raise ConfigError(f"JOBSET_NAME is set, and {missing[0]} is not", why=why, mend=mend)
     cluster = own_cluster(config, asked)
     name, job = environ["JOBSET_NAME"], environ["JOBSET_REPLICATED_JOB"]
     jobs, pods = _count(environ, "JOBSET_REPLICAS", 1), _count(environ, "JOBSET_PODS", 1)
@@ -105,11 +103,9 @@ def _here(cluster: Cluster, asked: Asked) -> list[int]:
         return [one_worker(cluster.name, asked, count, 0)]
     found = [number for number, worker in enumerate(cluster.workers) if asked.local(host_of(worker.address))]
     if not found:
-        raise ConfigError(
-            f"which worker of {cluster.name!r} is on this host?",
-            why=f"none of {', '.join(worker.address for worker in cluster.workers)} is an address of it",
-            mend=f"--worker 0 ... --worker {count - 1}",
-        )
+        why = f"none of {', '.join(worker.address for worker in cluster.workers)} is an address of it"
+        mend = f"--worker 0 ... --worker {count - 1}"
+        raise ConfigError(f"which worker of {cluster.name!r} is on this host?", why=why, mend=mend)
     return found
 
 
@@ -130,19 +126,21 @@ def from_tf_config(config: Config, environ: Mapping[str, str], asked: Asked) -> 
     if environ.get(VARIABLE, "").strip() in ("", "{}"):
         return Declined(f"{VARIABLE} is {'empty' if environ.get(VARIABLE) else 'not set'}")
     place = _read(environ[VARIABLE])
-    jobs = {job: [address(each) for each in hosts.items()] for job, hosts in place.key("cluster").named().items()}
+    jobs = {job: [address(each) for each in hosts.items()] for job, hosts in place.key("cluster").entries().items()}
     job, index = _task_of_config(place, jobs)
     names = [job for job in WORKERS if job in jobs]
     if names and set(names) != set(jobs):
-        raise place.key("cluster").wrong(
-            "jobs of TensorFlow stand beside clusters",
-            why=f"{', '.join(names)} would be one cluster, by a name that is not given",
-            mend='{"cluster": {"gpu": [...], "npu": [...]}, "task": {"type": "gpu", "index": 0}}',
-        )
+        why = f"{', '.join(names)} would be one cluster, by a name that is not given"
+        mend = '{"cluster": {"gpu": [...], "npu": [...]}, "task": {"type": "gpu", "index": 0}}'
+        raise place.key("cluster").wrong("jobs of TensorFlow stand beside clusters", why=why, mend=mend)
     if not names:
-        own = {f"{job}/{number}": each for number, each in enumerate(jobs[job])}
-        others = {f"{name}/{number}": each for name, hosts in jobs.items() for number, each in enumerate(hosts)}
-        return Placement((f"{job}/{_check_count(place, job, asked, len(own), index)}",), others)
+        if asked.cluster not in (None, job):
+            raise place.key("task").wrong(
+                f"--cluster {asked.cluster} is asked for, and {VARIABLE} says {job!r}",
+                mend=f"leave one of the two out: unset {VARIABLE}",
+            )
+        everyone = {f"{name}/{number}": each for name, hosts in jobs.items() for number, each in enumerate(hosts)}
+        return Placement((f"{job}/{one_worker(job, asked, len(jobs[job]), index)}",), everyone)
     cluster = own_cluster(config, asked)
     addresses = [each for name in names for each in jobs[name]]
     before = sum(len(jobs[name]) for name in names[: names.index(job)])
@@ -160,17 +158,12 @@ def _read(text: str) -> Place:
     if not isinstance(value, dict):
         raise place.wrong(f"{VARIABLE} is {value!r:.80}, and no object", mend=_EXAMPLE)
     table = Place(value, source=VARIABLE).table()
-    if not table.key("cluster").named():
+    if not table.key("cluster").entries():
         raise table.wrong(f"{VARIABLE} names no jobs", mend=f"{_EXAMPLE}, or unset {VARIABLE}")
-    for job in table.key("cluster").named():
+    for job, hosts in table.key("cluster").entries().items():
         if job in _REFUSED:
-            raise (
-                table.key("cluster")
-                .key(job)
-                .wrong(
-                    f"{VARIABLE} has a job {job!r}", why=_REFUSED[job], mend=f"leave {job!r} out, or unset {VARIABLE}"
-                )
-            )
+            mend = f"leave {job!r} out, or unset {VARIABLE}"
+            raise hosts.wrong(f"{VARIABLE} has a job {job!r}", why=_REFUSED[job], mend=mend)
     return table
 
 
@@ -181,15 +174,6 @@ def _task_of_config(place: Place, jobs: Mapping[str, list[str]]) -> tuple[str, i
     number = int(index.value) if isinstance(index.value, str) and index.value.isdecimal() else index.value
     most = len(jobs[job]) - 1
     return job, int(Place(number, index.path, index.source).number(least=0, most=most, whole=True))
-
-
-def _check_count(place: Place, job: str, asked: Asked, count: int, index: int) -> int:
-    if asked.cluster not in (None, job):
-        raise place.key("task").wrong(
-            f"--cluster {asked.cluster} is asked for, and {VARIABLE} says {job!r}",
-            mend=f"leave one of the two out: unset {VARIABLE}",
-        )
-    return one_worker(job, asked, count, index)
 
 
 _MOST = 100_000
@@ -207,12 +191,12 @@ def nodes(text: str) -> list[str]:
     """
     parts = _PART.findall(text)
     if not parts or ",".join(parts) != text:
-        raise _unread(text, "gpu[01-04,07]")
+        raise _unread(text)
     found: list[str] = []
     for part in parts:
         found += itertools.islice(_expand_nodes(text, part), _MOST + 1 - len(found))
         if len(found) > _MOST:
-            raise _unread(text, "gpu[01-04,07]")
+            raise _unread(text)
     return found
 
 
@@ -229,7 +213,7 @@ def _numbers(text: str, ranges: str) -> list[str]:
         match = _RANGE.fullmatch(each)
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if match is None or high < low or high - low >= _MOST:
-            raise _unread(text, "gpu[01-04,07]")
+            raise _unread(text)
         found += [f"{number:0{len(match[1])}d}" for number in range(low, high + 1)]
     return found
 
@@ -249,12 +233,10 @@ def tasks(text: str) -> list[int]:
     return found
 
 
-def _unread(text: str, example: str) -> ConfigError:
-    return ConfigError(
-        f"Slurm's {text[:80]!r} cannot be read",
-        why=f"it is written like {example}",
-        mend="list the workers in the config: --config clusters.yaml --cluster gpu --worker 0",
-    )
+def _unread(text: str, example: str = "gpu[01-04,07]") -> ConfigError:
+    why = f"it is written like {example}"
+    mend = "list the workers in the config: --config clusters.yaml --cluster gpu --worker 0"
+    return ConfigError(f"Slurm's {text[:80]!r} cannot be read", why=why, mend=mend)
 
 
 def from_slurm(config: Config, environ: Mapping[str, str], asked: Asked) -> Placement | Declined:
@@ -276,14 +258,12 @@ def from_slurm(config: Config, environ: Mapping[str, str], asked: Asked) -> Plac
         for number in range(count)
     ]
     if "SLURM_STEP_NODELIST" not in environ and len(addresses) > 1 and asked.worker is None:
-        raise ConfigError(
-            f"this job has {len(addresses)} tasks, and this is none of them",
-            why="a batch script runs on its first node only",
-            mend="srun whale-nebula run ...",
-        )
+        why = "a batch script runs on its first node only"
+        mend = "srun whale-nebula run ..."
+        raise ConfigError(f"this job has {len(addresses)} tasks, and this is none of them", why=why, mend=mend)
     own = {f"{cluster}/{number}": each for number, each in enumerate(addresses)}
-    said = f"SLURM_PROCID={environ.get('SLURM_PROCID', '')}"
-    number = one_worker(cluster, asked, len(own), _task(environ), said=said)
+    task, said = environ.get("SLURM_PROCID", "0"), f"SLURM_PROCID={environ.get('SLURM_PROCID', '')}"
+    number = one_worker(cluster, asked, len(own), int(task) if task.isdecimal() else None, said=said)
     return Placement((f"{cluster}/{number}",), with_others(config, cluster, own))
 
 
@@ -293,14 +273,7 @@ def _layout(listed: str, environ: Mapping[str, str]) -> tuple[list[str], list[in
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
     counts = tasks(text) if text else [1] * len(names)
     if len(counts) != len(names):
-        raise ConfigError(
-            f"Slurm names {len(names)} nodes, and tasks for {len(counts)}",
-            where=f"{listed}, {text}",
-            mend="list the workers in the config: --config clusters.yaml --cluster gpu --worker 0",
-        )
+        what = f"Slurm names {len(names)} nodes, and tasks for {len(counts)}"
+        mend = "list the workers in the config: --config clusters.yaml --cluster gpu --worker 0"
+        raise ConfigError(what, where=f"{listed}, {text}", mend=mend)
     return names, counts
-
-
-def _task(environ: Mapping[str, str]) -> int | None:
-    text = environ.get("SLURM_PROCID", "0")
-    return int(text) if text.isdecimal() else None

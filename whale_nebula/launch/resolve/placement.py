@@ -21,11 +21,6 @@ ANY = "127.0.0.1:0"
 """An address of this machine whose port is still to be chosen."""
 
 
-def nowhere(host: str) -> bool:
-    """No host is this one."""
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What the command line asks for; `local` says whether a host is this one."""
@@ -33,7 +28,7 @@ class Asked:
     cluster: str | None = None
     worker: int | None = None
     port: int = PORT
-    local: Callable[[str], bool] = nowhere
+    local: Callable[[str], bool] = lambda host: False
 
 
 @dataclass(frozen=True)
@@ -104,11 +99,9 @@ def own_cluster(config: Config, asked: Asked) -> str:
             )
         return asked.cluster
     if len(names) > 1:
-        raise ConfigError(
-            "which cluster is this host in?",
-            why=f"the config has {', '.join(names)}",
-            mend=f"--cluster {names[0]}; or --all, to start all of them on this machine",
-        )
+        why = f"the config has {', '.join(names)}"
+        mend = f"--cluster {names[0]}; or --all, to start all of them on this machine"
+        raise ConfigError("which cluster is this host in?", why=why, mend=mend)
     return names[0] if names else "local"
 
 
@@ -133,11 +126,9 @@ def with_others(config: Config, cluster: str, own: Mapping[str, str]) -> dict[st
         if each.name == cluster:
             found |= own
         elif not each.workers:
-            raise ConfigError(
-                f"nothing says where the workers of cluster {each.name!r} are",
-                why=f"this host is in {cluster!r}, and must know them",
-                mend=f'clusters: {{{each.name}: {{workers: ["host:{PORT}"]}}}}',
-            )
+            why = f"this host is in {cluster!r}, and must know them"
+            mend = f'clusters: {{{each.name}: {{workers: ["host:{PORT}"]}}}}'
+            raise ConfigError(f"nothing says where the workers of cluster {each.name!r} are", why=why, mend=mend)
         else:
             found |= {f"{each.name}/{number}": worker.address for number, worker in enumerate(each.workers)}
     return found or dict(own)
@@ -194,30 +185,24 @@ def listening(placement: Placement, *, written: bool = False) -> dict[str, str]:
 
 def _listening(worker: str, address: str, written: bool) -> str:
     host, port = host_of(address), int(address.rpartition(":")[2])
-    if written:
-        _check_name(worker, address, host)
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if written:
+            raise ConfigError(
+                f"worker {worker} cannot listen at {address}: {host!r} means nothing on this host",
+                why=error.strerror,
+                mend=f"write its number instead of {host} in the config, or mend /etc/hosts or the name server",
+            ) from None
     problem = _try_to_listen(host, port)
     if problem == errno.EADDRNOTAVAIL:
         host = "::" if ":" in host else "0.0.0.0"  # noqa: S104 - who comes in is asked for a certificate
         address, problem = f"[::]:{port}" if host == "::" else f"{host}:{port}", _try_to_listen(host, port)
     if problem is None:
         return address
-    raise ConfigError(
-        f"worker {worker} cannot listen at {address}: {os.strerror(problem)}",
-        why="another program listens there, or a worker of an earlier run" if problem == errno.EADDRINUSE else None,
-        mend="end it, or give the worker another port in the config",
-    )
-
-
-def _check_name(worker: str, address: str, host: str) -> None:
-    try:
-        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise ConfigError(
-            f"worker {worker} cannot listen at {address}: {host!r} means nothing on this host",
-            why=error.strerror,
-            mend=f"write its number instead of {host} in the config, or mend /etc/hosts or the name server",
-        ) from None
+    why = "another program listens there, or a worker of an earlier run" if problem == errno.EADDRINUSE else None
+    mend = "end it, or give the worker another port in the config"
+    raise ConfigError(f"worker {worker} cannot listen at {address}: {os.strerror(problem)}", why=why, mend=mend)
 
 
 def _try_to_listen(host: str, port: int) -> int | None:

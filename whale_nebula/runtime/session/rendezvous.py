@@ -20,7 +20,6 @@ from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.launch.attach import Attachment
-from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.runtime.exchange.expected import Expected
 from whale_nebula.runtime.replicas.collectives import Collectives, can_open, listening_port, open_collectives
 from whale_nebula.runtime.session.server_filter import comes_from, free_port, restrict_port
@@ -52,7 +51,7 @@ def join_links(attachment: Attachment, expected: Expected, config: Config) -> Jo
         peers={peer: attachment.addresses.get(peer) for peer in attachment.peers},
         listen=attachment.listen,
         gateway=attachment.gateway,
-        credentials=None if security is None else Credentials.load(*_paths(security)),
+        credentials=None if security is None else Credentials.of(security),
     )
     joined = GrpcLinks(
         place,
@@ -61,10 +60,6 @@ def join_links(attachment: Attachment, expected: Expected, config: Config) -> Jo
         versions={"whale_nebula": __version__},
     )
     return Joined(joined.links, joined.close)
-
-
-def _paths(files: SecurityFiles) -> tuple[str, str, str, str | None]:
-    return files.ca, files.cert, files.key, files.revoked
 
 
 _log = logging.getLogger("whale_nebula.runtime.session.rendezvous")

@@ -1,4 +1,4 @@
-"""Tracebacks of scripts: the script's lines, and those of libraries where they say something."""
+"""The last error of a worker: its traceback, what its launcher keeps back, and what others say of it."""
 
 import runpy
 import textwrap
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula.launch.last_error import own_lines
+from whale_nebula.errors import ConfigError
+from whale_nebula.launch.last_error import Kept, ends_by, last_sentence, own_lines, same_cause
 
 OURS = "import whale_nebula.errors as errors\n"
 
@@ -28,12 +29,6 @@ def told(tmp_path: Path):
 
 def files(lines: list[str]) -> list[str]:
     return [line.split('"')[1].rpartition("/")[2] for line in lines if line.startswith("  File ")]
-
-
-def test_it_begins_with_the_script(told) -> None:
-    lines = told("def f():\n    raise ValueError('no')\nf()\n")
-    assert files(lines) == ["train.py", "train.py"]
-    assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", "ValueError: no")
 
 
 def test_the_users_own_error_keeps_the_lines_of_libraries(told) -> None:
@@ -73,3 +68,35 @@ def test_a_script_that_does_not_compile_has_no_other_lines(told) -> None:
     lines = told("def f(:\n")
     assert files(lines) == ["train.py"]
     assert lines[-1].startswith("SyntaxError")
+
+
+def test_the_last_sentence_is_an_error_as_a_whole() -> None:
+    error = "NB-500 no process runs cluster 'beta' (s.py:1)\n  why: they are a, b\n       and c\n  mend: write this"
+    trace = "Traceback ...\n  File x\nwhale_nebula.errors.ConfigError: "
+    assert last_sentence(f"NB-500 older\n  mend: no\n{trace}{error}\nat last\n") == error
+    assert last_sentence("Traceback ...\n  File x\nValueError: no\n") == "ValueError: no"
+
+
+def test_all_of_an_error_is_kept_back_and_nothing_besides() -> None:
+    error = ConfigError("no", where="a.yaml", why="so\nit is", mend="write\n    this\n    that")
+    said = [ends_by("gpu/0"), "Traceback", f"whale_nebula.errors.ConfigError: {error}", "a line at exit", "  why: not"]
+    kept = Kept("gpu/0")
+    assert [line for line in "\n".join(said).splitlines() if kept.keeps(line)] == said[2].splitlines()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["whale_nebula.errors.StateError: NB-305 printed before", "  mend: x"],
+        [ends_by("gpu/0"), "ValueError: no", "  why: what the user wrote"],
+        [ends_by("gpu/0"), "  raise errors.StateError('NB-305 x')"],
+    ],
+)
+def test_lines_that_are_handed_on(lines: list[str]) -> None:
+    kept = Kept("gpu/0")
+    assert not any(map(kept.keeps, lines))
+
+
+def test_only_our_errors_are_compared() -> None:
+    assert not same_cause("ValueError: no\n", "ValueError: no\n")
+    assert not same_cause("", "ValueError: no\n")

@@ -1,0 +1,310 @@
+"""Jobs of real processes: who they are, that they can talk, and how they end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from whale_nebula.config import Config, load
+from whale_nebula.errors import ConfigError, DeadlineError, RemoteFailureError
+from whale_nebula.launch import Job, Result, spawn
+from whale_nebula.launch.identity import Identity
+from whale_nebula.launch.job import end_group, members
+from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
+from whale_nebula.launch.processes import Sink
+from whale_nebula.launch.resolve import Placement
+from whale_nebula.security import Files
+
+SOON = 60.0
+TWO = {"gpu/0": "gpu", "npu/0": "npu"}
+THREE = {**TWO, "npu/1": "npu"}
+
+START = """
+import sys, time
+from whale_nebula.launch import attach
+me = attach()
+"""
+
+
+def run(code: str, workers: dict[str, str] = TWO, deadline: float = SOON, **options: object) -> Result:
+    with spawn(["-c", START + code], workers, **options) as job:
+        return job.wait(deadline)
+
+
+def test_every_worker_is_told_who_it_is() -> None:
+    code = "print(me.worker, me.cluster, sorted(me.peers.items()), me.run_id, me.seed, attach() is me)"
+    result = run(code, THREE, run_id="r7", seed=11).check()
+    assert {name: outcome.out for name, outcome in result.outcomes.items()} == {
+        "gpu/0": "gpu/0 gpu [('npu/0', 'npu'), ('npu/1', 'npu')] r7 11 True\n",
+        "npu/0": "npu/0 npu [('gpu/0', 'gpu'), ('npu/1', 'npu')] r7 11 True\n",
+        "npu/1": "npu/1 npu [('gpu/0', 'gpu'), ('npu/0', 'npu')] r7 11 True\n",
+    }
+
+
+def test_a_killed_worker_is_named_and_the_others_may_report() -> None:
+    code = """
+import signal
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+print("ready", flush=True)
+time.sleep(300)
+"""
+    ready: list[str] = []
+    with spawn(["-c", START + code], TWO, echo=lambda worker, stream, line: ready.append(line)) as job:
+        wait_for(lambda: ready.count("ready\n") == 2)
+        start = time.monotonic()
+        job.signal("npu/0", signal.SIGKILL)
+        result = job.wait(SOON)
+    assert time.monotonic() - start < SOON / 2
+    assert result.codes == {"gpu/0": 3, "npu/0": -signal.SIGKILL}
+    assert (result.culprit, result.late) == ("npu/0", False)
+    assert result.outcomes["gpu/0"].out == "ready\n"
+    with pytest.raises(RemoteFailureError, match="worker 'npu/0' ended with exit code -9"):
+        result.check()
+
+
+def test_one_failure_ends_all_after_the_grace_even_who_ignores_it(tmp_path: Path) -> None:
+    code = f"""
+import os
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+if me.cluster == "npu":
+    while not os.path.exists({str(tmp_path / "go")!r}):
+        time.sleep(0.01)
+    sys.exit("something broke")
+time.sleep(300)
+"""
+    ready: list[str] = []
+    with spawn(["-c", START + code], TWO, echo=lambda worker, stream, line: ready.append(line)) as job:
+        wait_for(lambda: ready.count("ready\n") == 2)
+        (tmp_path / "go").touch()
+        result = job.wait(SOON, grace=0.2)
+    assert result.codes == {"gpu/0": -signal.SIGKILL, "npu/0": 1}
+    assert result.culprit == "npu/0"
+    with pytest.raises(RemoteFailureError, match="something broke"):
+        result.check()
+
+
+def test_at_the_deadline_all_are_killed() -> None:
+    start = time.monotonic()
+    result = run("time.sleep(300)", deadline=0.5)
+    assert time.monotonic() - start < SOON / 2
+    assert result.codes == {"gpu/0": -signal.SIGKILL, "npu/0": -signal.SIGKILL}
+    assert (result.culprit, result.late) == (None, True)
+    with pytest.raises(DeadlineError, match="gpu/0, npu/0"):
+        result.check()
+
+
+def test_neither_workers_nor_what_they_start_in_sessions_of_their_own_outlive_the_launcher() -> None:
+    started = "subprocess.Popen(['sleep', '300'], start_new_session=True).pid"
+    child = f"import subprocess, time; print({started}, flush=True); time.sleep(300)"
+    code = f"""
+import os, subprocess, sys, time
+{START}
+one = {started}
+child = subprocess.Popen([sys.executable, "-c", {child!r}], start_new_session=True, stdout=subprocess.PIPE, text=True)
+print(os.getpid(), one, child.pid, int(child.stdout.readline()), flush=True)
+time.sleep(300)
+"""
+    launcher = f"""
+import time
+from whale_nebula.launch import spawn
+with spawn(["-c", {code!r}], {{"gpu/0": "gpu"}}, echo=lambda *told: print(told[2], flush=True)):
+    time.sleep(300)
+"""
+    process = subprocess.Popen([sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 4 and all(alive(pid) for pid in pids)
+    process.kill()
+    process.wait(SOON)
+    process.stdout.close()
+    try:
+        wait_for(lambda: not any(alive(pid) for pid in pids))
+    finally:
+        for pid in filter(alive, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_output_is_kept_apart_and_echoed_by_line() -> None:
+    code = "import os; print('out', flush=True); print('err', file=sys.stderr); print(os.environ['EXTRA'], end='')"
+    told: list[tuple[str, str, str]] = []
+    environment = {"EXTRA": "no newline"}
+    result = run(code, {"gpu/0": "gpu"}, echo=lambda *each: told.append(each), env=environment).check()
+    assert (result.outcomes["gpu/0"].out, result.outcomes["gpu/0"].err) == ("out\nno newline", "err\n")
+    assert "EXTRA" not in os.environ
+    assert sorted(told) == [("gpu/0", "err", "err\n"), ("gpu/0", "out", "no newline"), ("gpu/0", "out", "out\n")]
+
+
+def test_a_job_of_nobody_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least one worker"), spawn(["-c", ""], {}):
+        pass
+
+
+def test_a_job_that_ended_or_cannot_start_leaves_nothing_open() -> None:
+    run("pass").check()
+    before = psutil.Process().num_fds()
+    run("pass").check()
+    with pytest.raises(FileNotFoundError), spawn(["-c", ""], TWO, cwd="/nowhere/at/all"):
+        pass
+    assert psutil.Process().num_fds() == before
+
+
+PLACEMENT = Placement(("gpu/0", "npu/0"), {"gpu/0": "127.0.0.1:7101", "npu/0": "127.0.0.1:7102"})
+FILES = Files(Path("ca"), Path("cert"), Path("key"))
+CONFIG = load(
+    {
+        "run": "mt",
+        "clusters": {"gpu": {"gateway": "10.0.0.9:7100"}, "npu": {}},
+        "patience": "20s",
+        "security": {"insecure": True},
+    }
+)
+
+
+def started(code: str, output: Path, workers: Mapping[str, Identity] | None = None, **options: object) -> Job:
+    with (output / "out").open("wb") as out, (output / "err").open("wb") as err:
+        sinks = {"out": Sink(os.dup(out.fileno())), "err": Sink(os.dup(err.fileno()))}
+    told = workers or identities(PLACEMENT, CONFIG, {})
+    return start_placed(["-c", "import os" + START + code], told, output=Output(sinks), **options)  # type: ignore[arg-type]
+
+
+class TestWhatTheyAreTold:
+    def test_all_of_it(self) -> None:
+        found = identities(PLACEMENT, CONFIG, {}, path="clusters.yaml")["gpu/0"]
+        assert found == Identity(
+            worker="gpu/0",
+            cluster="gpu",
+            peers={"npu/0": "npu"},
+            addresses={"npu/0": "127.0.0.1:7102"},
+            run_id="mt",
+            seed=seed_of(CONFIG),
+            listen="127.0.0.1:7101",
+            insecure=True,
+            gateway="10.0.0.9:7100",
+            patience=20.0,
+            config=str(Path("clusters.yaml").absolute()),
+        )
+
+    def test_certificates_another_place_to_listen_and_no_gateway(self) -> None:
+        config = Config(run="mt", clusters=CONFIG.clusters)
+        files = dict.fromkeys(PLACEMENT.here, FILES)
+        listen = {"gpu/0": "0.0.0.0:7101", "npu/0": "0.0.0.0:7102"}
+        found = identities(PLACEMENT, config, files, listen=listen, gateways=False)
+        assert (found["gpu/0"].security, found["gpu/0"].listen, found["gpu/0"].gateway) == (FILES, "0.0.0.0:7101", None)
+        assert found["gpu/0"].addresses["npu/0"] == "127.0.0.1:7102"
+
+    def test_only_those_of_this_host_are_started(self) -> None:
+        here = Placement(("npu/0",), PLACEMENT.addresses)
+        assert list(identities(here, CONFIG, {})) == ["npu/0"]
+
+
+def test_a_worker_that_is_stopped_is_found_frozen_and_killed(tmp_path: Path) -> None:
+    told: list[str] = []
+    code = "print('ready', flush=True); time.sleep(300)"
+    with started(code, tmp_path, silence=2.0, notice=told.append) as job:
+        wait_for(lambda: (tmp_path / "out").read_text().count("ready") == 2)
+        time.sleep(1.2)  # a beat at least
+        os.kill(job.pids["npu/0"], signal.SIGSTOP)
+        result = job.wait(SOON, grace=0.1)
+    assert (result.culprit, result.frozen, result.late) == ("npu/0", {"npu/0"}, False)
+    assert result.codes["npu/0"] == -signal.SIGKILL
+    assert told == ["worker npu/0 is frozen (no heartbeat for 2 s): it is killed"]
+
+
+def test_a_worker_that_has_ended_and_does_not_go_is_not_frozen_and_keeps_its_exit_code(tmp_path: Path) -> None:
+    """As a library may hold it up that gives back its connections when no thread of Python is left."""
+    told: list[str] = []
+    code = """
+class Library:
+    def __del__(self, sleep=time.sleep): sleep(300)
+if me.cluster == "npu": sys.modules["library"] = Library()
+me.heart.code = 1
+sys.exit("NB-402 worker 'gpu/0' was not heard")
+"""
+    with started(code, tmp_path, silence=2.0, ending=2.5, notice=told.append) as job:
+        result = job.wait(SOON, grace=SOON)
+    assert (result.codes, result.frozen, result.late) == ({"gpu/0": 1, "npu/0": 1}, frozenset(), False)
+    assert told == ["worker npu/0 has ended, and its process has stood still for 2.5 s since: it is killed"]
+
+
+def test_who_leaves_is_waited_for_with_patience_and_is_nobodys_fault(tmp_path: Path) -> None:
+    code = "if me.cluster == 'npu': time.sleep(0.3)\nsys.exit(75)"
+    with started(code, tmp_path) as job:
+        result = job.wait(SOON, grace=0.0, patience=SOON)
+    assert result.codes == {"gpu/0": 75, "npu/0": 75}
+    assert result.culprit in result.codes
+
+
+def test_who_fails_is_the_culprit_and_not_who_left_before(tmp_path: Path) -> None:
+    code = "if me.cluster == 'gpu': sys.exit(75)\ntime.sleep(0.3); sys.exit(3)"
+    with started(code, tmp_path) as job:
+        result = job.wait(SOON, patience=SOON)
+    assert (result.culprit, result.codes["npu/0"]) == ("npu/0", 3)
+
+
+def test_what_a_worker_has_started_ends_with_it_though_others_go_on(tmp_path: Path) -> None:
+    code = """
+import subprocess
+if me.cluster == "gpu":
+    print(subprocess.Popen(["sleep", "300"]).pid, flush=True)
+else:
+    time.sleep(300)
+"""
+    with started(code, tmp_path) as job:
+        wait_for(lambda: (tmp_path / "out").read_text().endswith("\n"))
+        pid = int((tmp_path / "out").read_text())
+        wait_for(lambda: not alive(pid))
+        assert alive(job.pids["npu/0"])
+
+
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(1, flush=True)
+time.sleep(300)
+"""
+LEADER = f"""
+import subprocess, sys
+subprocess.Popen(["sleep", "300"])
+stubborn = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], stdout=subprocess.PIPE)
+stubborn.stdout.readline()
+"""
+
+
+def test_the_rest_of_a_group_is_ended_while_its_dead_leader_holds_the_number() -> None:
+    leader = subprocess.Popen([sys.executable, "-c", LEADER], process_group=0)
+    os.waitid(os.P_PID, leader.pid, os.WEXITED | os.WNOWAIT)
+    assert len(members(leader.pid)) == 2
+    end_group(leader.pid, linger=0.1)
+    assert leader.wait(60) == 0
+    assert gone(leader.pid)
+
+
+def gone(number: int) -> bool:
+    for _ in range(3000):
+        if not members(number):
+            return True
+        os.sched_yield()
+    return False
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Until the condition holds; the deadline is there only so that a failure ends."""
+    limit = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
