@@ -17,6 +17,7 @@ import traceback
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -241,8 +242,8 @@ class Logs:
         heads, trust = draw.choice(([], self.heads)), draw.choice((None, self.trust))
         try:
             verdict = verify(self.path, heads, trust)
-            text = audit.report_text(verdict, Namespace(heads=heads, ca=trust))
-            text.encode("utf-8"), json.dumps(audit.report_document(verdict)).encode()
+            text = audit._text(verdict, Namespace(heads=heads, ca=trust))
+            text.encode("utf-8"), json.dumps({"ok": verdict.ok, **asdict(verdict)}).encode()
         except NebulaError as error:
             str(error).encode("utf-8")
         self.again.write_bytes(data)

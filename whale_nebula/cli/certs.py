@@ -69,6 +69,7 @@ _OPTIONS: Options = {
     "--all": (None, "every worker of the config, and every gateway that it names"),
     "--ca": (None, "the authority's own certificate: new dates for the same key"),
     "--revoked": (None, "the deny list: signed anew, with the next number; one of an older version, too"),
+    "--forget-revocations": (None, "with --revoked: where the list is lost, and nobody was ever on it"),
     "--serial": ("HEX", "one certificate, by the first digits of its serial number"),
     "--why": ("TEXT", "what to remember about it"),
     "--days": ("DAYS", f"how long it is good: {DAYS:g} if it is not given, {AUTHORITY_DAYS:g} for the authority"),
@@ -80,7 +81,7 @@ _TAKES = {
     "init": ("--run", "--config", "--days", "--folder", "--json"),
     "issue": (*_WHO, "--all", "--config", "--days", "--folder", "--json"),
     "show": ("--config", "--folder", "--json"),
-    "renew": (*_WHO, "--ca", "--revoked", "--config", "--days", "--folder", "--json"),
+    "renew": (*_WHO, "--ca", "--revoked", "--forget-revocations", "--config", "--days", "--folder", "--json"),
     "revoke": (*_WHO, "--serial", "--why", "--config", "--folder", "--json"),
 }
 
@@ -154,10 +155,12 @@ def _renew(given: argparse.Namespace, made: Parser) -> Answer:
         new = issue.renew_authority(folder, _days(given, made, AUTHORITY_DAYS))
         return certs_shown.authority_document(folder), certs_shown.describe_authority(new, folder)
     signs = authority.load(folder)
+    if given.forget_revocations and not given.revoked:
+        made.error("--forget-revocations goes with --revoked")
     if given.revoked:
         if wanted:
             made.error("--revoked signs the deny list anew, and renews no certificate")
-        renewed = issue.renew_deny_list(folder, signs)
+        renewed = issue.renew_deny_list(folder, signs, forget=given.forget_revocations)
         return {"deny_list": certs_shown.deny_list_document(renewed)}, certs_shown.signed_list(renewed, folder)
     who = [Identity(signs.run, *each) for each in wanted] or certs_shown.renewable(folder)
     if not who:

@@ -274,21 +274,27 @@ class Gateway:
 
     def _look_out(self) -> None:
         while not self._stopping.wait(self._deadlines.look):
-            for route in self._routes.values():
-                self._health.say(route.cluster, route.control.up)
-                if route.look():
-                    self._end_waits(route)
-            for pair in self._all():
-                far = pair.half(Side.FAR)
-                if far is not None and far.fresh and self._now() - far.since > self.site.patience:
-                    far.connection.end(f"'{pair.here}' has not come in {self.site.patience:g} s")
-            for worker in {pair.here for pair in self._all() if pair.half(Side.NEAR) is not None}:
-                if not self._is_back(worker):
-                    self._liveness.check_silent(worker)
-            if self._current is not None:
-                self._look_at_guests(self._current())
-            self._remove_pairs()
-            self.journal.look_after(self._now())
+            try:
+                self._look()
+            except Exception:  # such as a thread that the system would not give: the next look may have it
+                _LOG.exception("gateway '%s' could not look after its streams", self.site.identity.worker)
+
+    def _look(self) -> None:
+        for route in self._routes.values():
+            self._health.say(route.cluster, route.control.up)
+            if route.look():
+                self._end_waits(route)
+        for pair in self._all():
+            far = pair.half(Side.FAR)
+            if far is not None and far.fresh and self._now() - far.since > self.site.patience:
+                far.connection.end(f"'{pair.here}' has not come in {self.site.patience:g} s")
+        for worker in {pair.here for pair in self._all() if pair.half(Side.NEAR) is not None}:
+            if not self._is_back(worker):
+                self._liveness.check_silent(worker)
+        if self._current is not None:
+            self._look_at_guests(self._current())
+        self._remove_pairs()
+        self.journal.look_after(self._now())
 
     def _end_waits(self, route: Route) -> None:
         """The way to a cluster is closed: workers that wait for it ask again, and are told why as they come in."""

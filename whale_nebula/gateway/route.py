@@ -318,7 +318,11 @@ class Route:
     def _keep(self) -> None:
         attempt = 0
         while not self._closed.is_set():
-            attempt = 0 if self._go() else attempt + 1
+            try:
+                attempt = 0 if self._go() else attempt + 1
+            except Exception:  # such as a thread that the system would not give: the next attempt may have it
+                _LOG.exception("the stream to gateway '%s' could not be opened", self.who.worker)
+                attempt += 1
             self._closed.wait(self._pause(attempt))
 
     def _pause(self, attempt: int) -> float:

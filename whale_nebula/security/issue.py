@@ -161,9 +161,17 @@ def revoke(
 
 
 def _deny_list(folder: Path, authority: Authority) -> SignedList:
-    """The deny list of an authority; where there is none, an empty one is made, so that every host gets one."""
+    """The deny list of an authority; before anything is issued an empty one is made, so that every host gets one."""
     path = folder / files.REVOKED
     if not path.exists():
+        if list_issued(folder):
+            raise CredentialsError(
+                "the deny list is gone",
+                where=str(path),
+                why="certificates were issued here, and a new list would take back nobody of those that were on it",
+                mend=f"copy {files.REVOKED} back from any host that has it; or, if nobody was ever revoked: "
+                "whale-nebula certs renew --revoked --forget-revocations",
+            )
         _sign_list(folder, authority, 1, {})
     return trust.load(path, [authority.certificate])
 
@@ -174,11 +182,13 @@ def _sign_list(folder: Path, authority: Authority, number: int, revoked: Revocat
     trust.save(path, authority.run, authority.key, max(number, trust.highest_number(path, signer) + 1), revoked)
 
 
-def renew_deny_list(folder: Path, authority: Authority) -> SignedList:
-    """Sign the deny list anew: that of an older version, which has no signature, too."""
+def renew_deny_list(folder: Path, authority: Authority, *, forget: bool = False) -> SignedList:
+    """Sign the deny list anew: that of an older version, which has no signature, too. With `forget` nobody is on it."""
     path = folder / files.REVOKED
     with files.lock_folder(folder):
-        if trust.is_unsigned(path):
+        if forget:
+            _sign_list(folder, authority, 1, {})
+        elif trust.is_unsigned(path):
             _sign_list(folder, authority, 1, trust.load_unsigned(path))
         else:
             present = _deny_list(folder, authority)

@@ -19,6 +19,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -218,6 +219,7 @@ class DenyList:
         self._lock = threading.Lock()
         self._lists: dict[str, SignedList] = {}
         self._tried = set(authorities)
+        self._again = float("inf")  # when a list that was refused is read again
         self._stamp = stamp(path)
         if path is not None:
             self._take(load(path, self._tried))
@@ -235,21 +237,24 @@ class DenyList:
             return next((each.revoked[serial] for each in self._lists.values() if serial in each.revoked), None)
 
     def _read_again(self, authorities: set[x509.Certificate]) -> None:
-        """A list that was refused is tried again once there are other authorities: a renewed one may have signed it."""
-        found = stamp(self.path)
-        if self.path is None or (found == self._stamp and authorities <= self._tried):
+        """A list that was refused is tried again once there are other authorities, as a renewed one may have signed it,
+        and after some seconds: it may be that it could not be read for a moment.
+        """
+        found, now = stamp(self.path), time.monotonic()
+        if self.path is None or (found == self._stamp and authorities <= self._tried and now < self._again):
             return
         if found != self._stamp:
             self._tried.clear()
-        self._stamp = found
         self._tried |= authorities
+        new, self._stamp, self._again = found != self._stamp, found, float("inf")
         if found is None:
             _LOG.warning("the deny list %s is gone; what it held stays denied", self.path)
             return
         try:
             self._take(load(self.path, authorities))
         except CredentialsError as error:
-            _LOG.warning("the deny list stays as it was: %s", error)
+            self._again = now + _AGAIN_SECONDS
+            (_LOG.warning if new else _LOG.debug)("the deny list stays as it was: %s", error)
 
     def _take(self, found: SignedList) -> None:
         """Use a list, unless it is an older one of the same authority than was used before."""
@@ -267,6 +272,7 @@ class DenyList:
         remember_number(path, found)
 
 
+_AGAIN_SECONDS = 10.0
 _USES = {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
 _SKEWED = timedelta(days=1)
 

@@ -212,7 +212,7 @@ class PeerLink(LinkEnd):
             before, since = self._progress(), self._now()
             while not self._ended.is_set():  # the writer ends when it is over, having sent the last acknowledgement
                 left = since + self._deadlines.grace - self._now()
-                if left <= 0 and not self._worth_waiting():
+                if left <= 0 and (not self._worth_waiting() or self._now() - since >= self._deadlines.patience):
                     return
                 self._changed.wait(max(left, 0.1))
                 if self._progress() != before:
@@ -393,6 +393,10 @@ class PeerLink(LinkEnd):
         except RemoteProtocolError as error:
             self._refuse(error)
             return False
+        except Exception as error:  # a decoder's mistake about what a stranger sent; nothing of it is lost in silence
+            _LOG.exception("what %s sent cannot be read", self.there)
+            self._refuse(RemoteProtocolError("what was sent cannot be read", why=type(error).__name__))
+            return False
         return True
 
     def _accept_message(self, message: dict[str, Any], size: int) -> None:
@@ -447,7 +451,10 @@ class PeerLink(LinkEnd):
 
     def _watch(self) -> None:
         while not self._ended.wait(self._tick):
-            self._look()
+            try:
+                self._look()
+            except Exception:  # such as a file or a thread that the system would not give: the next look may have it
+                _LOG.exception("%s could not look after its link to %s", self.here, self.there)
 
     def _look(self) -> None:
         """Whether the other worker is heard, and whether it has been waited for long enough."""

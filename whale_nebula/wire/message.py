@@ -59,7 +59,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return _is_count(abs(value)) if type(value) is int else type(value) is float and math.isfinite(value)
 
 
 def _is_flag(value: Any) -> bool:

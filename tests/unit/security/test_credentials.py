@@ -29,7 +29,7 @@ def test_nobody_starts_without_a_deny_list(home: Home) -> None:
         Credentials.of(paths)
     none = Files.of(Security(ca=str(paths.ca), cert=str(paths.cert), key=str(paths.key), revoked="none"), GPU)
     assert Credentials.of(none).identity == GPU
-    home.files(NPU)  # makes an empty one
+    issue.renew_deny_list(home.folder, home.authority, forget=True)
     assert Credentials.of(paths).trust.denied.number == 1
 
 

@@ -249,11 +249,16 @@ class TestRevoking:
         assert (set(found.revoked), found.number) == (set(serials), 7)
 
     def test_a_list_that_was_lost_does_not_begin_again(self, home: Home) -> None:
-        """Every host has seen a higher number by then, and would refuse it."""
+        """Whoever was revoked would be good again: only who says that it may be forgotten gets an empty one, with a number
+        that every host takes for a newer one's.
+        """
         issue.revoke(home.folder, home.authority, [home.credentials(GPU).serial], "")
         home.credentials(NPU)  # a process reads it
         (home.folder / "revoked.json").unlink()
-        home.files(GATE)
+        for act in (lambda: home.files(GATE), lambda: issue.renew_deny_list(home.folder, home.authority)):
+            with pytest.raises(CredentialsError, match="the deny list is gone"):
+                act()
+        issue.renew_deny_list(home.folder, home.authority, forget=True)
         assert deny_list(home) == trust.SignedList(3, deny_list(home).signer, {})
 
     def test_a_list_of_an_older_version_is_signed_anew(self, home: Home) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import os
 import socket
 import stat
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 from urllib.parse import unquote
 
+_LOG = logging.getLogger("whale_nebula.transport")
 _FILES = "/dev/fd"
 _QUIET_SECONDS, _BUSY_SECONDS = 0.2, 0.05  # between two looks
 
@@ -177,7 +179,10 @@ class ConnectionGuard:
     def _run(self) -> None:
         crowded = False
         while not self._over.wait(_BUSY_SECONDS if crowded else _QUIET_SECONDS):
-            crowded = self._look(time.monotonic()) > self._limits.address // 2
+            try:
+                crowded = self._look(time.monotonic()) > self._limits.address // 2
+            except OSError as error:  # no file is left to look with, which is when there are too many connections
+                _LOG.warning("connections cannot be looked at: %s", error.strerror)
 
     def _look(self, now: float) -> int:
         """Close what is too much; gives how many connections have no stream."""
@@ -206,7 +211,7 @@ class ConnectionGuard:
 
 def _other_end(file: int, port: int) -> End | None:
     """Where an accepted connection of a port comes from; None for every other socket."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(file)) as one:
+    with socket.socket(fileno=os.dup(file)) as one, contextlib.suppress(OSError):
         if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:
             host, number, *_ = one.getpeername()
             return End(_plain(host), number)

@@ -295,5 +295,8 @@ class _Threads(futures.Executor):
             except BaseException as error:
                 future.set_exception(error)
 
-        threading.Thread(target=run, name="nebula-stream", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="nebula-stream", daemon=True).start()
+        except RuntimeError as error:  # the system gives no thread: this call is lost, and gRPC's own thread is not
+            future.set_exception(error)
         return future
