@@ -249,8 +249,8 @@ class TestRevoking:
         assert (set(found.revoked), found.number) == (set(serials), 7)
 
     def test_a_list_that_was_lost_does_not_begin_again(self, home: Home) -> None:
-        """Whoever was revoked would be good again: only who says that it may be forgotten gets an empty one, with a number
-        that every host takes for a newer one's.
+        """Whoever was revoked would be good again: only who says that all may be forgotten gets an empty one, with a
+        number that every host takes for a newer one's.
         """
         issue.revoke(home.folder, home.authority, [home.credentials(GPU).serial], "")
         home.credentials(NPU)  # a process reads it
