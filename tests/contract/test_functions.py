@@ -39,14 +39,6 @@ def test_compiled_by_xla_and_can_inline_tell_functions_apart() -> None:
     assert [tf_private.can_inline(f) for f in (plain, named)] == [True, False]
 
 
-def test_can_inline_not_where_functions_run_eagerly() -> None:
-    tf.config.run_functions_eagerly(True)
-    try:
-        assert not tf_private.can_inline(tf.function(tf.identity))
-    finally:
-        tf.config.run_functions_eagerly(False)
-
-
 @pytest.mark.parametrize("autograph", [True, False])
 def test_run_inline_does_what_tracing_does(autograph: bool) -> None:
     """Defaults, casts to the signature, AutoGraph where it is on, and what is returned becomes tensors."""

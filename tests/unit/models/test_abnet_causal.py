@@ -28,13 +28,6 @@ from whale_nebula.models.masked_lm import masked_lm
 from whale_nebula.models.smoothing import SmoothedCrossentropy
 
 
-@pytest.fixture(autouse=True)
-def no_run_left() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 def compiled(model: keras.Model) -> keras.Model:
     model.compile(keras.optimizers.SGD(0.5), SmoothedCrossentropy())
     return model

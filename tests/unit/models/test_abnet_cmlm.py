@@ -1,7 +1,5 @@
 """ABNet, filled in: it looks both ways, predicts lengths, and is trained in two stages."""
 
-from collections.abc import Iterator
-
 import keras
 import numpy as np
 import pytest
@@ -14,13 +12,6 @@ from whale_nebula.models.hiding import Hiding
 from whale_nebula.models.smoothing import SmoothedCrossentropy
 
 HIDING = Hiding(MASK, (PAD, START, END))
-
-
-@pytest.fixture(autouse=True)
-def no_run_left() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def batch(rows: int = 6) -> tuple[dict, dict]:

@@ -1,6 +1,5 @@
 """The transformer that ABNet is compared with: it learns to translate, and its two stages are one model."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import keras
@@ -13,13 +12,6 @@ from tests.unit.models.small import END, MASK, PAD, SOURCE, START, TARGET, far_f
 from whale_nebula.models.decoding import Beam
 from whale_nebula.models.smoothing import SmoothedCrossentropy
 from whale_nebula.models.translator import Translator
-
-
-@pytest.fixture(autouse=True)
-def no_run_left() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def test_everything_is_trained() -> None:
