@@ -1,5 +1,6 @@
 """A step has one batch: all of its pipelines must say the same, and the model's own goes before one around `fit`."""
 
+import warnings
 from typing import Any
 
 import keras
