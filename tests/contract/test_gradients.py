@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.contract.tracing import graph_of
+from tests.contract.tracing import graph_of, noted
 from whale_nebula.tf import private as tf_private
 
 
@@ -95,20 +95,9 @@ def test_tape_reopened_knows_what_a_closed_tape_has_followed() -> None:
 
 def test_parallel_for_vectorizes_in_the_graph_where_it_is_called() -> None:
     """A body's ops are made in the graph around it, and then others in their place: we must keep out of both."""
-    met: list[Any] = []
-    plain = tf_private.parallel_for._pfor_impl
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        met.append(tf.compat.v1.get_default_graph())
-        return plain(*args, **kwargs)
-
-    tf_private.parallel_for._pfor_impl = noting
-    try:
-        with tf.Graph().as_default() as graph:
-            tf.vectorized_map(lambda row: 2.0 * row, tf.ones([2, 3]))
-    finally:
-        tf_private.parallel_for._pfor_impl = plain
-    assert met == [graph]
+    with noted(tf_private.parallel_for, "_pfor_impl") as met, tf.Graph().as_default() as graph:
+        tf.vectorized_map(lambda row: 2.0 * row, tf.ones([2, 3]))
+    assert [where for *_, where in met] == [graph]
 
 
 def test_patch_gradients_hears_of_tf_gradients_and_of_v1_optimizers() -> None:

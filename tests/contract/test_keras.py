@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.contract.tracing import graph_of
+from tests.contract.tracing import graph_of, noted
 from whale_nebula.tf import private as tf_private
 
 layers = keras.layers
@@ -172,20 +172,10 @@ def test_keras_tree_is_the_tree_of_keras() -> None:
 
 def test_KerasNode_is_made_for_every_call_on_symbolic_tensors() -> None:
     """We tag in `__init__`: layers, operators and `keras.ops` alike go through it."""
-    made: list[Any] = []
-    original = tf_private.KerasNode.__init__
-
-    def noting(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        made.append(self.operation)
-
-    tf_private.KerasNode.__init__ = noting
-    try:
+    with noted(tf_private.KerasNode, "__init__") as made:
         inputs = keras.Input((2,))
         keras.ops.sin(layers.Dense(2)(inputs)) + inputs
-    finally:
-        tf_private.KerasNode.__init__ = original
-    assert [type(op).__name__ for op in made] == ["InputLayer", "Dense", "Sin", "Add"]
+    assert [type(node.operation).__name__ for node, *_ in made] == ["InputLayer", "Dense", "Sin", "Add"]
 
 
 def test_KerasFunction_asks_for_the_operation_of_each_node_before_it_calls_it() -> None:
@@ -193,19 +183,9 @@ def test_KerasFunction_asks_for_the_operation_of_each_node_before_it_calls_it() 
     inputs = keras.Input((2,))
     model = keras.Model(inputs, layers.Dense(2)(inputs))
     assert isinstance(model, tf_private.KerasFunction)
-    asked: list[Any] = []
-    original = tf_private.KerasFunction._get_operation_for_node
-
-    def noting(self: Any, node: Any) -> Any:
-        asked.append(node)
-        return original(self, node)
-
-    tf_private.KerasFunction._get_operation_for_node = noting
-    try:
+    with noted(tf_private.KerasFunction, "_get_operation_for_node") as asked:
         model(tf.ones((1, 2)))
-    finally:
-        tf_private.KerasFunction._get_operation_for_node = original
-    assert [node.operation for node in asked] == [model.layers[-1]]
+    assert [node.operation for _, node, _ in asked] == [model.layers[-1]]
     names = list(inspect.signature(tf_private.KerasFunction._run_through_graph).parameters)
     assert names == ["self", "inputs", "operation_fn", "call_fn"]
 
@@ -267,24 +247,15 @@ def test_sublayers_are_those_directly_inside_and_layers_of_all_and_KerasInput_th
 
 def test_KerasLayer_is_called_by_its_class_whatever_kind_of_layer_it_is() -> None:
     """`nb.place` hooks `__call__` of the class: no layer of Keras has one that passes it by."""
-    called: list[str] = []
-    original = tf_private.KerasLayer.__call__
-
-    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        called.append(self.name)
-        return original(self, *args, **kwargs)
-
     inner = keras.Sequential([keras.Input((3, 2)), layers.GRU(2, name="gru")], name="inner")
     inputs = keras.Input((3, 2))
     model = keras.Model(inputs, layers.Dense(1, name="dense")(inner(inputs)), name="model")
-    tf_private.KerasLayer.__call__ = noting
-    try:
+    with noted(tf_private.KerasLayer, "__call__") as calls:
         model(tf.ones((1, 3, 2)))
-    finally:
-        tf_private.KerasLayer.__call__ = original
+    called = [layer.name for layer, *_ in calls]
     assert called[:3] == ["model", "inner", "gru"]
     assert called[-1] == "dense"
-    assert original.__module__.startswith("keras.")
+    assert tf_private.KerasLayer.__call__.__module__.startswith("keras.")
 
 
 def test_patch_masks_hears_of_what_a_layer_takes_off_again() -> None:

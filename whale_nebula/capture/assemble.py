@@ -39,6 +39,9 @@ def assemble(
     def value(tensor: Any) -> Value:
         return Value(numbers[tensor.op.name], tensor.value_index)
 
+    def is_ours(tensor: Any) -> bool:
+        return getattr(tensor, "graph", None) is trace.graph
+
     made = {numbers[name] for live in trace.requests for name in live.backward}
     helpers: set[int] = set()  # ops made while differentiating that the forward reads: a loop's accumulators
     for op in reversed(graph.ops):
@@ -54,6 +57,8 @@ def assemble(
     fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
     labels = label(graph, [stage.key for stage in stages], fixed=fixed, skip=backward)
     codecs = [ways(frame.options, training=bool(requests)) for frame in trace.met.compressions]
+    # what Keras marked tensors with, where a compress scope asks for it
+    marked = trace.masks if any(frame.options.get("mask") is True for frame in trace.met.compressions) else []
     leaves = zip(trace.leaves, leaf_names, trace.batched, strict=True)
     program = Program(
         graph=graph,
@@ -68,19 +73,11 @@ def assemble(
         pipeline=trace.met.pipeline,
         compressions=tuple((str(there), str(back)) for there, back in codecs),
         labels=labels,
-        masks=_masks(trace, value),
+        masks={value(tensor): value(mask) for tensor, mask in marked if all(map(is_ours, (tensor, mask)))},
         sites=tuple(str(frame.site) for frame in trace.met.compressions),
         apart=trace.met.replicas.apart,
     )
     return settle_sums(trace, program, where=lambda op: place_of(operations[op]))
-
-
-def _masks(trace: Tracing, value: Callable[[Any], Value]) -> dict[Value, Value]:
-    """What Keras marked tensors with, where a compress scope asks for it."""
-    if not any(frame.options.get("mask") is True for frame in trace.met.compressions):
-        return {}
-    here = [pair for pair in trace.masks if all(getattr(each, "graph", None) is trace.graph for each in pair)]
-    return {value(tensor): value(mask) for tensor, mask in here}
 
 
 def _request(
@@ -93,6 +90,11 @@ def _request(
 ) -> Request:
     before = {numbers[name] for name in live.before if name in numbers}
     inside = frozenset(numbers[name] for name in live.backward if name in numbers) - helpers
+    parts: list[GradientPart] = []
+    terms: Counter[tuple[int, int]] = Counter()  # which of the lookups of one stage each part is
+    for stage, source, tensors in live.parts:
+        parts.append(GradientPart(stage, source, tuple(map(value, tensors)), terms[stage, source]))
+        terms[stage, source] += 1
     return Request(
         index=number,
         start=max(before, default=-1) + 1,
@@ -105,18 +107,8 @@ def _request(
         arrivals=tuple(Arrival(value(t), value(feed)) for t, feed in live.arrivals),
         flows=tuple(Flow(stage, value(t), value(g)) for stage, t, g in live.flows),
         effects=tuple((stage, numbers[op.name]) for stage, op in live.made if numbers[op.name] in effects),
-        parts=_parts(live.parts, value),
+        parts=tuple(parts),
     )
-
-
-def _parts(live: Sequence[tuple[int, int, Any]], value: Callable[[Any], Value]) -> tuple[GradientPart, ...]:
-    """The parts, and which of the lookups of one stage each of them is."""
-    terms: Counter[tuple[int, int]] = Counter()
-    found = []
-    for stage, source, tensors in live:
-        found.append(GradientPart(stage, source, tuple(map(value, tensors)), terms[stage, source]))
-        terms[stage, source] += 1
-    return tuple(found)
 
 
 def _variables(

@@ -230,16 +230,14 @@ def _terms(gradient: Any) -> list[tuple[Any, ...]]:
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return [(gradient,)]
-    values, indices = _concatenated_parts(gradient.values), _concatenated_parts(gradient.indices)
+    values, indices = (
+        list(each.op.inputs)[:-1] if each.op.type == "ConcatV2" else [each]
+        for each in (gradient.values, gradient.indices)
+    )
     if len(values) != len(indices) or len(values) == 1:
         return [(gradient.values, gradient.indices)]
     pairs = zip(values, indices, strict=True)
     return [term for pair in pairs for term in _terms(tf.IndexedSlices(*pair, gradient.dense_shape))]
-
-
-def _concatenated_parts(tensor: Tensor) -> Sequence[Tensor]:
-    """What a tensor is the concatenation of."""
-    return list(tensor.op.inputs)[:-1] if tensor.op.type == "ConcatV2" else [tensor]
 
 
 def _placeholder(dtype: Any, shape: Any, name: str) -> Any:

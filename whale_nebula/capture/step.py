@@ -97,10 +97,6 @@ class Signature:
     absent: tuple[int, ...] = ()
 
 
-def _have_begun(wanted: Callable[[Any], bool]) -> None:
-    """What a trace made has its values already."""
-
-
 @dataclass(frozen=True)
 class Captured:
     """A captured step: its Program, the traced graph, and how to pack its results.
@@ -114,7 +110,7 @@ class Captured:
     structured_outputs: Any
     variables: Mapping[str, Any]
     aliases: Aliases = field(default_factory=dict)
-    begin: Callable[[Callable[[Any], bool]], None] = _have_begun
+    begin: Callable[[Callable[[Any], bool]], None] = lambda wanted: None
     projected: tuple[str, ...] = ()
 
     def pack(self, tensors: Sequence[Any]) -> Any:
@@ -200,7 +196,7 @@ def capture(
             return call(fill_layout(layout, tensors))
 
     function = tf.function(body, autograph=False)
-    begin = tf_private.variables_later(function) if later else _have_begun
+    begin = tf_private.variables_later(function) if later else lambda wanted: None
     with translate_errors(traces, list(zip(layout.names, layout.specs, strict=True))), trace_patched():
         graph = function.get_concrete_function(*layout.specs).graph
     explain_late_requests(tape for each in traces for tape in each.tapes)

@@ -95,20 +95,7 @@ def test_a_place_says_it_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "name"),
-    [
-        (functional, "model.keras"),
-        (sequential, "folder"),
-        (nested, "model.keras"),
-        *(
-            pytest.param(build, name, marks=pytest.mark.grid)
-            for build, name in (
-                (functional, "folder"),
-                (sequential, "model.keras"),
-                (nested, "folder"),
-            )
-        ),
-    ],
+    ("build", "name"), [(functional, "model.keras"), (sequential, "folder"), (nested, "model.keras")]
 )
 def test_save_says_it_and_so_does_the_first_run_of_what_is_loaded(
     build: Callable[[], keras.Model], name: str, tmp_path: Path

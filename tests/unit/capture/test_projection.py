@@ -50,6 +50,16 @@ def by_hand() -> list[Any]:
     return [Times(basis), Times(basis.T)]
 
 
+def two_stages(scope: Any, first: Any = None, second: Any = None) -> Any:
+    """Encoder and decoder in two stages, with a compress scope around both."""
+    inputs = keras.Input((4, 5))
+    with nb.cluster(), scope:
+        with nb.stage(cluster="gpu"):
+            hidden = (first or encoder())(inputs)
+        with nb.stage(cluster="npu"):
+            return keras.Model(inputs, (second or decoder())(hidden))
+
+
 def functional(micro_batch: int) -> Any:
     inputs = keras.Input((4, 5))
     if not micro_batch:
@@ -151,12 +161,7 @@ def test_only_the_few_numbers_cross_and_each_stage_has_its_variable() -> None:
 
 @pytest.mark.parametrize("rank", [WIDTH, WIDTH + 1])
 def test_what_would_not_shrink_crosses_as_it_is(rank: int) -> None:
-    inputs = keras.Input((4, 5))
-    with nb.cluster(), learned(rank):
-        with nb.stage(cluster="gpu"):
-            hidden = encoder()(inputs)
-        with nb.stage(cluster="npu"):
-            model = keras.Model(inputs, decoder()(hidden))
+    model = two_stages(learned(rank))
     plan = nb.plan(model, X)
     assert plan.boundaries[0].shape == (None, 4, WIDTH)
     assert plan.notes == (f"float32[?, 4, 8] of stage 'gpu' crosses whole: a rank of {rank} would not make it shorter",)
@@ -194,14 +199,9 @@ def test_skips_branches_and_norms() -> None:
 
 
 def test_a_precision_follows() -> None:
-    inputs = keras.Input((4, 5))
     nb.init(links="10gbit,0ms")
-    with nb.cluster(), nb.compress(rank=RANK, basis="learned", int8=True):
-        with nb.stage(cluster="gpu"):
-            hidden = encoder()(inputs)
-        with nb.stage(cluster="npu"):
-            model = keras.Model(inputs, decoder()(hidden))
-        model.compile("sgd", "mse")
+    model = two_stages(nb.compress(rank=RANK, basis="learned", int8=True))
+    model.compile("sgd", "mse")
     (boundary,) = nb.plan(model, X, Y).boundaries
     assert (boundary.shape, boundary.codec, boundary.backward_codec) == ((None, 4, RANK), "int8", "int8")
     assert np.isfinite(model.fit(X, Y, verbose=0).history["loss"][0])
@@ -469,12 +469,7 @@ def test_a_custom_gradient_that_reads_what_crosses_first_is_refused_with_the_lin
 
 
 def test_half_precision_crosses_in_half_precision() -> None:
-    inputs = keras.Input((4, 5))
-    with nb.cluster(), learned():
-        with nb.stage(cluster="gpu"):
-            hidden = keras.layers.Dense(WIDTH, dtype="mixed_bfloat16")(inputs)
-        with nb.stage(cluster="npu"):
-            model = keras.Model(inputs, keras.layers.Dense(2, dtype="mixed_bfloat16")(hidden))
+    model = two_stages(learned(), *(keras.layers.Dense(units, dtype="mixed_bfloat16") for units in (WIDTH, 2)))
     model.compile("sgd", "mse")
     assert nb.verify(model, X, Y).ok
     assert {v.dtype for v in model.trainable_variables} == {"float32"}
