@@ -13,6 +13,7 @@ from whale_nebula.capture.mirror import in_order, mirror, mirror_spec
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.tracing import LiveRequest, Tracing
 from whale_nebula.codec.way import ways
+from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Arrival, Flow, GradientPart, Holder, Leaf, Program, Request, Variable
 from whale_nebula.passes.effects import is_effect
 from whale_nebula.passes.label import label
@@ -42,15 +43,7 @@ def assemble(
     def is_ours(tensor: Any) -> bool:
         return getattr(tensor, "graph", None) is trace.graph
 
-    made = {numbers[name] for live in trace.requests for name in live.backward}
-    helpers: set[int] = set()  # ops made while differentiating that the forward reads: a loop's accumulators
-    for op in reversed(graph.ops):
-        if op.index not in made or op.index in helpers:
-            helpers.update(value.op for value in op.inputs if value.op in made)
-    effects = {op.index for op in graph.ops if is_effect(op, graph)}
-    requests = tuple(
-        _request(number, live, numbers, value, helpers, effects) for number, live in enumerate(trace.requests)
-    )
+    requests = _requests(trace, graph, numbers, value)
     trace.met.settle(summed=bool(trace.summed))
     stages = tuple(trace.met.stages.values())
     backward = frozenset(op for request in requests for op in request.backward)
@@ -78,6 +71,19 @@ def assemble(
         apart=trace.met.replicas.apart,
     )
     return settle_sums(trace, program, where=lambda op: place_of(operations[op]))
+
+
+def _requests(
+    trace: Tracing, graph: Graph, numbers: Mapping[str, int], value: Callable[[Any], Value]
+) -> tuple[Request, ...]:
+    made = {numbers[name] for live in trace.requests for name in live.backward}
+    helpers: set[int] = set()  # ops made while differentiating that the forward reads: a loop's accumulators
+    for op in reversed(graph.ops):
+        if op.index not in made or op.index in helpers:
+            helpers.update(value.op for value in op.inputs if value.op in made)
+    effects = {op.index for op in graph.ops if is_effect(op, graph)}
+    pairs = enumerate(trace.requests)
+    return tuple(_request(number, live, numbers, value, helpers, effects) for number, live in pairs)
 
 
 def _request(

@@ -30,7 +30,7 @@ def answer_tape(
     """Stands in for `tf.GradientTape.gradient` in the thread that traces, and passes through elsewhere."""
     trace = current()
     if trace is not None and trace.plain:
-        with trace.flagged(busy=True):
+        with trace.set_flags(busy=True):
             found = _original(tape, target, sources, output_gradients, unconnected_gradients)
         # what is made of it belongs to no stage
         parts = tf.nest.flatten(found, expand_composites=True)
@@ -73,7 +73,7 @@ def _answer(
     stops: Sequence[Any],
     unconnected: Any,
 ) -> list[Any]:
-    with trace.flagged(busy=True):
+    with trace.set_flags(busy=True):
         ends = [tf.convert_to_tensor(target) for target in targets]
         starts = [None] * len(ends) if seeds is None else seeds
         found = differentiate(trace, tape, ends, sources, starts, stops)
@@ -101,7 +101,7 @@ def vectorize_plainly(*args: Any, **kwargs: Any) -> Any:
     trace = current()
     if trace is None:
         return _original_vectorized(*args, **kwargs)
-    with trace.flagged(busy=True, vectorizing=True):
+    with trace.set_flags(busy=True, vectorizing=True):
         return _original_vectorized(*args, **kwargs)
 
 

@@ -12,7 +12,6 @@ import weakref
 from typing import Any, NamedTuple
 
 import keras
-import tensorflow as tf
 
 from whale_nebula import scopes
 from whale_nebula.capture.places import warn_once
@@ -98,18 +97,8 @@ _told: weakref.WeakSet[Any] = weakref.WeakSet()
 def watch(operation: Any) -> None:
     """Hear when this layer or operation, which was called under scopes, gives its config."""
     if not hasattr(operation.get_config, "nebula_heard"):
-        tf_private.on_config(operation, _find_copy_by_user)
+        tf_private.on_config(operation, find_copy_by_user)
         operation.get_config.nebula_heard = True
-
-
-def watch_node(node: Any) -> None:
-    """Hear when this node, which was made under scopes, is run for a clone: layers may be shared, unasked."""
-
-    def hear(arguments: Any) -> None:
-        if any(isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten(arguments)):
-            _find_copy_by_user()
-
-    tf_private.on_run(node, hear)
 
 
 def tell_if_copy(model: Any) -> None:
@@ -131,8 +120,8 @@ def tell_if_copy(model: Any) -> None:
         warnings.warn_explicit(warning, NebulaWarning, *script_site())
 
 
-def _find_copy_by_user() -> None:
-    """The outermost call of Keras that copies a whole model is what the user wrote."""
+def find_copy_by_user() -> None:
+    """Warn of a copy that is made now: the outermost call of Keras that copies a whole model is what the user wrote."""
     calls = [call for call in tf_private.keras_calls() if isinstance(call.given, keras.Model)]
     found = next((call for call in reversed(calls) if call.name in _WAYS), None)
     saved = found is not None and found.name == "save_model"

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from whale_nebula import scopes
@@ -68,8 +69,7 @@ def init_node(node: Any, *args: Any, **kwargs: Any) -> None:
     _node_init(node, *args, **kwargs)
     if frames := _frames():
         _tag(node, node.operation, frames)
-        keras_copies.watch_node(node)
-        _watch_node(node, frames)
+        _watch_node(node, frames, tagged=True)
 
 
 def add_layer(model: Any, layer: Any, rebuild: bool = True) -> None:
@@ -86,25 +86,31 @@ def add_layer(model: Any, layer: Any, rebuild: bool = True) -> None:
 def _watch_nodes(model: Any) -> None:
     for node in nodes_of(model):
         if not frames_of(node):
-            _watch_node(node, ())
+            _watch_node(node, (), tagged=False)
 
 
-def _watch_node(node: Any, frames: Frames) -> None:
+def _watch_node(node: Any, frames: Frames, *, tagged: bool) -> None:
     """Hear when this node runs: it was made under these scopes, or its layer was, where that is in a Sequential."""
     frames = frames_of(node.operation) or frames
     stage, around = scopes.stage_of(frames), scopes.compress_of(frames)
-    if stage is not None:
-        projects = around is not None and learned_rank(around) is not None
-        tf_private.on_run(node, functools.partial(_warn_if_eager, stage, projects))
+    projects = around is not None and learned_rank(around) is not None
+
+    def hear(arguments: Any) -> None:
+        leaves = tf.nest.flatten(arguments)
+        if tagged and any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
+            keras_copies.find_copy_by_user()  # it runs for a clone: layers may be shared, unasked
+        if stage is not None and any(isinstance(leaf, tf.Tensor) for leaf in leaves):
+            _warn_if_eager(stage, projects)
+
+    if tagged or stage is not None:
+        tf_private.on_run(node, hear)
 
 
-def _warn_if_eager(stage: Frame, projects: bool, arguments: Any) -> None:
+def _warn_if_eager(stage: Frame, projects: bool) -> None:
     if current() is not None or uncut_on_purpose():
         return
     code = running()
-    if code is None or (tf.executing_eagerly() and not tf_private.tape_records() and not projects):
-        return
-    if any(isinstance(leaf, tf.Tensor) for leaf in tf.nest.flatten(arguments)):
+    if code is not None and (not tf.executing_eagerly() or tf_private.tape_records() or projects):
         place = script_site()
         then = f"so the scopes that the model was built in, at {stage.site}, catch nothing"
         then += ", and nothing is projected on its learned basis" * projects
@@ -160,20 +166,20 @@ def run_graph(function: Any, inputs: Any, operation_fn: Any = lambda op: op, cal
     if _LOCAL.sequential is not function:  # the step hears of all the stages of a model before it enters the first
         trace.met.meet_model(stages_of(function))
 
-    def scoped(operation: Any) -> Any:
+    def wrap_operation(operation: Any) -> Any:
         frames, line = frames_of(_LOCAL.tagged), built_at(_LOCAL.tagged)
         called = operation_fn(operation)
 
-        def entered(*args: Any, **kwargs: Any) -> Any:
+        def run_in_scopes(*args: Any, **kwargs: Any) -> Any:
             trace = current_here()
             opened = scopes.stage_of(scopes.open_frames())
             stamps = tf_private.stamp_ops(trace.graph, {BUILT: line}) if trace else contextlib.nullcontext()
             with stamps, scopes.reenter(frames) if opened is None else contextlib.nullcontext():
                 return called(*args, **kwargs)
 
-        return entered if frames else called
+        return run_in_scopes if frames else called
 
-    return _run(function, inputs, scoped, None)
+    return _run(function, inputs, wrap_operation, None)
 
 
 def call_sequential(model: Any, *args: Any, **kwargs: Any) -> Any:

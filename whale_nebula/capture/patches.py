@@ -65,6 +65,6 @@ def install() -> list[scopes.Watcher]:
 
 @contextlib.contextmanager
 def trace_patched() -> Iterator[None]:
-    """Around the trace of a step: apply `TRACING`, and follow the layers of placed models."""
-    with apply_patches(TRACING), place_trace.placing():
+    """Around the trace of a step: apply `TRACING`."""
+    with apply_patches(TRACING):
         yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,18 +26,21 @@ class Places:
     Layers are held, not only numbered: a number would be given again to another one.
     """
 
-    graph: Any = None
     homes: dict[int, list[Home]] = field(default_factory=dict)
     models: dict[int, tuple[Any, Placement]] = field(default_factory=dict)
     met: set[Placement] = field(default_factory=set)
     strangers: dict[int, Any] = field(default_factory=dict)
     running: list[Any] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        for model, placement in placed_models():
+            self.models[id(model)] = model, placement
+            for home in homes_of(model, placement).homes:
+                self.homes.setdefault(id(home.spot.layer), []).append(home)
+
     @contextlib.contextmanager
     def around(self, trace: Tracing, layer: Any) -> Iterator[None]:
         """Around one call of a layer."""
-        if self.graph is not trace.graph:
-            self._begin(trace.graph)
         homes = self.homes.get(id(layer), [])
         self.met.update(home.placement for home in homes)
         if id(layer) in self.models:
@@ -52,14 +54,6 @@ class Places:
         finally:
             self.running.pop()
 
-    def _begin(self, graph: Any) -> None:
-        """TensorFlow traces twice where variables are made on the way: by the second time all layers are there."""
-        self.__dict__.update(Places(graph).__dict__)
-        for model, placement in placed_models():
-            self.models[id(model)] = model, placement
-            for home in homes_of(model, placement).homes:
-                self.homes.setdefault(id(home.spot.layer), []).append(home)
-
     def _enter_stage(self, trace: Tracing, layer: Any, homes: list[Home]) -> contextlib.AbstractContextManager[None]:
         opened = scopes.stage_of(scopes.open_frames())
         if opened is not None:
@@ -71,7 +65,7 @@ class Places:
         if tf.compat.v1.get_default_graph() is not trace.graph:
             around = home.spot.around
             raise BoundaryInBodyError(
-                f"{home.told}, is called inside a loop, a branch or a nested tf.function",
+                f"{home.subject}, is called inside a loop, a branch or a nested tf.function",
                 where=str(home.placement.site),
                 why="TensorFlow runs such a body as one op, so no boundary can lie inside it",
                 mend=f"place what is around it: {around!r}" if around else "place layers that are called outside of it",
@@ -120,7 +114,7 @@ class Places:
             for home in found.homes:
                 if home.rule is not None and id(home.spot.layer) in self.strangers:
                     raise PlacementError(
-                        f"{home.told}, was made while the step was traced",
+                        f"{home.subject}, was made while the step was traced",
                         where=str(placement.site),
                         why="it ran before it could be placed",
                         mend="build the model first: model.build(shape), or call it once",
@@ -141,7 +135,7 @@ def _check_inside(opened: Frame, homes: list[Home]) -> None:
         around = f"inside layer {outer!r}, which comes under {opened.options['rule']}"
         mend = "give both to the same stage"
     raise PlacementError(
-        f"{home.told}, is called {around}",
+        f"{home.subject}, is called {around}",
         where=str(home.placement.site),
         why="stages follow one another, they do not nest",
         mend=f"{mend}, or leave {home.rule.pattern.pattern!r} out",
@@ -172,30 +166,14 @@ def _enter_rule(graph: Any, home: Home) -> Iterator[None]:
         yield
 
 
-_LOCAL = threading.local()
 _call = tf_private.KerasLayer.__call__
 
 
 @functools.wraps(_call)  # AutoGraph goes by its module: it leaves Keras's own functions as they are
 def call_placed(layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for `Layer.__call__`: a layer that `nb.place` was given runs in its stage."""
-    trace, places = current(), getattr(_LOCAL, "places", None)
-    if trace is None or trace.flags.busy or places is None or tf_private.in_symbolic_scope():
+    trace = current()
+    if trace is None or trace.flags.busy or not trace.places or tf_private.in_symbolic_scope():
         return _call(layer, *args, **kwargs)  # in a symbolic scope Keras builds the model, in a graph of its own
-    with places.around(trace, layer):
+    with trace.places.around(trace, layer):
         return _call(layer, *args, **kwargs)
-
-
-@contextlib.contextmanager
-def placing() -> Iterator[None]:
-    """Around a trace: follow the calls of layers, if a model is placed, and check in the end that all were met."""
-    if not placed_models():
-        yield
-        return
-    before, places = getattr(_LOCAL, "places", None), Places()
-    _LOCAL.places = places
-    try:
-        yield
-        places.check()
-    finally:
-        _LOCAL.places = before

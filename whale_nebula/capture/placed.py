@@ -70,7 +70,7 @@ class Home:
         return None if self.rule is None else self.rule.key
 
     @property
-    def told(self) -> str:
+    def subject(self) -> str:
         """The layer and its rule, for an error."""
         return f"nb.place: layer {self.spot.path!r}, which comes under {self.rule}"
 

@@ -54,7 +54,7 @@ def find_inputs(graph: Any, op_type: str, inputs: Sequence[Any]) -> Sequence[Any
     consumer = _find_consumer(trace, graph, op_type, inputs)
     if consumer is None:
         return inputs
-    with trace.flagged(busy=True):
+    with trace.set_flags(busy=True):
         return [_enter_stage(trace, tensor, consumer) for tensor in inputs]
 
 

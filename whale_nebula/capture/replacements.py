@@ -40,7 +40,7 @@ def call_inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
     trace = current_here()
     if trace is not None and not trace.flags.busy:
         if tf_private.compiled_by_xla(function):
-            with trace.flagged(compiled=True):
+            with trace.set_flags(compiled=True):
                 return _call(function, *args, **kwargs)
         if tf_private.can_inline(function):
             return tf_private.run_inline(function, args, kwargs)
@@ -55,7 +55,7 @@ def split_condition(pred: Any, branches: Sequence[Any]) -> bool:
     clusters = [stage.cluster for stage in trace.met.stages.values()]
     if len(set(clusters)) < 2:
         return False
-    with trace.flagged(busy=True):
+    with trace.set_flags(busy=True):
         trees = [_Tree(branch) for branch in branches]
         found = split_branches([tree.branch for tree in trees], _find_owners(trace, clusters))
         if found is None:

@@ -21,6 +21,8 @@ from whale_nebula.capture.intercept import explain_late_requests
 from whale_nebula.capture.keras_copies import stages_of
 from whale_nebula.capture.mirror import COPIED
 from whale_nebula.capture.patches import install, trace_patched
+from whale_nebula.capture.place_trace import Places
+from whale_nebula.capture.placed import placed_models
 from whale_nebula.capture.places import warn_once
 from whale_nebula.capture.projection import check_crossed, check_listed
 from whale_nebula.capture.surroundings import check_surroundings
@@ -201,6 +203,8 @@ def capture(
         graph = function.get_concrete_function(*layout.specs).graph
     explain_late_requests(tape for each in traces for tape in each.tapes)
     trace = traces[-1]
+    if trace.places:
+        trace.places.check()
     check_constants(graph)
     tell_if_partly_copied(trace, paths())
     if isinstance(owner, keras.Model):  # a function under @nb.function says so itself
@@ -217,7 +221,9 @@ def capture(
 @contextlib.contextmanager
 def _trace_begun(tensors: Sequence[Any], owner: Any, **options: Any) -> Iterator[Tracing]:
     """In the graph that is traced now: all parts of a model are its steps' own, also those that this one leaves out."""
-    trace = Tracing(tf.compat.v1.get_default_graph(), tensors, bottlenecks=Bottlenecks(owner), **options)
+    places = Places() if placed_models() else None
+    graph = tf.compat.v1.get_default_graph()
+    trace = Tracing(graph, tensors, bottlenecks=Bottlenecks(owner), places=places, **options)
     with tracing.tracing(trace), scopes.numbering(), scopes.told_again():
         if isinstance(owner, keras.Model):
             trace.met.meet_model(stages_of(owner))
@@ -227,8 +233,10 @@ def _trace_begun(tensors: Sequence[Any], owner: Any, **options: Any) -> Iterator
 @contextlib.contextmanager
 def plainly(tensors: Sequence[Any], owner: Any = None) -> Iterator[None]:
     """In the trace of a step that runs uncut: project what the step cut would project, and leave all else as it is."""
-    with trace_patched(), _trace_begun(tensors, owner, plain=True):
+    with trace_patched(), _trace_begun(tensors, owner, plain=True) as trace:
         yield
+    if trace.places:
+        trace.places.check()
 
 
 def fill_layout(layout: Signature, tensors: Sequence[Any]) -> list[Any]:

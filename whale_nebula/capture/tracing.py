@@ -50,7 +50,8 @@ class Flags:
 class Tracing:
     """What is recorded of one trace of a step in `graph`, whose inputs are `leaves`, some of them `batched`.
 
-    A `plain` one is that of a step that runs uncut: nothing is differentiated by us, only projected: see `projection`.
+    `places` are those of `place_trace`, where a model is placed. A `plain` trace is that of a step that runs uncut:
+    nothing is differentiated by us, only projected: see `projection`.
     """
 
     graph: Any
@@ -58,6 +59,7 @@ class Tracing:
     batched: Sequence[bool] = ()
     bottlenecks: Bottlenecks = field(default_factory=Bottlenecks)
     plain: bool = False
+    places: Any = None
     flags: Flags = field(default_factory=Flags)
     met: ScopesMet = field(default_factory=ScopesMet)
     requests: list[LiveRequest] = field(default_factory=list)
@@ -71,7 +73,7 @@ class Tracing:
     tapes: list[Any] = field(default_factory=list)
 
     @contextlib.contextmanager
-    def flagged(self, **flags: bool) -> Iterator[None]:
+    def set_flags(self, **flags: bool) -> Iterator[None]:
         """For a while, be at something."""
         before = dict(vars(self.flags))
         vars(self.flags).update(flags)

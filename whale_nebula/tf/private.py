@@ -327,12 +327,12 @@ def on_run(node: Any, hear: Callable[[Any], None]) -> None:
     """Tell `hear` of the arguments whenever a functional model runs this node, whatever it runs it for."""
     fill_in = node.arguments.fill_in
 
-    def heard(tensors: Any) -> Any:
+    def wrapper(tensors: Any) -> Any:
         found = fill_in(tensors)
         hear(found)
         return found
 
-    node.arguments.fill_in = heard
+    node.arguments.fill_in = wrapper
 
 
 def on_config(operation: Any, hear: Callable[[], None]) -> None:
@@ -351,13 +351,13 @@ def _wrap_method(
     plain = getattr(instance, name)
 
     @functools.wraps(plain)
-    def heard(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         before()
         found = plain(*args, **kwargs)
         after()
         return found
 
-    object.__setattr__(instance, name, heard)
+    object.__setattr__(instance, name, wrapper)
 
 
 def python_frames() -> Iterator[FrameType]:
