@@ -1,6 +1,5 @@
 """Models of two layers in two stages, built in each way of Keras."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -42,6 +41,3 @@ def built_later() -> keras.Model:
     model = sequential(with_input=False)
     model(X)
     return model
-
-
-Build = Callable[[], keras.Model]
