@@ -146,14 +146,14 @@ def target_wanted(call: str, model: Any, batch: Sequence[Any]) -> Iterator[None]
         if len(batch) != 1 or getattr(model, "loss", None) is None:
             raise
         said = error.what if isinstance(error, NebulaError) else str(error).strip().splitlines()[0]
+        where = str(script_site())
         if isinstance(batch[0], tuple) and 1 < len(batch[0]) < 4:
-            what, given = "a tuple as x, and x, y and sample_weight are given one by one", "*batch"
-        elif any(word in said for word in _NO_Y):
-            what, given = f"x alone, and the loss of model {model.name!r} needs y", "x, y"
-        else:
-            raise
-        what, mend = f"{call} was given {what}", f"{call}(model, {given})"
-        raise OptionError(what, where=str(script_site()), why=said, mend=mend) from error
+            what = f"{call} was given a tuple as x, and x, y and sample_weight are given one by one"
+            raise OptionError(what, where=where, why=said, mend=f"{call}(model, *batch)") from error
+        if any(word in said for word in _NO_Y):
+            what = f"{call} was given x alone, and the loss of model {model.name!r} needs y"
+            raise OptionError(what, where=where, why=said, mend=f"{call}(model, x, y)") from error
+        raise
 
 
 _NO_Y = ("None values", "NoneType", "y_true", "got None")

@@ -133,8 +133,9 @@ def find_copy_by_user() -> None:
     if not saved:
         _cloned.update(map(_print, _parts(found.given)))
     what, mend = _WAYS[found.name]
-    why = f"{_LIE}; it is said once for this place"
-    warn_once(script_site(found.frame), what.format(found.given.name), why=why, mend=mend, key=found.name)
+    site, why = script_site(found.frame), f"{_LIE}; it is said once for this place"
+    warning = NebulaWarning(what.format(found.given.name), where=str(site), why=why, mend=mend)
+    warn_once(site, warning, found.name)
 
 
 def _parts(model: Any) -> list[Any]:

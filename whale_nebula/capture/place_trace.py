@@ -65,7 +65,8 @@ class Places:
         if tf.compat.v1.get_default_graph() is not trace.graph:
             around = home.spot.around
             raise BoundaryInBodyError(
-                f"{home.subject}, is called inside a loop, a branch or a nested tf.function",
+                f"nb.place: layer {home.spot.path!r}, which comes under {home.rule}, is called inside a loop, a branch "
+                "or a nested tf.function",
                 where=str(home.placement.site),
                 why="TensorFlow runs such a body as one op, so no boundary can lie inside it",
                 mend=f"place what is around it: {around!r}" if around else "place layers that are called outside of it",
@@ -114,7 +115,8 @@ class Places:
             for home in found.homes:
                 if home.rule is not None and id(home.spot.layer) in self.strangers:
                     raise PlacementError(
-                        f"{home.subject}, was made while the step was traced",
+                        f"nb.place: layer {home.spot.path!r}, which comes under {home.rule}, was made "
+                        "while the step was traced",
                         where=str(placement.site),
                         why="it ran before it could be placed",
                         mend="build the model first: model.build(shape), or call it once",
@@ -130,15 +132,15 @@ def _check_inside(opened: Frame, homes: list[Home]) -> None:
     if home is None or home.rule is None:
         return
     around = f"inside nb.stage at {opened.site}"
-    mend = "take that scope out of the model's code"
+    mend = f"take that scope out of the model's code, or leave {home.rule.pattern.pattern!r} out"
     if outer is not None:
         around = f"inside layer {outer!r}, which comes under {opened.options['rule']}"
-        mend = "give both to the same stage"
+        mend = f"give both to the same stage, or leave {home.rule.pattern.pattern!r} out"
     raise PlacementError(
-        f"{home.subject}, is called {around}",
+        f"nb.place: layer {home.spot.path!r}, which comes under {home.rule}, is called {around}",
         where=str(home.placement.site),
         why="stages follow one another, they do not nest",
-        mend=f"{mend}, or leave {home.rule.pattern.pattern!r} out",
+        mend=mend,
     )
 
 

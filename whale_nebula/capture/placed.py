@@ -69,11 +69,6 @@ class Home:
         """The key of the stage that the layer is given to, if it is to one."""
         return None if self.rule is None else self.rule.key
 
-    @property
-    def subject(self) -> str:
-        """The layer and its rule, for an error."""
-        return f"nb.place: layer {self.spot.path!r}, which comes under {self.rule}"
-
 
 @dataclass(frozen=True, slots=True)
 class Homes:
@@ -162,11 +157,11 @@ def no_match(model: Any, placement: Placement, rule: Rule) -> PlacementError:
     tail = next((tail for tail in _TAILS if pattern.endswith(tail)), "")
     head = pattern.removesuffix(tail)
     near = difflib.get_close_matches(head, paths, n=_SHOWN, cutoff=0.4)
-    shown = _list_some([*near, *(path for path in paths if path not in near)])
+    shown = f"its layers are {_list_some([*near, *(path for path in paths if path not in near)])}"
     return PlacementError(
         f"nb.place: no layer of {model.name!r} matches {pattern!r}",
         where=str(placement.site),
-        why=f"its layers are {shown}" if paths else "it has no layers inside",
+        why=shown if paths else "it has no layers inside",
         mend=_suggest_pattern(head, tail, paths),
     )
 

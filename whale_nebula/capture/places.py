@@ -58,9 +58,8 @@ def foreign(file: str) -> bool:
 _said: set[tuple[Site, Hashable]] = set()
 
 
-def warn_once(site: Site, what: str, *, why: str, mend: str, key: Hashable = None) -> None:
+def warn_once(site: Site, warning: NebulaWarning, key: Hashable = None) -> None:
     """Warn at a line, if it has not been said there before of the same `key`."""
     if (site, key) not in _said:
         _said.add((site, key))
-        warning = NebulaWarning(what, where=str(site), why=why, mend=mend)
         warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)

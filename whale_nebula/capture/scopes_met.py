@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from whale_nebula import scopes
 from whale_nebula.capture.places import warn_once
-from whale_nebula.errors import NestingError, OptionError
+from whale_nebula.errors import NebulaWarning, NestingError, OptionError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Apart, Pipeline, Stage
 from whale_nebula.ir.routing import enough
@@ -76,13 +76,13 @@ class ScopesMet:
                 mend="one nb.pipeline(...) around all stages, or the same options at both lines",
             )
         if names:
-            warn_once(
-                before.site,
+            warning = NebulaWarning(
                 f"nb.pipeline({other}) around the step does not count",
+                where=str(before.site),
                 why=f"the model has its own at {frame.site}, with {mine}; it is said once for this place",
                 mend="leave one of the two out",
-                key=frame.site,
             )
+            warn_once(before.site, warning, frame.site)
         self.pipe = frame
         self.pipeline = replace(self.pipeline, **dict(frame.options))
 
@@ -145,13 +145,13 @@ class Replicas:
         if frame not in self._all:
             self.met.append(frame)
             if self.around is not None and self.around.options != frame.options:
-                warn_once(
-                    self.around.site,
+                warning = NebulaWarning(
                     f"{_describe_frame(self.around).partition(' at ')[0]} around the step does not count",
+                    where=str(self.around.site),
                     why=f"what it holds stands in {_describe_frame(frame)}; it is said once for this place",
                     mend="leave one of the two out",
-                    key=frame.site,
                 )
+                warn_once(self.around.site, warning, frame.site)
         frames = scopes.open_frames()
         self.home = scopes.home_of(frames)
         apart = scopes.apart_of(frames, frame)

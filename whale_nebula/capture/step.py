@@ -27,7 +27,7 @@ from whale_nebula.capture.places import warn_once
 from whale_nebula.capture.projection import check_crossed, check_listed
 from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.capture.tracing import Tracing
-from whale_nebula.errors import UnsupportedError
+from whale_nebula.errors import NebulaWarning, UnsupportedError
 from whale_nebula.feed.checks import absent_in
 from whale_nebula.feed.inputs import Partial
 from whale_nebula.ir.program import Program
@@ -41,13 +41,14 @@ def tell_if_stageless(trace: Tracing) -> None:
     met = trace.met
     if met.stages or met.replicas.met or met.replicas.around or met.outer is None:
         return
-    warn_once(
-        met.outer.site,
+    warning = NebulaWarning(
         f"nb.{met.outer.kind} holds no nb.stage: all of the step is one stage, 'stage0'",
+        where=str(met.outer.site),
         why="what runs on which cluster is said by nb.stage alone; it is said once for this place",
         mend='with nb.stage(cluster="gpu"): around the calls of the layers that belong together, '
         "or with nb.stage(): around all of them",
     )
+    warn_once(met.outer.site, warning)
 
 
 def tell_if_partly_copied(trace: Tracing, paths: Mapping[int, str]) -> None:
@@ -61,13 +62,14 @@ def tell_if_partly_copied(trace: Tracing, paths: Mapping[int, str]) -> None:
     rest = sorted(paths.get(handle, name) for handle, name in outside - inside)
     if not inside or not rest:
         return
-    warn_once(
-        replicas.met[0].site,
+    warning = NebulaWarning(
         f"nb.replica holds a part of the step, and all of it is copied: {rest[0]!r} stands outside",
+        where=str(replicas.met[0].site),
         why="copies are made of stages, and a step without nb.stage is one; it is said once for this place",
         mend='with nb.replica(...), nb.stage(name="..."): around these lines, and nb.stage(name="...") around the rest'
         "\nor nb.replica around all of it",
     )
+    warn_once(replicas.met[0].site, warning)
 
 
 def _weights(trace: Tracing, copied: bool) -> Iterator[tuple[int, str]]:
