@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import types
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +19,6 @@ def fitted(*callbacks: Any, epochs: int = 1) -> keras.Model:
     model.compile("sgd", "mse")
     model.fit(X, Y, epochs=epochs, verbose=0, callbacks=list(callbacks))
     return model
-
-
-def test_everything_private_has_a_contract() -> None:
-    own = [
-        name
-        for name, thing in vars(tf_callbacks).items()
-        if isinstance(thing, types.FunctionType) and thing.__module__ == tf_callbacks.__name__ and name[0] != "_"
-    ]
-    tested = re.findall(r"^def (test_\w+)", Path(__file__).read_text("utf-8"), re.MULTILINE)
-    assert [name for name in own if not any(f"_{name}_" in f"{test}_" for test in tested)] == []
 
 
 def test_of_fit_finds_them_when_the_function_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

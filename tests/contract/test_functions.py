@@ -5,31 +5,22 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests.contract.tracing import graph_of
+from tests.contract.tracing import graph_of, noted
 from whale_nebula.tf import private as tf_private
 
 
 def test_PolymorphicFunction_is_called_by_its_class_methods_too() -> None:
     """`f()` looks `__call__` up on the class: hooking it there reaches functions, and methods of objects."""
-    called: list[str] = []
-    plain = tf_private.PolymorphicFunction.__call__
 
     class Thing:
         @tf.function
         def method(self, x: Any) -> Any:
             return x
 
-    def noting(function: Any, *args: Any, **kwargs: Any) -> Any:
-        called.append(function.python_function.__name__)
-        return plain(function, *args, **kwargs)
-
     thing, alone = Thing(), tf.function(tf.identity)
-    tf_private.PolymorphicFunction.__call__ = noting
-    try:
+    with noted(tf_private.PolymorphicFunction, "__call__") as called:
         thing.method(1.0), alone(1.0)
-    finally:
-        tf_private.PolymorphicFunction.__call__ = plain
-    assert called == ["method", "identity"]
+    assert [function.python_function.__name__ for function, *_ in called] == ["method", "identity"]
 
 
 def test_compiled_by_xla_and_can_inline_tell_functions_apart() -> None:
@@ -37,14 +28,6 @@ def test_compiled_by_xla_and_can_inline_tell_functions_apart() -> None:
     named = tf.function(tf.identity, experimental_implements="tests.own")
     assert [tf_private.compiled_by_xla(f) for f in (plain, compiled)] == [False, True]
     assert [tf_private.can_inline(f) for f in (plain, named)] == [True, False]
-
-
-def test_can_inline_not_where_functions_run_eagerly() -> None:
-    tf.config.run_functions_eagerly(True)
-    try:
-        assert not tf_private.can_inline(tf.function(tf.identity))
-    finally:
-        tf.config.run_functions_eagerly(False)
 
 
 @pytest.mark.parametrize("autograph", [True, False])

@@ -1,31 +1,23 @@
 """Gradients: TensorFlow's own, its tapes, `tf.gradients` and its vectorizer."""
 
-import inspect
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.contract.tracing import graph_of
+from tests.contract.tracing import graph_of, noted
 from whale_nebula.tf import private as tf_private
-
-
-def test_differentiate_works_in_the_graph_that_is_traced() -> None:
-    def step(x: Any) -> Any:
-        y = tf.sin(x)
-        return tf_private.differentiate([y], [x], [2.0 * tf.ones_like(y)], [])[0]
-
-    np.testing.assert_allclose(tf.function(step)(tf.constant([0.5])), 2.0 * np.cos([0.5]), rtol=1e-6)
 
 
 def test_differentiate_stops_where_it_is_told() -> None:
     def step(x: Any) -> Any:
         y = tf.sin(x)
-        (found,) = tf_private.differentiate([y * x], [x], [tf.ones_like(y)], [y])
+        (found,) = tf_private.differentiate([y * x], [x], [2.0 * tf.ones_like(y)], [y])
         return found
 
-    np.testing.assert_allclose(tf.function(step)(tf.constant([0.5])), np.sin([0.5]), rtol=1e-6)
+    np.testing.assert_allclose(tf.function(step)(tf.constant([0.5])), 2.0 * np.sin([0.5]), rtol=1e-6)
+    assert tf_private.differentiate([], [], [], []) == []
 
 
 def test_differentiate_takes_captured_handles_and_gives_true_kinds() -> None:
@@ -41,13 +33,7 @@ def test_differentiate_takes_captured_handles_and_gives_true_kinds() -> None:
         return y
 
     graph_of(step, tf.TensorSpec([None], tf.int32))
-    assert kinds == [tf.IndexedSlices, tf.Tensor, type(None)] or (
-        kinds[0] is tf.IndexedSlices and kinds[2] is type(None) and issubclass(kinds[1], tf.Tensor)
-    )
-
-
-def test_differentiate_of_no_sources_is_empty() -> None:
-    assert tf_private.differentiate([], [], [], []) == []
+    assert kinds[0] is tf.IndexedSlices and issubclass(kinds[1], tf.Tensor) and kinds[2] is type(None)
 
 
 def test_tape_records_tells_whether_any_tape_is_open() -> None:
@@ -57,15 +43,6 @@ def test_tape_records_tells_whether_any_tape_is_open() -> None:
         with tape.stop_recording():
             assert not tf_private.tape_records()
     assert not tf_private.tape_records()
-
-
-def test_tape_open_until_a_plain_tape_has_answered() -> None:
-    x = tf.Variable(1.0)
-    with tf.GradientTape() as tape:
-        y = x * x
-    assert tf_private.tape_open(tape)
-    tape.gradient(y, x)
-    assert not tf_private.tape_open(tape)
 
 
 def test_tape_stop_ends_recording_of_a_plain_tape_only() -> None:
@@ -78,22 +55,20 @@ def test_tape_stop_ends_recording_of_a_plain_tape_only() -> None:
         assert tf_private.tape_records()
 
 
-def test_tape_finish_leaves_what_a_request_leaves() -> None:
+def test_tape_open_until_tape_finish_leaves_what_a_request_leaves() -> None:
     x = tf.Variable(1.0)
+    with tf.GradientTape(persistent=True) as tape:
+        pass
+    tf_private.tape_finish(tape)
+    assert tf_private.tape_open(tape)
     with tf.GradientTape() as tape:
         y = x * x
+    assert tf_private.tape_open(tape)
     tf_private.tape_finish(tape)
     assert not tf_private.tape_open(tape)
     assert [v is x for v in tape.watched_variables()] == [True]
     with pytest.raises(RuntimeError, match="non-persistent"):
         tape.gradient(y, x)
-
-
-def test_tape_finish_keeps_a_persistent_tape() -> None:
-    with tf.GradientTape(persistent=True) as tape:
-        pass
-    tf_private.tape_finish(tape)
-    assert tf_private.tape_open(tape)
 
 
 def test_tape_reopened_knows_what_a_closed_tape_has_followed() -> None:
@@ -118,51 +93,11 @@ def test_tape_reopened_knows_what_a_closed_tape_has_followed() -> None:
     assert asked == {"inside": True, "unwatched": False, "before": False, "after": False, "stop": False}
 
 
-def test_tape_reopened_does_not_close_one_that_records() -> None:
-    x = tf.constant(1.0)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        with tf_private.tape_reopened(tape) as followed:
-            assert followed(x)
-        assert tf_private.tape_records()
-
-
-def test_tape_records_nothing_of_custom_gradients_inside() -> None:
-    """`recompute_grad` calls `tape.gradient` while it is differentiated: ours must let it pass."""
-    calls: list[str] = []
-    original = tf.GradientTape.gradient
-
-    class Noting(tf.GradientTape):
-        def gradient(self, *args: Any, **kwargs: Any) -> Any:
-            calls.append("asked")
-            return original(self, *args, **kwargs)
-
-    assert inspect.signature(original).parameters.keys() >= {
-        "target", "sources", "output_gradients", "unconnected_gradients",
-    }  # fmt: skip
-    x = tf.Variable(2.0)
-    with Noting() as tape:
-        y = tf.recompute_grad(lambda v: v * v)(x)
-    assert float(tape.gradient(y, x)) == 4.0
-    assert calls == ["asked"]
-
-
 def test_parallel_for_vectorizes_in_the_graph_where_it_is_called() -> None:
     """A body's ops are made in the graph around it, and then others in their place: we must keep out of both."""
-    met: list[Any] = []
-    plain = tf_private.parallel_for._pfor_impl
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        met.append(tf.compat.v1.get_default_graph())
-        return plain(*args, **kwargs)
-
-    tf_private.parallel_for._pfor_impl = noting
-    try:
-        with tf.Graph().as_default() as graph:
-            tf.vectorized_map(lambda row: 2.0 * row, tf.ones([2, 3]))
-    finally:
-        tf_private.parallel_for._pfor_impl = plain
-    assert met == [graph]
+    with noted(tf_private.parallel_for, "_pfor_impl") as met, tf.Graph().as_default() as graph:
+        tf.vectorized_map(lambda row: 2.0 * row, tf.ones([2, 3]))
+    assert [where for *_, where in met] == [graph]
 
 
 def test_patch_gradients_hears_of_tf_gradients_and_of_v1_optimizers() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.contract.tracing import graph_of
+from tests.contract.tracing import graph_of, noted
 from whale_nebula.tf import private as tf_private
 
 layers = keras.layers
@@ -41,28 +41,18 @@ def test_entry_layer_is_the_outermost_that_runs() -> None:
     assert tf_private.entry_layer() is None
 
 
-def test_layers_of_a_model_are_all_of_them() -> None:
-    inner = keras.Sequential([keras.Input((2,)), layers.Dense(2, name="deep")])
-    model = keras.Sequential([keras.Input((2,)), inner, layers.Dense(1, name="top")])
-    names = {layer.name for layer in tf_private.layers_of(model)}
-    assert {"deep", "top", model.name} <= names
-
-
-def test_nodes_by_depth_of_a_functional_model() -> None:
+def test_nodes_by_depth_of_a_functional_model_a_sequential_and_others() -> None:
     """Every node has an operation; a shared layer has one node for each call."""
     inputs, shared = keras.Input((2,)), layers.Dense(2)
-    model = keras.Model(inputs, shared(shared(inputs)) + 1.0)
-    nodes = [node for level in tf_private.nodes_by_depth(model).values() for node in level]
+    shared_model = keras.Model(inputs, shared(shared(inputs)) + 1.0)
+    nodes = [node for level in tf_private.nodes_by_depth(shared_model).values() for node in level]
     assert sum(node.operation is shared for node in nodes) == 2
-
-
-def test_nodes_by_depth_of_a_sequential_and_of_others() -> None:
     model = keras.Sequential([keras.Input((2,)), layers.Dense(2)])
     assert tf_private.nodes_by_depth(model)
     assert tf_private.nodes_by_depth(layers.Dense(2)) == {}
 
 
-def test_compute_output_spec_calls_a_subclass_without_computing() -> None:
+def test_compute_output_spec_calls_a_subclass_in_symbolic_scope_without_computing() -> None:
     called: list[Any] = []
 
     class Lazy(keras.Model):
@@ -71,31 +61,16 @@ def test_compute_output_spec_calls_a_subclass_without_computing() -> None:
             self.dense = layers.Dense(3)
 
         def call(self, x: Any) -> Any:
-            called.append(tf_private.entry_layer())
+            called.append((tf_private.entry_layer(), tf_private.in_symbolic_scope()))
             return self.dense(x)
 
     model = Lazy()
     found = tf_private.compute_output_spec(model, keras.KerasTensor((None, 2), "float32"), training=False)
     assert found.shape == (None, 3)
-    assert called[-1] is model
-
-
-def test_in_symbolic_scope_only_while_keras_asks_for_shapes() -> None:
-    found = []
-
-    class Asked(layers.Layer):
-        def call(self, x: Any) -> Any:
-            found.append(tf_private.in_symbolic_scope())
-            return x + 1.0
-
-    layer = Asked()
-    layer(keras.Input((2,)))
-    assert set(found) == {True}
-    found.clear()
-    layer(np.ones((1, 2)))
-    tf.function(layer)(tf.ones((1, 2)))
-    assert set(found) == {False}
-    assert not tf_private.in_symbolic_scope()
+    assert called[-1] == (model, True)
+    model(np.ones((1, 2)))
+    tf.function(model)(tf.ones((1, 2)))
+    assert [symbolic for _, symbolic in called[-2:]] == [False, False] and not tf_private.in_symbolic_scope()
 
 
 def test_on_run_hears_every_run_of_a_node() -> None:
@@ -148,21 +123,6 @@ def test_on_build_hears_a_sequential_that_has_its_nodes() -> None:
     assert heard == [2, 3]
 
 
-def test_keras_calls_lead_to_the_model_that_is_copied() -> None:
-    found: list[Any] = []
-    model = keras.Sequential([keras.Input((2,)), layers.Dense(3)])
-
-    def clone(layer: Any) -> Any:
-        found.extend(tf_private.keras_calls())
-        return type(layer).from_config(layer.get_config())
-
-    keras.models.clone_model(model, clone_function=clone)
-    (call,) = (call for call in found if call.name == "clone_model")
-    assert call.given is model
-    assert call.frame.f_code.co_name == "clone_model"
-    assert tf_private.keras_calls() == []
-
-
 @pytest.mark.parametrize(
     ("way", "name"),
     [
@@ -170,7 +130,7 @@ def test_keras_calls_lead_to_the_model_that_is_copied() -> None:
         (lambda model, path: model.save(path / "m", zipped=False), "save_model"),
         (lambda model, path: keras.saving.save_model(model, path / "m.h5"), "save_model"),
         (lambda model, path: copy.deepcopy(model), "__reduce__"),
-        (lambda model, path: model.get_config(), "get_config"),
+        (lambda model, path: keras.models.clone_model(model), "clone_model"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
@@ -181,8 +141,9 @@ def test_keras_calls_are_named_as_we_know_them(way: Any, name: str, tmp_path: An
     model = keras.Model(inputs, dense(inputs))
     tf_private.on_config(dense, lambda: found.extend(tf_private.keras_calls()))
     way(model, tmp_path)
-    assert any(call.name == name and call.given is model for call in found)
-    assert any(call.name == "get_config" and call.given is model for call in found)
+    assert any((call.name, call.frame.f_code.co_name) == (name, name) and call.given is model for call in found)
+    gives_config = any(call.name == "get_config" and call.given is model for call in found)
+    assert gives_config == (name != "clone_model")
 
 
 def test_exporting_while_a_saved_model_is_traced(tmp_path: Any) -> None:
@@ -212,20 +173,10 @@ def test_keras_tree_is_the_tree_of_keras() -> None:
 
 def test_KerasNode_is_made_for_every_call_on_symbolic_tensors() -> None:
     """We tag in `__init__`: layers, operators and `keras.ops` alike go through it."""
-    made: list[Any] = []
-    original = tf_private.KerasNode.__init__
-
-    def noting(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        made.append(self.operation)
-
-    tf_private.KerasNode.__init__ = noting
-    try:
+    with noted(tf_private.KerasNode, "__init__") as made:
         inputs = keras.Input((2,))
         keras.ops.sin(layers.Dense(2)(inputs)) + inputs
-    finally:
-        tf_private.KerasNode.__init__ = original
-    assert [type(op).__name__ for op in made] == ["InputLayer", "Dense", "Sin", "Add"]
+    assert [type(node.operation).__name__ for node, *_ in made] == ["InputLayer", "Dense", "Sin", "Add"]
 
 
 def test_KerasFunction_asks_for_the_operation_of_each_node_before_it_calls_it() -> None:
@@ -233,19 +184,9 @@ def test_KerasFunction_asks_for_the_operation_of_each_node_before_it_calls_it() 
     inputs = keras.Input((2,))
     model = keras.Model(inputs, layers.Dense(2)(inputs))
     assert isinstance(model, tf_private.KerasFunction)
-    asked: list[Any] = []
-    original = tf_private.KerasFunction._get_operation_for_node
-
-    def noting(self: Any, node: Any) -> Any:
-        asked.append(node)
-        return original(self, node)
-
-    tf_private.KerasFunction._get_operation_for_node = noting
-    try:
+    with noted(tf_private.KerasFunction, "_get_operation_for_node") as asked:
         model(tf.ones((1, 2)))
-    finally:
-        tf_private.KerasFunction._get_operation_for_node = original
-    assert [node.operation for node in asked] == [model.layers[-1]]
+    assert [node.operation for _, node, _ in asked] == [model.layers[-1]]
     names = list(inspect.signature(tf_private.KerasFunction._run_through_graph).parameters)
     assert names == ["self", "inputs", "operation_fn", "call_fn"]
 
@@ -272,14 +213,6 @@ def test_TensorFlowTrainer_makes_its_functions_by_methods_that_we_wrap(kind: str
     assert callable(getattr(model, f"{kind}_function"))
 
 
-def test_TensorFlowTrainer_gives_its_train_function_an_iterator() -> None:
-    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
-    model.compile("sgd", "mse")
-    model.make_train_function()
-    logs = model.train_function(iter([(tf.ones((3, 2)), tf.ones((3, 1)))]))
-    assert set(logs) == {"loss"}
-
-
 def test_TensorFlowTrainer_skips_the_symbolic_build() -> None:
     """A subclassed model is first called inside the trace of its first step: too late for scopes."""
     where: list[bool] = []
@@ -302,7 +235,7 @@ def test_TensorFlowTrainer_skips_the_symbolic_build() -> None:
     assert all(where)
 
 
-def test_sublayers_are_those_directly_inside_each_once() -> None:
+def test_sublayers_are_those_directly_inside_and_layers_of_all_and_KerasInput_the_first() -> None:
     shared = layers.Dense(2, name="shared")
     inner = keras.Sequential([keras.Input((2,)), layers.Dense(2, name="a"), shared], name="inner")
     inputs = keras.Input((2,))
@@ -310,33 +243,20 @@ def test_sublayers_are_those_directly_inside_each_once() -> None:
     assert [layer.name for layer in tf_private.sublayers(inner)][1:] == ["a", "shared"]
     assert isinstance(tf_private.sublayers(inner)[0], tf_private.KerasInput)
     assert [layer.name for layer in tf_private.sublayers(model)][1:] == ["inner", "shared"]
+    assert {"a", "shared", "inner", model.name} <= {layer.name for layer in tf_private.layers_of(model)}
 
 
 def test_KerasLayer_is_called_by_its_class_whatever_kind_of_layer_it_is() -> None:
     """`nb.place` hooks `__call__` of the class: no layer of Keras has one that passes it by."""
-    called: list[str] = []
-    original = tf_private.KerasLayer.__call__
-
-    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        called.append(self.name)
-        return original(self, *args, **kwargs)
-
     inner = keras.Sequential([keras.Input((3, 2)), layers.GRU(2, name="gru")], name="inner")
     inputs = keras.Input((3, 2))
     model = keras.Model(inputs, layers.Dense(1, name="dense")(inner(inputs)), name="model")
-    tf_private.KerasLayer.__call__ = noting
-    try:
+    with noted(tf_private.KerasLayer, "__call__") as calls:
         model(tf.ones((1, 3, 2)))
-    finally:
-        tf_private.KerasLayer.__call__ = original
+    called = [layer.name for layer, *_ in calls]
     assert called[:3] == ["model", "inner", "gru"]
     assert called[-1] == "dense"
-    assert original.__module__.startswith("keras.")
-
-
-def test_KerasInput_is_what_models_hold_for_their_inputs() -> None:
-    inputs = keras.Input((2,))
-    assert isinstance(keras.Model(inputs, layers.Dense(1)(inputs)).layers[0], tf_private.KerasInput)
+    assert tf_private.KerasLayer.__call__.__module__.startswith("keras.")
 
 
 def test_patch_masks_hears_of_what_a_layer_takes_off_again() -> None:

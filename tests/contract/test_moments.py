@@ -21,7 +21,7 @@ def moments(**options: Any) -> list[np.ndarray]:
     return [variable.numpy() for variable in layer.non_trainable_variables]
 
 
-def test_only_synchronized_moments_are_asked_for() -> None:
+def test_patch_moments_asks_for_synchronized_moments_alone() -> None:
     asked: list[tuple[Sequence[int], bool]] = []
 
     def answer(x: Any, axes: Sequence[int], keepdims: bool) -> tuple[Any, Any]:
@@ -42,7 +42,7 @@ def test_where_there_is_no_answer_keras_goes_on() -> None:
     np.testing.assert_array_equal(found, moments(synchronized=True))
 
 
-def test_a_mark_can_be_taken_off() -> None:
+def test_unmark_takes_a_mark_off() -> None:
     def body(x: Any) -> Any:
         with tf_private.stamp_ops(tf.compat.v1.get_default_graph(), {MARK: 1}):
             marked = tf.identity(x)

@@ -27,7 +27,7 @@ def three(draw: Callable[[Any], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_a_variable_gives_the_numbers_of_a_kernel(name: str) -> None:
+def test_patch_draws_gives_from_a_variable_the_numbers_of_a_kernel(name: str) -> None:
     plain, states = three(DRAWS[name]), []
 
     def asked(seed: int, seed2: int) -> Any:
@@ -49,7 +49,7 @@ def test_where_nobody_has_a_variable_the_kernel_draws() -> None:
     assert len(asked) == 1 and any(asked[0])
 
 
-def test_a_state_is_no_variable_of_the_function_that_is_traced() -> None:
+def test_fresh_state_is_no_variable_of_the_function_that_is_traced() -> None:
     states = []
 
     def body() -> None:

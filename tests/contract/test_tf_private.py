@@ -12,21 +12,28 @@ import pytest
 import tensorflow as tf
 
 from tests.contract.tracing import VECTOR, graph_of
+from whale_nebula.tf import callbacks, collectives, datasets, moments, random
 from whale_nebula.tf import private as tf_private
 
 
-def test_everything_private_has_a_contract() -> None:
-    own = [
-        name
-        for name, thing in vars(tf_private).items()
-        if isinstance(thing, types.FunctionType)
-        and thing.__module__ == tf_private.__name__
-        and not name.startswith("_")
-    ]
-    names = {*own, *tf_private.__all__, "FuncGraph"}
+@pytest.mark.parametrize(
+    "module", [callbacks, collectives, datasets, moments, tf_private, random], ids=lambda m: m.__name__
+)
+def test_everything_private_has_a_contract(module: Any) -> None:
+    own = {name for name, thing in vars(module).items() if isinstance(thing, types.FunctionType)}
+    own = {name for name in own if vars(module)[name].__module__ == module.__name__ and name[0] != "_"}
+    names = own | ({*tf_private.__all__, "FuncGraph"} if module is tf_private else set())
     sources = [path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py")]
-    tested = "\n".join(name for source in sources for name in re.findall(r"^def (test_\w+)", source, re.MULTILINE))
-    assert sorted(name for name in names if f"test_{name}_" not in tested) == []
+    tested = "_\n".join(name for source in sources for name in re.findall(r"^def (test_\w+)", source, re.MULTILINE))
+    assert sorted(name for name in names if f"_{name}_" not in tested + "_") == []
+
+
+def test_python_frames_lead_outwards_from_here() -> None:
+    def inner() -> list[str]:
+        return [frame.f_code.co_name for frame in tf_private.python_frames()]
+
+    names = inner()
+    assert names[: names.index("inner") + 2][-2:] == ["inner", "test_python_frames_lead_outwards_from_here"]
 
 
 def here() -> int:
@@ -46,24 +53,6 @@ def test_user_frames_lead_to_the_line_that_made_an_op() -> None:
     assert frames.index((__file__, lines[0])) > 0, "outermost first"
 
 
-def test_user_frames_are_those_of_the_source_under_autograph() -> None:
-    """AutoGraph runs a rewritten copy; frames are mapped back to the user's file."""
-
-    def step(x: Any) -> Any:
-        if tf.reduce_sum(x) > 0:
-            x = tf.sin(x)
-        return tf.cos(x)
-
-    graph = tf.function(tf_private.apply_autograph(step), autograph=False).get_concrete_function(VECTOR).graph
-    (op,) = [op for op in graph.get_operations() if op.type == "Cos"]
-    assert __file__ in {file for file, _ in tf_private.user_frames(op)}
-
-
-def test_current_frames_end_here() -> None:
-    frames, line = tf_private.current_frames(), here()
-    assert (__file__, line) in frames
-
-
 def test_apply_autograph_turns_python_control_flow_into_ops() -> None:
     def step(x: Any) -> Any:
         for _ in tf.range(3):
@@ -74,34 +63,11 @@ def test_apply_autograph_turns_python_control_flow_into_ops() -> None:
     assert any("While" in op.type for op in graph.get_operations())
 
 
-def test_apply_autograph_wraps_errors_of_types_that_it_does_not_know() -> None:
-    """... and keeps ours as the context, where `capture.failures` finds it again."""
-
-    class Ours(Exception):
-        def __init__(self, *, why: str) -> None:
-            super().__init__(why)
-
-    def step(x: Any) -> Any:
-        raise Ours(why="because")
-
-    with pytest.raises(Exception, match="because") as caught:
-        graph_of(tf_private.apply_autograph(step), VECTOR)
-    chain: list[type] = []
-    error: BaseException | None = caught.value
-    while error is not None:
-        chain.append(type(error))
-        error = error.__cause__ or error.__context__
-    assert Ours in chain
-
-
 def test_leaf_paths_are_in_the_order_of_flatten() -> None:
     structure = {"b": 1, "a": (2, [3, {"c": 4}])}
     found = tf_private.leaf_paths(structure)
     assert [leaf for _, leaf in found] == tf.nest.flatten(structure) == [2, 3, 4, 1]
     assert [path for path, _ in found] == [("a", 0), ("a", 1, 0), ("a", 1, 1, "c"), ("b",)]
-
-
-def test_leaf_paths_of_a_leaf() -> None:
     assert tf_private.leaf_paths(7) == [((), 7)]
 
 

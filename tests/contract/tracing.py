@@ -1,5 +1,7 @@
-"""What contracts about graphs begin with."""
+"""What contracts begin with: traced graphs, and attributes of TensorFlow and Keras whose calls are noted."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -10,3 +12,19 @@ VECTOR = tf.TensorSpec([None], tf.float32)
 def graph_of(fn: Any, *specs: Any) -> Any:
     """The graph that a function is traced into."""
     return tf.function(fn, autograph=False).get_concrete_function(*specs).graph
+
+
+@contextlib.contextmanager
+def noted(owner: Any, name: str) -> Iterator[list[tuple[Any, ...]]]:
+    """Replace a function of a class or module by one that notes the arguments of its calls, and calls it."""
+    original, calls = getattr(owner, name), list[tuple[Any, ...]]()
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        calls.append((*args, tf.compat.v1.get_default_graph()))
+        return original(*args, **kwargs)
+
+    setattr(owner, name, noting)
+    try:
+        yield calls
+    finally:
+        setattr(owner, name, original)

@@ -22,23 +22,23 @@ class Declared:
     """Shapes and element types by the names of inputs; `alone` says that all clusters are in this process.
 
     >>> forms = Declared({"x/target": InputSpec((None, 64), "int32")}, alone=False)
-    >>> forms.unfolded("x", None)
+    >>> forms.unfold("x", None)
     {'target': None}
-    >>> forms.missing("x/target").shape.as_list()
+    >>> forms.stand_in("x/target").shape.as_list()
     [None, 64]
     """
 
     forms: Mapping[str, InputSpec] = field(default_factory=dict)
     alone: bool = True
 
-    def unfolded(self, name: str, argument: Any) -> Any:
+    def unfold(self, name: str, argument: Any) -> Any:
         """An argument that is None as a whole has the structure that the names of its inputs tell."""
         inner = [path.removeprefix(f"{name}/") for path in self.forms if path.startswith(f"{name}/")]
         if argument is not None or name in self.forms or not inner:
             return argument
         return _nest_by_path(inner)
 
-    def missing(self, path: str) -> Missing | None:
+    def stand_in(self, path: str) -> Missing | None:
         """What stands for an input that is None, if the config names it."""
         if path not in self.forms:
             return None
@@ -58,14 +58,18 @@ class Declared:
             return tf.TensorSpec(tensor.shape, tensor.dtype)
         form = self.forms[path]
         spec = tf.TensorSpec(form.shape, form.dtype)
-        if tensor.dtype != spec.dtype or not _free(spec.shape).is_compatible_with(tensor.shape):
-            raise _unlike(path, spec, tensor)
+        free = tf.TensorShape([None, *spec.shape[1:]] if spec.shape.rank else [])  # its rows do not matter
+        if tensor.dtype != spec.dtype or not free.is_compatible_with(tensor.shape):
+            shape = [None, *tensor.shape[1:]] if tensor.shape.rank else []
+            written = ", ".join("null" if size is None else str(size) for size in shape)
+            raise InputMismatchError(
+                f"input {path!r} is {tensor.dtype.name}{shape}, "
+                f"and the config says {spec.dtype.name}{list(spec.shape)}",
+                where=path,
+                why="clusters that do not have it trace the step by what the config says",
+                mend=f"inputs: {{{path}: {{shape: [{written}], dtype: {tensor.dtype.name}}}}}",
+            )
         return spec
-
-
-def _free(shape: tf.TensorShape) -> tf.TensorShape:
-    """A shape whose rows do not matter."""
-    return tf.TensorShape([None, *shape[1:]] if shape.rank else [])
 
 
 def _nest_by_path(paths: list[str]) -> Any:
@@ -75,17 +79,6 @@ def _nest_by_path(paths: list[str]) -> Any:
         found.setdefault(first, []).append(rest)
     inside = {name: _nest_by_path(rests) if any(rests) else None for name, rests in found.items()}
     return tuple(inside.values()) if all(name.isdigit() for name in inside) else inside
-
-
-def _unlike(path: str, spec: tf.TensorSpec, tensor: Any) -> InputMismatchError:
-    shape = [None, *tensor.shape[1:]] if tensor.shape.rank else []
-    written = ", ".join("null" if size is None else str(size) for size in shape)
-    return InputMismatchError(
-        f"input {path!r} is {tensor.dtype.name}{shape}, and the config says {spec.dtype.name}{list(spec.shape)}",
-        where=path,
-        why="clusters that do not have it trace the step by what the config says",
-        mend=f"inputs: {{{path}: {{shape: [{written}], dtype: {tensor.dtype.name}}}}}",
-    )
 
 
 _VALUES = (int, float, complex, str, bytes, enum.Enum, type)
@@ -150,26 +143,17 @@ def target_wanted(call: str, model: Any, batch: Sequence[Any]) -> Iterator[None]
     try:
         yield
     except (ValueError, TypeError, AttributeError) as error:
-        told = _describe_argument_error(call, model, batch, error) if len(batch) == 1 and _has_loss(model) else None
-        if told is None:
+        if len(batch) != 1 or getattr(model, "loss", None) is None:
             raise
-        raise told from error
-
-
-def _describe_argument_error(call: str, model: Any, batch: Sequence[Any], error: Exception) -> OptionError | None:
-    said = error.what if isinstance(error, NebulaError) else str(error).strip().splitlines()[0]
-    where = str(script_site())
-    if isinstance(batch[0], tuple) and 1 < len(batch[0]) < 4:
-        what = f"{call} was given a tuple as x, and x, y and sample_weight are given one by one"
-        return OptionError(what, where=where, why=said, mend=f"{call}(model, *batch)")
-    if any(word in said for word in _NO_Y):
-        what = f"{call} was given x alone, and the loss of model {model.name!r} needs y"
-        return OptionError(what, where=where, why=said, mend=f"{call}(model, x, y)")
-    return None
+        said = error.what if isinstance(error, NebulaError) else str(error).strip().splitlines()[0]
+        where = str(script_site())
+        if isinstance(batch[0], tuple) and 1 < len(batch[0]) < 4:
+            what = f"{call} was given a tuple as x, and x, y and sample_weight are given one by one"
+            raise OptionError(what, where=where, why=said, mend=f"{call}(model, *batch)") from error
+        if any(word in said for word in _NO_Y):
+            what = f"{call} was given x alone, and the loss of model {model.name!r} needs y"
+            raise OptionError(what, where=where, why=said, mend=f"{call}(model, x, y)") from error
+        raise
 
 
 _NO_Y = ("None values", "NoneType", "y_true", "got None")
-
-
-def _has_loss(model: Any) -> bool:
-    return getattr(model, "loss", None) is not None

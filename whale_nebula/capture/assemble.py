@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.capture.loss_weights import recount, roles, settle_sums
-from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.capture.mirror import in_order, mirror, mirror_spec
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.tracing import LiveRequest, Tracing
 from whale_nebula.codec.way import ways
@@ -29,72 +29,61 @@ def assemble(
     metrics: Mapping[int, str],
 ) -> Program:
     """The Program of a trace. By the id of their handle, `paths` names variables, and `metrics` the metric of some."""
-    if trace.cut:
+    if trace.met.cut:
         recount(trace)
     operations = in_order(trace.graph.get_operations())
     numbers = {op.name: index for index, op in enumerate(operations)}
     graph = mirror(trace.graph, roles(trace))
-    trace.order_stages(graph)
+    if not trace.requests:  # a gradient request makes the numbers final
+        trace.met.order_stages(graph)
 
     def value(tensor: Any) -> Value:
         return Value(numbers[tensor.op.name], tensor.value_index)
 
-    helpers = _forward_helpers(graph, {numbers[n] for live in trace.requests for n in live.backward})
-    effects = {op.index for op in graph.ops if is_effect(op, graph)}
-    requests = tuple(
-        _request(number, live, numbers, value, helpers, effects) for number, live in enumerate(trace.requests)
-    )
-    trace.settle()
-    stages = tuple(trace.stages.values())
+    def is_ours(tensor: Any) -> bool:
+        return getattr(tensor, "graph", None) is trace.graph
+
+    requests = _requests(trace, graph, numbers, value)
+    trace.met.settle(summed=bool(trace.summed))
+    stages = tuple(trace.met.stages.values())
     backward = frozenset(op for request in requests for op in request.backward)
     fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
     labels = label(graph, [stage.key for stage in stages], fixed=fixed, skip=backward)
+    codecs = [ways(frame.options, training=bool(requests)) for frame in trace.met.compressions]
+    # what Keras marked tensors with, where a compress scope asks for it
+    marked = trace.masks if any(frame.options.get("mask") is True for frame in trace.met.compressions) else []
+    leaves = zip(trace.leaves, leaf_names, trace.batched, strict=True)
     program = Program(
         graph=graph,
-        leaves=_leaves(trace, leaf_names, value),
+        leaves=tuple(Leaf(value(t).op, name, mirror_spec(t), split) for t, name, split in leaves),
         variables=_variables(trace, numbers, paths, metrics),
         stages=stages,
         requests=requests,
-        returns=tuple(value(peel(tensor)) for tensor in returned),
+        # without the Identity that TensorFlow puts on a returned tensor, which waits for every effect of the step
+        returns=tuple(value(t.op.inputs[0] if t.op.type == "Identity" else t) for t in returned),
         weights=tuple(value(tensor) for tensor in trace.weights),
-        share=value(trace.feeds["share"]) if "share" in trace.feeds else None,
-        grow=value(trace.feeds["grow"]) if "grow" in trace.feeds else None,
-        pipeline=trace.pipeline,
-        compressions=tuple(_codecs(frame.options, training=bool(requests)) for frame in trace.compressions),
+        **{name: value(tensor) for name, tensor in trace.feeds.items()},
+        pipeline=trace.met.pipeline,
+        compressions=tuple((str(there), str(back)) for there, back in codecs),
         labels=labels,
-        masks=_masks(trace, value),
-        sites=tuple(str(frame.site) for frame in trace.compressions),
-        apart=trace.replicas.apart,
+        masks={value(tensor): value(mask) for tensor, mask in marked if all(map(is_ours, (tensor, mask)))},
+        sites=tuple(str(frame.site) for frame in trace.met.compressions),
+        apart=trace.met.replicas.apart,
     )
     return settle_sums(trace, program, where=lambda op: place_of(operations[op]))
 
 
-def _masks(trace: Tracing, value: Callable[[Any], Value]) -> dict[Value, Value]:
-    """What Keras marked tensors with, where a compress scope asks for it."""
-    if not any(frame.options.get("mask") is True for frame in trace.compressions):
-        return {}
-    here = [pair for pair in trace.masks if all(getattr(each, "graph", None) is trace.graph for each in pair)]
-    return {value(tensor): value(mask) for tensor, mask in here}
-
-
-def _codecs(options: Mapping[str, Any], *, training: bool) -> tuple[str, str]:
-    """How what a compress scope covers crosses, forward and backward, as text."""
-    there, back = ways(options, training=training)
-    return str(there), str(back)
-
-
-def peel(tensor: Any) -> Any:
-    """Without the Identity that TensorFlow puts on a returned tensor, which waits for every effect of the step."""
-    return tensor.op.inputs[0] if tensor.op.type == "Identity" else tensor
-
-
-def _forward_helpers(graph: Graph, backward: set[int]) -> set[int]:
-    """Ops made while differentiating that the forward reads: a loop's accumulators."""
-    found: set[int] = set()
+def _requests(
+    trace: Tracing, graph: Graph, numbers: Mapping[str, int], value: Callable[[Any], Value]
+) -> tuple[Request, ...]:
+    made = {numbers[name] for live in trace.requests for name in live.backward}
+    helpers: set[int] = set()  # ops made while differentiating that the forward reads: a loop's accumulators
     for op in reversed(graph.ops):
-        if op.index not in backward or op.index in found:
-            found.update(value.op for value in op.inputs if value.op in backward)
-    return found
+        if op.index not in made or op.index in helpers:
+            helpers.update(value.op for value in op.inputs if value.op in made)
+    effects = {op.index for op in graph.ops if is_effect(op, graph)}
+    pairs = enumerate(trace.requests)
+    return tuple(_request(number, live, numbers, value, helpers, effects) for number, live in pairs)
 
 
 def _request(
@@ -107,6 +96,11 @@ def _request(
 ) -> Request:
     before = {numbers[name] for name in live.before if name in numbers}
     inside = frozenset(numbers[name] for name in live.backward if name in numbers) - helpers
+    parts: list[GradientPart] = []
+    terms: Counter[tuple[int, int]] = Counter()  # which of the lookups of one stage each part is
+    for stage, source, tensors in live.parts:
+        parts.append(GradientPart(stage, source, tuple(map(value, tensors)), terms[stage, source]))
+        terms[stage, source] += 1
     return Request(
         index=number,
         start=max(before, default=-1) + 1,
@@ -119,27 +113,8 @@ def _request(
         arrivals=tuple(Arrival(value(t), value(feed)) for t, feed in live.arrivals),
         flows=tuple(Flow(stage, value(t), value(g)) for stage, t, g in live.flows),
         effects=tuple((stage, numbers[op.name]) for stage, op in live.made if numbers[op.name] in effects),
-        parts=_parts(live.parts, value),
+        parts=tuple(parts),
     )
-
-
-def _parts(live: Sequence[tuple[int, int, Any]], value: Callable[[Any], Value]) -> tuple[GradientPart, ...]:
-    """The parts, and which of the lookups of one stage each of them is."""
-    terms: Counter[tuple[int, int]] = Counter()
-    found = []
-    for stage, source, tensors in live:
-        found.append(GradientPart(stage, source, tuple(map(value, tensors)), terms[stage, source]))
-        terms[stage, source] += 1
-    return tuple(found)
-
-
-def _leaves(trace: Tracing, names: Sequence[str], value: Callable[[Any], Value]) -> tuple[Leaf, ...]:
-    leaves = zip(trace.leaves, names, trace.batched, strict=True)
-    return tuple(Leaf(value(t).op, name, _spec(t), batched) for t, name, batched in leaves)
-
-
-def _spec(tensor: Any) -> Spec:
-    return Spec(tensor.dtype.name, None if tensor.shape.rank is None else tuple(tensor.shape.as_list()))
 
 
 def _variables(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -86,7 +86,13 @@ class Bottleneck:
         if name not in kept:
             kept[name] = tf_private.own_variable(self.owner, name, values())
         if tuple(kept[name].shape) != shape:
-            raise _rank_change_error(self.owner, name, tuple(kept[name].shape), shape, frame)
+            raise PlanError(
+                f"{name!r} of {self.owner.name!r} is {list(kept[name].shape)}, "
+                f"and the tensor that crosses needs {list(shape)}",
+                where=str(frame.site),
+                why="steps of one model cross in the same order, so that each of them finds its own variables",
+                mend="let the same tensors cross in training, evaluation and inference, or leave basis out",
+            )
         return kept[name]
 
 
@@ -103,7 +109,13 @@ def find_bottleneck(bottlenecks: Bottlenecks, tensor: Any, producer: str, frame:
     owner, call = _around(tensor)
     owner = bottlenecks.owner if owner is None else owner
     if not isinstance(owner, keras.Layer):
-        raise _homeless(frame)
+        raise NotYetError(
+            "a learned basis outside of the call of a Keras layer",
+            where=str(frame.site),
+            why="its two variables belong to the model or layer that is called, so that its optimizer trains them",
+            mend="put both stages in the call of one keras.Model, and read its trainable_variables in the step, "
+            "after the call; or leave basis out",
+        )
     for each in (owner, bottlenecks.owner):
         _check_optimizer(each, owner, frame)
     number = bottlenecks.number(call, producer)
@@ -118,20 +130,14 @@ def _around(tensor: Any) -> tuple[Any, str]:
     now = tensor.graph.get_name_scope().split("/")
     pairs = zip(now, tensor.op.name.split("/")[:-1], strict=False)
     common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-    calls = _calls(now)
-    chosen = [call for call in calls if call[1] <= common][-1:] or calls[:1]
-    return (chosen[0][0], "/".join(now[: chosen[0][1]])) if chosen else (None, "")
-
-
-def _calls(now: Sequence[str]) -> list[tuple[Any, int]]:
-    """The layers whose calls run, outermost first, each with the number of name scopes up to its own."""
-    found: list[tuple[Any, int]] = []
+    calls: list[tuple[Any, int]] = []  # outermost first, each with the number of name scopes up to its own
     depth = 0
     for layer in tf_private.layers_running():
         own = re.compile(rf"{re.escape(layer.name)}(_\d+)?")
         depth = next((number for number in range(depth, len(now)) if own.fullmatch(now[number])), len(now)) + 1
-        found.append((layer, depth))
-    return found
+        calls.append((layer, depth))
+    chosen = [call for call in calls if call[1] <= common][-1:] or calls[:1]
+    return (chosen[0][0], "/".join(now[: chosen[0][1]])) if chosen else (None, "")
 
 
 def word(stage: str) -> str:
@@ -157,17 +163,6 @@ def orthonormal(name: str, columns: int, rank: int) -> np.ndarray:
     return np.asarray(basis * np.sign(np.diag(upper)), np.float32)
 
 
-# ---------------------------------------------------------------------- errors
-def _homeless(frame: Frame) -> NotYetError:
-    return NotYetError(
-        "a learned basis outside of the call of a Keras layer",
-        where=str(frame.site),
-        why="its two variables belong to the model or layer that is called, so that its optimizer trains them",
-        mend="put both stages in the call of one keras.Model, and read its trainable_variables in the step, after the "
-        "call; or leave basis out",
-    )
-
-
 def _check_optimizer(model: Any, owner: Any, frame: Frame) -> None:
     """An optimizer takes no variables that come after it was built."""
     optimizer = getattr(model, "optimizer", None)
@@ -178,12 +173,3 @@ def _check_optimizer(model: Any, owner: Any, frame: Frame) -> None:
             why="the first trace of a step makes them, and an optimizer takes no more variables once it is built",
             mend=f"nb.plan({model.name}, x, y) before {model.name}.optimizer.build(...)",
         )
-
-
-def _rank_change_error(owner: Any, name: str, had: tuple[int, ...], wanted: tuple[int, ...], frame: Frame) -> PlanError:
-    return PlanError(
-        f"{name!r} of {owner.name!r} is {list(had)}, and the tensor that crosses needs {list(wanted)}",
-        where=str(frame.site),
-        why="steps of one model cross in the same order, so that each of them finds its own variables",
-        mend="let the same tensors cross in training, evaluation and inference, or leave basis out",
-    )

@@ -51,15 +51,23 @@ def differentiate(
     given = [seed for seed in seeds if isinstance(seed, tf.Tensor) and getattr(seed, "graph", None) is trace.graph]
     seeds = weigh(trace, targets, seeds)
     operations = in_order(trace.graph.get_operations())
-    own = _made_for(seeds, before)
+    own: set[str] = set()  # what weighs the seeds is at home where the target is, as all that is differentiated there
+    stack = [seed.op for seed in seeds]
+    while stack:
+        op = stack.pop()
+        if op.name not in before and op.name not in own and op.type != "Placeholder":
+            own.add(op.name)
+            stack.extend(tensor.op for tensor in op.inputs)
     request = LiveRequest(
         before=frozenset(op.name for op in operations) - own,
         targets=list(targets),
-        sources=[_name(s) for s in sources],
+        sources=[str(getattr(s, "path", None) or getattr(s, "name", "tensor")) for s in sources],
         given=given,
     )
     trace.labels = {name: stage for name, stage in _labels(trace, operations).items() if name not in own}
-    with _following(tape, stops) as followed:
+    stopped = {tensor.ref() for tensor in stops}
+    everywhere = contextlib.nullcontext(lambda tensor: tensor.ref() not in stopped)
+    with everywhere if tape is None else tf_private.tape_reopened(tape) as followed:
         region = _Region(trace, operations, [_handle(s) for s in sources], followed, request)
         region.reach()
     request.origins = [s if getattr(s, "graph", None) is trace.graph else None for s in region.sources]
@@ -69,37 +77,17 @@ def differentiate(
     return [_hold(trace, request, number, source) for number, source in enumerate(sources)]
 
 
-def _made_for(seeds: Sequence[Tensor], before: frozenset[str]) -> set[str]:
-    """The ops that weigh the seeds: they are at home where the target is, as all that is differentiated there."""
-    found: set[str] = set()
-    stack = [seed.op for seed in seeds]
-    while stack:
-        op = stack.pop()
-        if op.name not in before and op.name not in found and op.type != "Placeholder":
-            found.add(op.name)
-            stack.extend(tensor.op for tensor in op.inputs)
-    return found
-
-
-def _following(
-    tape: tf.GradientTape | None, stops: Sequence[Tensor]
-) -> contextlib.AbstractContextManager[Callable[[Tensor], bool]]:
-    if tape is not None:
-        return tf_private.tape_reopened(tape)
-    stopped = {tensor.ref() for tensor in stops}
-    return contextlib.nullcontext(lambda tensor: tensor.ref() not in stopped)
-
-
 def _labels(trace: Tracing, operations: Sequence[Any]) -> dict[str, int]:
     """Label the ops traced so far; what an earlier request was told stays."""
     graph = mirror(trace.graph, roles(trace))
-    trace.order_stages(graph)
+    if not trace.requests:
+        trace.met.order_stages(graph)
     numbers = {op.name: index for index, op in enumerate(operations)}
     fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
     skip = frozenset(numbers[name] for r in trace.requests for name in r.backward)
-    found = label(graph, list(trace.stages), fixed=fixed, skip=skip)
+    found = label(graph, list(trace.met.stages), fixed=fixed, skip=skip)
     if not trace.requests:  # later ones may belong to another phase, which may go back to the first stage
-        check_order(graph, found, tuple(trace.stages.values()), where=lambda op: place_of(operations[op]))
+        check_order(graph, found, tuple(trace.met.stages.values()), where=lambda op: place_of(operations[op]))
     names = [op.name for op in operations]
     return {names[index]: stage for index, stage in found.items()}
 
@@ -123,33 +111,28 @@ class _Region:
         self.reached = {source.ref() for source in self.sources}
         for op in self.operations:
             if any(tensor.ref() in self.reached for tensor in op.inputs):
-                self.reached.update(t.ref() for t in op.outputs if self._flows(t))
-
-    def _flows(self, tensor: Tensor) -> bool:
-        ours = tensor.dtype in (tf.variant, tf.resource) or tensor.op.name in self.trace.grown
-        return ours or self.followed(tensor)
+                ours = op.name in self.trace.grown
+                known = (t for t in op.outputs if ours or t.dtype in (tf.variant, tf.resource) or self.followed(t))
+                self.reached.update(t.ref() for t in known)
 
     def build(self, targets: list[Tensor], seeds: list[Tensor]) -> None:
         """Differentiate stage by stage, last to first."""
         incoming: dict[Any, Tensor] = {}
-        for stage in reversed(range(max(1, len(self.trace.stages)))):
+        for stage in reversed(range(max(1, len(self.trace.met.stages)))):
             own = [(t, s) for t, s in zip(targets, seeds, strict=True) if self._stage(t) == stage]
             own = [(t, s) for t, s in own if t.ref() in self.reached]
             arrived = [(t, f) for ref, f in incoming.items() if self._stage(t := ref.deref()) == stage]
             if own or arrived:
                 self._stage_backward(stage, own + arrived, incoming)
 
-    def _stage(self, tensor: Tensor) -> int:
-        return self._stage_or(tensor, 0)
-
-    def _stage_or(self, tensor: Tensor, default: int) -> int:
+    def _stage(self, tensor: Tensor, default: int = 0) -> int:
         """Inputs, variables and constants have no stage: they are at home in whichever reads them."""
         return self.trace.labels.get(tensor.op.name, default)
 
     def _stage_backward(self, stage: int, ends: list[tuple[Tensor, Tensor]], incoming: dict[Any, Tensor]) -> None:
         boundaries, stops, inside = self._walk(stage, [t for t, _ in ends])
         flowing = [t for t in boundaries if t.ref() in self.reached and (t.dtype.is_floating or t.dtype.is_complex)]
-        wanted = [(n, s) for n, s in enumerate(self.sources) if s.ref() in inside and self._stage_or(s, stage) == stage]
+        wanted = [(n, s) for n, s in enumerate(self.sources) if s.ref() in inside and self._stage(s, stage) == stage]
         before = len(self.trace.graph.get_operations())
         found = tf_private.differentiate(
             [t for t, _ in ends],
@@ -179,7 +162,7 @@ class _Region:
             seen.add(op)
             for tensor in op.inputs:
                 inside.add(tensor.ref())
-                if self._stage_or(tensor, stage) != stage:
+                if self._stage(tensor, stage) != stage:
                     boundaries[tensor.ref()] = tensor
                 elif tensor.ref() in self.reached:
                     stack.append(tensor)
@@ -190,7 +173,7 @@ class _Region:
     def _flow(self, stage: int, boundary: Tensor, gradient: Tensor, incoming: dict[Any, Tensor]) -> None:
         ref = boundary.ref()
         if self._stage(boundary) > stage:  # that stage is done: its gradient would be lost
-            stages = list(self.trace.stages.values())
+            stages = list(self.trace.met.stages.values())
             raise backwards(stages[self._stage(boundary)], stages[stage], place_of(boundary.op))
         if ref in self.known:
             gradient = gradient + incoming.pop(ref)
@@ -247,16 +230,14 @@ def _terms(gradient: Any) -> list[tuple[Any, ...]]:
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return [(gradient,)]
-    values, indices = _concatenated_parts(gradient.values), _concatenated_parts(gradient.indices)
+    values, indices = (
+        list(each.op.inputs)[:-1] if each.op.type == "ConcatV2" else [each]
+        for each in (gradient.values, gradient.indices)
+    )
     if len(values) != len(indices) or len(values) == 1:
         return [(gradient.values, gradient.indices)]
     pairs = zip(values, indices, strict=True)
     return [term for pair in pairs for term in _terms(tf.IndexedSlices(*pair, gradient.dense_shape))]
-
-
-def _concatenated_parts(tensor: Tensor) -> Sequence[Tensor]:
-    """What a tensor is the concatenation of."""
-    return list(tensor.op.inputs)[:-1] if tensor.op.type == "ConcatV2" else [tensor]
 
 
 def _placeholder(dtype: Any, shape: Any, name: str) -> Any:
@@ -265,7 +246,3 @@ def _placeholder(dtype: Any, shape: Any, name: str) -> Any:
 
 def _handle(source: Any) -> Any:
     return getattr(source, "handle", source)
-
-
-def _name(source: Any) -> str:
-    return str(getattr(source, "path", None) or getattr(source, "name", "tensor"))

@@ -65,8 +65,7 @@ class Raised:
     @cached_property
     def sentence(self) -> str:
         """What was said, in a line."""
-        lines = [line.strip() for line in self.text.splitlines() if line.strip()]
-        return (lines or [type(self.origin).__name__])[0][:400]
+        return next((line.strip()[:400] for line in self.text.splitlines()), type(self.origin).__name__)
 
     @cached_property
     def place(self) -> Place | None:
@@ -94,9 +93,13 @@ class Raised:
         places = _frames(self.origin)
         return bool(places) and (_rewritten(places[-1][0]) or not foreign(places[-1][0]))
 
-    def shortened(self) -> Exception:
+    def shorten(self) -> Exception:
         """The error without the frames of libraries between the user's."""
-        return self.error.with_traceback(_short(self.error.__traceback__))
+        kept: TracebackType | None = None
+        for frame, line in reversed(list(traceback.walk_tb(self.error.__traceback__))):
+            if not foreign(frame.f_code.co_filename):
+                kept = TracebackType(kept, frame, frame.f_lasti, line)
+        return self.error.with_traceback(kept)
 
 
 def _frames(error: BaseException) -> list[Place]:
@@ -107,27 +110,18 @@ def _rewritten(file: str) -> bool:
     return os.path.basename(file).startswith(_REWRITTEN)
 
 
-def _short(trace: TracebackType | None) -> TracebackType | None:
-    kept: TracebackType | None = None
-    for frame, line in reversed(list(traceback.walk_tb(trace))):
-        if not foreign(frame.f_code.co_filename):
-            kept = TracebackType(kept, frame, frame.f_lasti, line)
-    return kept
-
-
 @contextlib.contextmanager
 def keep_all_frames() -> Iterator[None]:
     """Let errors of this thread keep all their frames for a while: they say whose code raised them."""
-    ours = (tf.debugging.is_traceback_filtering_enabled(), keras.config.is_traceback_filtering_enabled())
-    tf.debugging.disable_traceback_filtering()
-    keras.config.disable_traceback_filtering()
+    settings = [(each, each.is_traceback_filtering_enabled()) for each in (tf.debugging, keras.config)]
+    for each, _ in settings:
+        each.disable_traceback_filtering()
     try:
         yield
     finally:
-        if ours[0]:
-            tf.debugging.enable_traceback_filtering()
-        if ours[1]:
-            keras.config.enable_traceback_filtering()
+        for each, enabled in settings:
+            if enabled:
+                each.enable_traceback_filtering()
 
 
 class Baked(NamedTuple):
@@ -161,15 +155,11 @@ def baked_reshape(graph: Any) -> Baked | None:
     for op in graph.get_operations() if graph is not None else []:
         own = op.type == "Reshape" and tf_private.forward_op(op) is op
         if own and op.inputs[0].shape.rank and op.inputs[0].shape[0] is None:
-            sizes = _sizes(op.inputs[1])
+            value = tf.get_static_value(op.inputs[1])
+            sizes = [] if value is None else [int(size) for size in value]
             if sizes and sizes[0] > 1:
                 return Baked(op, sizes)
     return None
-
-
-def _sizes(tensor: Any) -> list[int]:
-    value = tf.get_static_value(tensor)
-    return [] if value is None else [int(size) for size in value]
 
 
 LIMIT = 2**31
@@ -205,8 +195,8 @@ _HINT = "whale_nebula: raised while the step was captured, where the number of r
 
 
 @contextlib.contextmanager
-def translate_errors(trace: Tracing, given: Given = ()) -> Iterator[None]:
-    """Around a trace: whatever it brings out is told in our words. `given` are the step's tensors."""
+def translate_errors(traces: Sequence[Tracing], given: Given = ()) -> Iterator[None]:
+    """Around the last of these traces: what it brings out is told in our words. `given` are the step's tensors."""
     try:
         with keep_all_frames(), tf_private.caching_device_kept():
             yield
@@ -217,34 +207,44 @@ def translate_errors(trace: Tracing, given: Given = ()) -> Iterator[None]:
         ours = next((each for each in raised.chain if isinstance(each, NebulaError)), None)
         if ours is not None:
             raise ours from None
-        told = _translate_error(raised, trace, given)
+        told = _translate_error(raised, traces[-1].graph if traces else None, given)
         if told is not None:
-            raise told from raised.shortened()
+            raise told from raised.shorten()
         error.add_note(_HINT)
-        raise raised.shortened() from None
+        raise raised.shorten() from None
 
 
-def _translate_error(raised: Raised, trace: Tracing, given: Given) -> NebulaError | None:
+def _translate_error(raised: Raised, graph: Any, given: Given) -> NebulaError | None:
     """The error in our words; None where the user's own code raised it."""
     if raised.deliberate and raised.source.startswith(("raise", "assert")):
         return None
-    for rule in (_static, _data_dependent, _late_variable, _too_large):
-        told = rule(raised, trace)
-        if told is not None:
-            return told
-    return None if raised.deliberate else _refused_by_tensorflow(raised, given)
+    told = _find_static_batch(raised, graph)
+    if told is None and any(word in raised.text for word in _SYMBOLIC):
+        loops = "Python `bool`" in raised.text and raised.source.lstrip().startswith("while")
+        # what follows TensorFlow's first sentence is advice for other cases
+        first = raised.sentence.partition(" You can attempt")[0].partition(" This error may indicate")[0]
+        told = DataDependentError(
+            "Python asks for the value of a tensor",
+            where=raised.line,
+            why=f"while a step is captured a tensor has no value yet: {first}",
+            mend=_LOOP if loops else next((way for said, way in _WAYS.items() if said in raised.text), None),
+        )
+    for said, (what, why, mend) in _UNHOLDABLE.items() if told is None else ():
+        if said in raised.text:
+            return _name_kind(raised)(what, where=raised.line, why=why.format(raised.sentence), mend=mend)
+    return told if told is not None or raised.deliberate else _refused_by_tensorflow(raised, given)
 
 
 # ------------------------------------------------------------------------------------------ the number of rows
 _PARTLY_KNOWN = ("partially known TensorShape", "Cannot infer argument `num` from shape", "None dimensions")
 
 
-def _static(raised: Raised, trace: Tracing) -> NebulaError | None:
+def _find_static_batch(raised: Raised, graph: Any) -> NebulaError | None:
     """Something could not be done with None, where a shape was read or a reshape fixed the number of rows."""
     if not isinstance(raised.error, (TypeError, ValueError)) or "None" not in raised.text:
         return None
     reads = "shape" in raised.source or "len(" in raised.source or any(said in raised.text for said in _PARTLY_KNOWN)
-    baked = baked_reshape(trace.graph) if not reads or "shape=(None" in raised.text else None
+    baked = baked_reshape(graph) if not reads or "shape=(None" in raised.text else None
     if baked is not None or not reads:
         return None if baked is None else baked.error()
     return StaticBatchError(
@@ -272,46 +272,20 @@ _WAYS = {
 
 _LOOP = "tf.while_loop(condition, body, [x]), or tf.map_fn(f, x); under @nb.function, while on a tensor is one already"
 
-
-def _data_dependent(raised: Raised, trace: Tracing) -> NebulaError | None:
-    if not any(word in raised.text for word in _SYMBOLIC):
-        return None
-    ways = (way for said, way in _WAYS.items() if said in raised.text)
-    loops = "Python `bool`" in raised.text and raised.source.lstrip().startswith("while")
-    return DataDependentError(
-        "Python asks for the value of a tensor",
-        where=raised.line,
-        why=f"while a step is captured a tensor has no value yet: {_first(raised.sentence)}",
-        mend=_LOOP if loops else next(ways, None),
-    )
-
-
-def _first(text: str) -> str:
-    """The first sentence: what follows in TensorFlow's is advice for other cases."""
-    return text.partition(" You can attempt")[0].partition(" This error may indicate")[0]
-
-
 # ------------------------------------------------------------------------------------- what a trace cannot hold
-def _late_variable(raised: Raised, trace: Tracing) -> NebulaError | None:
-    if "tf.function only supports singleton tf.Variables" not in raised.text:
-        return None
-    return _also(raised)(
+_UNHOLDABLE = {
+    "tf.function only supports singleton tf.Variables": (
         "the step makes a variable in a later trace",
-        where=raised.line,
-        why="a step may make its variables once, the first time it is captured; this one makes more of them",
-        mend="make it once, outside of the step: in __init__ or build, or before the function",
-    )
-
-
-def _too_large(raised: Raised, trace: Tracing) -> NebulaError | None:
-    if "larger than 2GB" not in raised.text:
-        return None
-    return _also(raised)(
+        "a step may make its variables once, the first time it is captured; this one makes more of them",
+        "make it once, outside of the step: in __init__ or build, or before the function",
+    ),
+    "larger than 2GB": (
         "a constant of the step is larger than 2 GB",
-        where=raised.line,
-        why=f"constants are part of the traced graph: {raised.sentence}",
-        mend=MEND,
-    )
+        "constants are part of the traced graph: {}",
+        MEND,
+    ),
+}
+"""By what TensorFlow says: what happened, why (with TensorFlow's sentence) and the mend."""
 
 
 _FEW = 12
@@ -327,30 +301,26 @@ def _refused_by_tensorflow(raised: Raised, given: Given) -> CaptureError:
     names = ", ".join(f"{name} {spec.dtype.name}{list(spec.shape)}" for name, spec in given[:_FEW])
     names += f" and {len(given) - _FEW} more" if len(given) > _FEW else ""
     several = sum(spec.shape.rank == 0 for _, spec in given) > _FEW
-    return _also(raised)(
+    # one axis is taken for a batch's, and may be none: the state of an environment, say
+    rows = [f'"{name}"' for name, spec in given if spec.shape.rank == 1 and spec.shape[0] is None]
+    whole = f"\nor, where an argument with one axis is no batch: @nb.function(whole=({', '.join(rows)},))"
+    return _name_kind(raised)(
         f"the step cannot be traced: {raised.sentence}",
         where=raised.line,
         why=f"it raised a {type(raised.origin).__name__}; the step was given {names or 'no tensors'}",
-        mend=_ARRAYS if several else _CORRECT + _not_a_batch(given),
+        mend=_ARRAYS if several else _CORRECT + whole * bool(rows),
     )
-
-
-def _not_a_batch(given: Given) -> str:
-    """The line for arguments with one axis, which is taken for a batch's: the state of an environment, say."""
-    names = [name for name, spec in given if spec.shape.rank == 1 and spec.shape[0] is None]
-    one_axis = f"whole=({', '.join(repr(name) for name in names)},)".replace("'", '"')
-    return f"\nor, where an argument with one axis is no batch: @nb.function({one_axis})" if names else ""
 
 
 _PLAIN = frozenset({"ValueError", "TypeError", "AttributeError", "KeyError", "IndexError", "RuntimeError"})
 
 
-def _also(raised: Raised) -> Callable[..., CaptureError]:
+def _name_kind(raised: Raised) -> Callable[..., CaptureError]:
     """CaptureError, as a kind of the Python type that was raised: who expects a ValueError still finds one."""
-    return _kind(next((kind for kind in type(raised.error).__mro__ if kind.__name__ in _PLAIN), Exception))
+    return _make_kind(next((kind for kind in type(raised.error).__mro__ if kind.__name__ in _PLAIN), Exception))
 
 
 @cache
-def _kind(python: type) -> type[CaptureError]:
+def _make_kind(python: type) -> type[CaptureError]:
     body = {"__doc__": CaptureError.__doc__, "__module__": CaptureError.__module__}
     return type("CaptureError", (CaptureError, python), body)

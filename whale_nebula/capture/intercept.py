@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,58 +30,68 @@ def answer_tape(
     """Stands in for `tf.GradientTape.gradient` in the thread that traces, and passes through elsewhere."""
     trace = current()
     if trace is not None and trace.plain:
-        return _unseen(trace, lambda: _original(tape, target, sources, output_gradients, unconnected_gradients))
-    if trace is None or not _ours(trace, tape):
-        if trace is not None and not trace.busy:
-            check_nested(trace.bottlenecks, tf.nest.flatten(target), list(map(_plain, tf.nest.flatten(sources))))
+        with trace.set_flags(busy=True):
+            found = _original(tape, target, sources, output_gradients, unconnected_gradients)
+        # what is made of it belongs to no stage
+        parts = tf.nest.flatten(found, expand_composites=True)
+        trace.bottlenecks.homes.update((part.ref(), None) for part in parts if part is not None)
+        return found
+    flat = [_unwrap_variable(source) for source in tf.nest.flatten(sources)]
+    if trace is None or not _is_outermost(trace, tape):
+        if trace is not None and not trace.flags.busy:
+            check_nested(trace.bottlenecks, tf.nest.flatten(target), flat)
         return _original(tape, target, sources, output_gradients, unconnected_gradients)
-    trace.busy = True
-    try:
-        return _request(trace, tape, target, sources, output_gradients, unconnected_gradients)
-    finally:
-        trace.busy = False
+    targets = [t for t in tf.nest.flatten(target) if t is not None]
+    seeds = None if output_gradients is None else tf.nest.flatten(output_gradients)
+    found = _answer(trace, tape, targets, flat, seeds, (), unconnected_gradients)
+    tf_private.tape_finish(tape)
+    return tf.nest.pack_sequence_as(sources, found)
 
 
-def _ours(trace: Tracing, tape: tf.GradientTape) -> bool:
+def answer_gradients(targets: Any, sources: Any, seeds: Any, stops: Any, unconnected: Any) -> list[Any] | None:
+    """The gradients, or None where TensorFlow is to find them: in a body, or while a tape records."""
+    trace = current()
+    if trace is None or trace.flags.busy or trace.plain:
+        return None
+    if tf_private.tape_records():
+        check_nested(trace.bottlenecks, _as_list(targets), _as_list(sources))
+        return None
+    ends = [tf.convert_to_tensor(target) for target in _as_list(targets)]
+    _check_first_order(trace, ends)
+    if tf.compat.v1.get_default_graph() is not trace.graph:
+        return None
+    starts = None if seeds is None else _as_list(seeds)
+    return _answer(trace, None, ends, _as_list(sources), starts, [] if stops is None else _as_list(stops), unconnected)
+
+
+def _answer(
+    trace: Tracing,
+    tape: tf.GradientTape | None,
+    targets: Sequence[Any],
+    sources: Sequence[Any],
+    seeds: Sequence[Any] | None,
+    stops: Sequence[Any],
+    unconnected: Any,
+) -> list[Any]:
+    with trace.set_flags(busy=True):
+        ends = [tf.convert_to_tensor(target) for target in targets]
+        starts = [None] * len(ends) if seeds is None else seeds
+        found = differentiate(trace, tape, ends, sources, starts, stops)
+        if getattr(unconnected, "value", unconnected) == "zero":
+            pairs = zip(found, sources, strict=True)
+            found = [tf.zeros_like(source) if gradient is None else gradient for gradient, source in pairs]
+    return found
+
+
+def _is_outermost(trace: Tracing, tape: tf.GradientTape) -> bool:
     """Not ours: our own differentiation, a loop's body or a vectorized one, a tape that another watches, a bad call."""
-    if trace.busy or tf.compat.v1.get_default_graph() is not trace.graph or not tf_private.tape_open(tape):
+    if trace.flags.busy or tf.compat.v1.get_default_graph() is not trace.graph or not tf_private.tape_open(tape):
         return False
     tf_private.tape_stop(tape)
     return not tf_private.tape_records()
 
 
-def _unseen(trace: Tracing, ask: Callable[[], Any]) -> Any:
-    """The answer of a tape in a step that runs uncut: what is made of it belongs to no stage."""
-    before, trace.busy = trace.busy, True
-    try:
-        found = ask()
-    finally:
-        trace.busy = before
-    parts = tf.nest.flatten(found, expand_composites=True)
-    trace.bottlenecks.homes.update((part.ref(), None) for part in parts if part is not None)
-    return found
-
-
-def _request(
-    trace: Tracing, tape: tf.GradientTape, target: Any, sources: Any, output_gradients: Any, unconnected: Any
-) -> Any:
-    targets = [tf.convert_to_tensor(t) for t in tf.nest.flatten(target) if t is not None]
-    flat = [_plain(source) for source in tf.nest.flatten(sources)]
-    seeds = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
-    found = differentiate(trace, tape, targets, flat, seeds)
-    if getattr(unconnected, "value", unconnected) == "zero":
-        pairs = zip(found, flat, strict=True)
-        found = [_zeros(source) if gradient is None else gradient for gradient, source in pairs]
-    tf_private.tape_finish(tape)
-    return tf.nest.pack_sequence_as(sources, found)
-
-
-def _zeros(source: Any) -> Any:
-    known = source.shape.is_fully_defined()
-    return tf.zeros(source.shape, source.dtype) if known else tf.zeros_like(source)
-
-
-def _plain(source: Any) -> Any:
+def _unwrap_variable(source: Any) -> Any:
     """A Keras variable stands for the tf.Variable inside it."""
     return getattr(source, "value", source) if not isinstance(source, (tf.Tensor, tf.Variable)) else source
 
@@ -91,11 +101,8 @@ def vectorize_plainly(*args: Any, **kwargs: Any) -> Any:
     trace = current()
     if trace is None:
         return _original_vectorized(*args, **kwargs)
-    before, trace.busy, trace.vectorizing = (trace.busy, trace.vectorizing), True, True
-    try:
+    with trace.set_flags(busy=True, vectorizing=True):
         return _original_vectorized(*args, **kwargs)
-    finally:
-        trace.busy, trace.vectorizing = before
 
 
 def enter_tape(tape: tf.GradientTape) -> tf.GradientTape:
@@ -113,36 +120,6 @@ def note_mask(tensor: Any, mask: Any) -> None:
         trace.masks.append((tensor, mask))
 
 
-def answer_gradients(targets: Any, sources: Any, seeds: Any, stops: Any, unconnected: Any) -> list[Any] | None:
-    """The gradients, or None where TensorFlow is to find them: in a body, or while a tape records."""
-    trace = current()
-    if trace is None or trace.busy or trace.plain:
-        return None
-    if tf_private.tape_records():
-        check_nested(trace.bottlenecks, _as_list(targets), _as_list(sources))
-        return None
-    ends = [tf.convert_to_tensor(target) for target in _as_list(targets)]
-    _check_first_order(trace, ends)
-    if tf.compat.v1.get_default_graph() is not trace.graph:
-        return None
-    trace.busy = True
-    try:
-        return _answer(trace, ends, _as_list(sources), seeds, stops, unconnected)
-    finally:
-        trace.busy = False
-
-
-def _answer(
-    trace: Tracing, ends: Sequence[Any], sources: Sequence[Any], seeds: Any, stops: Any, unconnected: Any
-) -> list[Any]:
-    starts = [None] * len(ends) if seeds is None else _as_list(seeds)
-    found = differentiate(trace, None, ends, sources, starts, stops=[] if stops is None else _as_list(stops))
-    if getattr(unconnected, "value", unconnected) == "zero":
-        pairs = zip(found, sources, strict=True)
-        return [tf.zeros_like(source) if gradient is None else gradient for gradient, source in pairs]
-    return found
-
-
 def _as_list(given: Any) -> list[Any]:
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
@@ -154,35 +131,25 @@ def _check_first_order(trace: Tracing, ends: Sequence[Any]) -> None:
     while stack and held:
         op = stack.pop()
         if op in held:
-            raise _second_order()
+            raise GradientError(
+                "tf.gradients is asked for the gradient of something that a gradient went into",
+                where=str(script_site()),
+                why="a plan knows the first gradient only once all stages have run backward",
+                mend="with tf.GradientTape() as outer: around the forward and the first tf.gradients, then "
+                "outer.gradient(...); or tf.stop_gradient(...) around the first gradient, if it is meant as a constant",
+            )
         if op not in seen and op.type != "StopGradient":
             seen.add(op)
-            stack.extend(tensor.op for tensor in [*op.inputs, *_outside(op)])
+            # an op of a body may stand for one of the graph around it
+            captures = getattr(op.graph, "captures", ()) if op.type == "Placeholder" else ()
+            outside = [given for given, inner in captures if inner.op is op and hasattr(given, "op")]
+            stack.extend(tensor.op for tensor in [*op.inputs, *outside])
 
 
-def _outside(op: Any) -> list[Any]:
-    """What an op of a body stands for, if that comes from the graph around it."""
-    captures = getattr(op.graph, "captures", ()) if op.type == "Placeholder" else ()
-    return [given for given, inner in captures if inner.op is op and hasattr(given, "op")]
-
-
-def _second_order() -> GradientError:
-    return GradientError(
-        "tf.gradients is asked for the gradient of something that a gradient went into",
-        where=str(script_site()),
-        why="a plan knows the first gradient only once all stages have run backward",
-        mend="with tf.GradientTape() as outer: around the forward and the first tf.gradients, then "
-        "outer.gradient(...); or tf.stop_gradient(...) around the first gradient, if it is meant as a constant",
-    )
-
-
-_QUESTIONS = ("gradient", "jacobian", "batch_jacobian")
-
-
-def tell_later(tapes: Iterable[Any]) -> None:
+def explain_late_requests(tapes: Iterable[Any]) -> None:
     """The trace has ended: let those of its tapes that can still be asked say why there is no answer."""
     for tape in tapes:
-        for question in _QUESTIONS if tf_private.tape_open(tape) else ():
+        for question in ("gradient", "jacobian", "batch_jacobian") if tf_private.tape_open(tape) else ():
             setattr(tape, question, partial(_ask_tape, tape, question))
 
 
@@ -192,13 +159,9 @@ def _ask_tape(tape: Any, question: str, *args: Any, **kwargs: Any) -> Any:
     except (TypeError, ValueError) as error:
         if "out of scope" not in str(error):
             raise
-        raise _late() from error
-
-
-def _late() -> GradientError:
-    return GradientError(
-        "a tape of a step is asked after the step",
-        where=str(script_site()),
-        why="it has seen the tensors of the trace, which have no values outside of it",
-        mend="ask inside the step, and return the answer: return loss, tape.gradient(loss, variables)",
-    )
+        raise GradientError(
+            "a tape of a step is asked after the step",
+            where=str(script_site()),
+            why="it has seen the tensors of the trace, which have no values outside of it",
+            mend="ask inside the step, and return the answer: return loss, tape.gradient(loss, variables)",
+        ) from error

@@ -12,14 +12,13 @@ import weakref
 from typing import Any, NamedTuple
 
 import keras
-import tensorflow as tf
 
 from whale_nebula import scopes
+from whale_nebula.capture.places import warn_once
 from whale_nebula.errors import NebulaWarning
 from whale_nebula.scopes import Frame
-from whale_nebula.site import Site, script_site
+from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf.private import KerasCall
 
 Frames = tuple[Frame, ...]
 
@@ -46,26 +45,21 @@ def built_at(tagged: Any) -> str:
 
 def built_under_scopes(model: Any) -> bool:
     """Whether a model, or one inside it, was built under scopes."""
-    return any(_made_in_scopes(part) for part in tf_private.layers_of(model))
+    return any(frames_of(each) for part in tf_private.layers_of(model) for each in (part, *nodes_of(part)))
 
 
 def stages_of(model: Any) -> list[Frame]:
-    """The stages that a model, or a functional one inside it, was built in."""
-    tagged = (each for part in tf_private.layers_of(model) for each in (part, *_own_nodes(part)))
-    found = (scopes.stage_of(frames_of(each)) for each in tagged)
-    return [frame for frame in found if frame is not None]
+    """The stages that a model, or a functional one inside it, was built in; a Sequential's layers bear its scopes."""
+    found: list[Frame] = []
+    for part in tf_private.layers_of(model):
+        nodes = [] if isinstance(part, tf_private.KerasSequential) else nodes_of(part)
+        stages = (scopes.stage_of(frames_of(each)) for each in (part, *nodes))
+        found.extend(frame for frame in stages if frame is not None)
+    return found
 
 
-def _own_nodes(layer: Any) -> list[Any]:
-    """Those that bear its scopes: a Sequential's layers do so themselves."""
-    return [] if isinstance(layer, tf_private.KerasSequential) else _nodes(layer)
-
-
-def _made_in_scopes(layer: Any) -> bool:
-    return bool(frames_of(layer)) or any(frames_of(node) for node in _nodes(layer))
-
-
-def _nodes(layer: Any) -> list[Any]:
+def nodes_of(layer: Any) -> list[Any]:
+    """The nodes of a functional model, or of the one inside a Sequential; none of another layer."""
     return [node for level in tf_private.nodes_by_depth(layer).values() for node in level]
 
 
@@ -74,21 +68,16 @@ _BUILD = "build it by the same code, under the scopes"
 _PLACE = 'or nb.place(model, {"layer/.*": "cluster", ...})'
 
 
-class _Way(NamedTuple):
-    """A way to copy: what is said of it, and what to do."""
-
-    what: str
-    mend: str
-
-
+_AGAIN = f"{_BUILD}, {_PLACE}"
 _WAYS = {
-    "clone_model": _Way("the clone of model {!r} has no scopes", f"{_BUILD}, {_PLACE}"),
-    "__reduce__": _Way("the copy of model {!r} has no scopes", f"{_BUILD}, {_PLACE}"),
-    "save_model": _Way(
+    "clone_model": ("the clone of model {!r} has no scopes", _AGAIN),
+    "__reduce__": ("the copy of model {!r} has no scopes", _AGAIN),
+    "save_model": (
         "model {!r} is saved without its scopes",
         f"to train it again by a plan, {_BUILD}, and load_weights(file), {_PLACE} after load_model(file)",
     ),
 }
+"""Keras's functions that copy a model: what is said of the copy, and what to do."""
 
 
 class _Print(NamedTuple):
@@ -101,7 +90,6 @@ class _Print(NamedTuple):
 _given: set[_Print] = set()
 _cloned: set[_Print] = set()
 """What a clone was told of that has not run yet: when it does, all is said."""
-_said: set[tuple[str, Site]] = set()
 _told: weakref.WeakSet[Any] = weakref.WeakSet()
 """The models of which it was said that they run uncut: another of the same layers is another model."""
 
@@ -109,18 +97,8 @@ _told: weakref.WeakSet[Any] = weakref.WeakSet()
 def watch(operation: Any) -> None:
     """Hear when this layer or operation, which was called under scopes, gives its config."""
     if not hasattr(operation.get_config, "nebula_heard"):
-        tf_private.on_config(operation, _require_copy_by_user)
+        tf_private.on_config(operation, find_copy_by_user)
         operation.get_config.nebula_heard = True
-
-
-def watch_node(node: Any) -> None:
-    """Hear when this node, which was made under scopes, is run for a clone: layers may be shared, unasked."""
-    tf_private.on_run(node, _ran)
-
-
-def _ran(arguments: Any) -> None:
-    if any(isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten(arguments)):
-        _require_copy_by_user()
 
 
 def tell_if_copy(model: Any) -> None:
@@ -132,51 +110,40 @@ def tell_if_copy(model: Any) -> None:
     copy = next((part for part in parts if _print(part) in _given), None)
     if copy is not None and copy not in _told:
         _told.add(copy)
-        _warn(
+        warning = NebulaWarning(
             f"model {copy.name!r} runs uncut",
+            where=str(script_site()),
             why=f"it has no scopes, and a model of this name and these layers that was saved had some: {_LIE}",
             mend=f"{_BUILD}, and load_weights(file), {_PLACE};\n"
             f"one that is meant to run uncut has a name of its own: keras.Model(..., name={copy.name + '_uncut'!r})",
-            site=script_site(),
         )
+        warnings.warn_explicit(warning, NebulaWarning, *script_site())
 
 
-def _require_copy_by_user() -> None:
-    """The outermost call of Keras that copies a whole model is what the user wrote."""
+def find_copy_by_user() -> None:
+    """Warn of a copy that is made now: the outermost call of Keras that copies a whole model is what the user wrote."""
     calls = [call for call in tf_private.keras_calls() if isinstance(call.given, keras.Model)]
     found = next((call for call in reversed(calls) if call.name in _WAYS), None)
-    if found is None or found.name == "save_model":
-        _given.update(_print(call.given) for call in calls if call.name == "get_config" and _model(call.given))
-    if found is not None and built_under_scopes(found.given) and not _gets_others(found):
-        _tell(found)
-
-
-def _gets_others(call: KerasCall) -> bool:
-    """Whether what a call makes stands in a stage of its own; `nb.cluster` alone gives it none."""
-    return call.name != "save_model" and scopes.stage_of(scopes.open_frames()) is not None
-
-
-def _tell(call: KerasCall) -> None:
-    way, site = _WAYS[call.name], script_site(call.frame)
-    if call.name != "save_model":
-        _cloned.update(map(_print, _parts(call.given)))
-    if (call.name, site) not in _said:
-        _said.add((call.name, site))
-        why = f"{_LIE}; it is said once for this place"
-        _warn(way.what.format(call.given.name), why=why, mend=way.mend, site=site)
-
-
-def _warn(what: str, *, why: str, mend: str, site: Site) -> None:
-    warning = NebulaWarning(what, where=str(site), why=why, mend=mend)
-    warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
+    saved = found is not None and found.name == "save_model"
+    if found is None or saved:
+        _given.update(_print(call.given) for call in calls if call.name == "get_config" and _is_model(call.given))
+    # what is made in a stage has scopes of its own; `nb.cluster` alone gives it none
+    if found is None or not built_under_scopes(found.given) or (not saved and scopes.stage_of(scopes.open_frames())):
+        return
+    if not saved:
+        _cloned.update(map(_print, _parts(found.given)))
+    what, mend = _WAYS[found.name]
+    site, why = script_site(found.frame), f"{_LIE}; it is said once for this place"
+    warning = NebulaWarning(what.format(found.given.name), where=str(site), why=why, mend=mend)
+    warn_once(site, warning, found.name)
 
 
 def _parts(model: Any) -> list[Any]:
     """The models that a model is made of, itself among them."""
-    return [part for part in tf_private.layers_of(model) if _model(part)]
+    return [part for part in tf_private.layers_of(model) if _is_model(part)]
 
 
-def _model(given: Any) -> bool:
+def _is_model(given: Any) -> bool:
     return isinstance(given, (tf_private.KerasFunction, tf_private.KerasSequential))
 
 

@@ -11,76 +11,47 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from whale_nebula import scopes
 from whale_nebula.capture import keras_copies
-from whale_nebula.capture.keras_copies import Frames, built_at, built_under_scopes, frames_of, stages_of, tag
+from whale_nebula.capture.keras_copies import Frames, built_at, built_under_scopes, frames_of, nodes_of, stages_of, tag
 from whale_nebula.capture.placed import placements_in
 from whale_nebula.capture.places import BUILT
 from whale_nebula.capture.projection import learned_rank
-from whale_nebula.capture.tracing import current, uncut_on_purpose
+from whale_nebula.capture.tracing import current, current_here, uncut_on_purpose
 from whale_nebula.scopes import Frame
-from whale_nebula.scopes.hints import running
-from whale_nebula.scopes.hints import warn_eager as tell
+from whale_nebula.scopes.hints import running, warn_eager
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 
 
-def watch_node(node: Any, frames: Frames) -> None:
-    """Hear when this node runs: it was made under these scopes, or its layer was, where that is in a Sequential."""
-    frames = frames_of(node.operation) or frames
-    stage, around = scopes.stage_of(frames), scopes.compress_of(frames)
-    if stage is not None:
-        projects = around is not None and learned_rank(around) is not None
-        tf_private.on_run(node, functools.partial(_ran, stage, projects))
+class _Local(threading.local):
+    none_expected = False
+    sequential: Any = None
+    """The functional model inside the Sequential that runs: its layers bear the scopes, not its nodes."""
+    tagged: Any = None
+    """The node, or layer, that runs next."""
 
 
-def watch_sequential(model: Any) -> None:
-    """Hear when the layers of a Sequential run; it makes their nodes later, and anew with each layer."""
-    if not hasattr(model.build, "nebula_heard"):
-        tf_private.on_build(model, functools.partial(_mark_built, model))
-        model.build.nebula_heard = True
-
-
-def _mark_built(model: Any) -> None:
-    for level in tf_private.nodes_by_depth(model).values():
-        for node in level:
-            if not frames_of(node):
-                watch_node(node, frames_of(node.operation))
-
-
-def _ran(stage: Frame, projects: bool, arguments: Any) -> None:
-    if current() is not None or uncut_on_purpose():
-        return
-    code = running()
-    if code is None or (tf.executing_eagerly() and not tf_private.tape_records() and not projects):
-        return
-    if any(isinstance(leaf, tf.Tensor) for leaf in tf.nest.flatten(arguments)):
-        place = script_site()
-        then = f"so the scopes that the model was built in, at {stage.site}, catch nothing"
-        then += ", and nothing is projected on its learned basis" * projects
-        tell(stage, code, then, where=place, program=place)
-
-
-_LOCAL = threading.local()
+_LOCAL = _Local()
 _entered: weakref.WeakSet[Any] = weakref.WeakSet()
 _node_init = tf_private.KerasNode.__init__
 _add = tf_private.KerasSequential.add
+_run = tf_private.KerasFunction._run_through_graph
+_operation_for = tf_private.KerasFunction._get_operation_for_node
+_call = tf_private.KerasSequential.call
 
 
 class ScopeMet(BaseException):
     """A scope was met where none was expected. No error: it stops a trace, past everything that handles errors."""
 
 
-def _frames() -> Frames:
-    """The scopes that what is built now stands in; none while a step is traced."""
-    return scopes.open_frames() if current() is None else ()
-
-
+# ---------------------------------------------------------------------- while models are built
 def _tag(target: Any, operation: Any, frames: Frames) -> None:
     tag(target, frames)
     keras_copies.watch(operation)
@@ -88,13 +59,17 @@ def _tag(target: Any, operation: Any, frames: Frames) -> None:
         frame.touched = True
 
 
+def _frames() -> Frames:
+    """The scopes that what is built now stands in; none while a step is traced."""
+    return scopes.open_frames() if current() is None else ()
+
+
 def init_node(node: Any, *args: Any, **kwargs: Any) -> None:
     """Stands in for `Node.__init__`: the node is tagged with the open scopes."""
     _node_init(node, *args, **kwargs)
     if frames := _frames():
         _tag(node, node.operation, frames)
-        keras_copies.watch_node(node)
-        watch_node(node, frames)
+        _watch_node(node, frames, tagged=True)
 
 
 def add_layer(model: Any, layer: Any, rebuild: bool = True) -> None:
@@ -102,14 +77,51 @@ def add_layer(model: Any, layer: Any, rebuild: bool = True) -> None:
     frames = _frames()
     if frames and not hasattr(layer, "_keras_history"):
         _tag(layer, layer, frames)
-        watch_sequential(model)
+        if not hasattr(model.build, "nebula_heard"):  # it makes its nodes later, and anew with each layer
+            tf_private.on_build(model, functools.partial(_watch_nodes, model))
+            model.build.nebula_heard = True
     _add(model, layer, rebuild=rebuild)
 
 
+def _watch_nodes(model: Any) -> None:
+    for node in nodes_of(model):
+        if not frames_of(node):
+            _watch_node(node, (), tagged=False)
+
+
+def _watch_node(node: Any, frames: Frames, *, tagged: bool) -> None:
+    """Hear when this node runs: it was made under these scopes, or its layer was, where that is in a Sequential."""
+    frames = frames_of(node.operation) or frames
+    stage, around = scopes.stage_of(frames), scopes.compress_of(frames)
+    projects = around is not None and learned_rank(around) is not None
+
+    def hear(arguments: Any) -> None:
+        leaves = tf.nest.flatten(arguments)
+        if tagged and any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
+            keras_copies.find_copy_by_user()  # it runs for a clone: layers may be shared, unasked
+        if stage is not None and any(isinstance(leaf, tf.Tensor) for leaf in leaves):
+            _warn_if_eager(stage, projects)
+
+    if tagged or stage is not None:
+        tf_private.on_run(node, hear)
+
+
+def _warn_if_eager(stage: Frame, projects: bool) -> None:
+    if current() is not None or uncut_on_purpose():
+        return
+    code = running()
+    if code is not None and (not tf.executing_eagerly() or tf_private.tape_records() or projects):
+        place = script_site()
+        then = f"so the scopes that the model was built in, at {stage.site}, catch nothing"
+        then += ", and nothing is projected on its learned basis" * projects
+        warn_eager(stage, code, then, where=place, program=place)
+
+
+# ---------------------------------------------------------------------- which models bear scopes
 @contextlib.contextmanager
 def none_expected() -> Iterator[None]:
     """Run something that should enter no scope: the first one that it enters raises `ScopeMet`."""
-    before = getattr(_LOCAL, "none_expected", False)
+    before = _LOCAL.none_expected
     _LOCAL.none_expected = True
     try:
         yield
@@ -122,11 +134,6 @@ def enters_scopes(model: Any) -> None:
     _entered.add(model)
 
 
-def _check_expected() -> None:
-    if getattr(_LOCAL, "none_expected", False) and not uncut_on_purpose():
-        raise ScopeMet
-
-
 def note_entry() -> None:
     """A scope is entered: outside of a trace the layer whose call does it bears scopes from now on."""
     if current() is not None:
@@ -134,7 +141,8 @@ def note_entry() -> None:
     layer = tf_private.entry_layer()
     if layer is not None:
         enters_scopes(layer)
-    _check_expected()
+    if _LOCAL.none_expected and not uncut_on_purpose():
+        raise ScopeMet
 
 
 def bears_scopes(model: Any) -> bool:
@@ -143,77 +151,45 @@ def bears_scopes(model: Any) -> bool:
     return bool(placements_in(parts)) or any(part in _entered for part in parts) or built_under_scopes(model)
 
 
-_REPLAY = threading.local()
-_run = tf_private.KerasFunction._run_through_graph
-_operation_for = tf_private.KerasFunction._get_operation_for_node
-_call = tf_private.KerasSequential.call
-
-
+# ---------------------------------------------------------------------- while a step is traced
 def find_operation(function: Any, node: Any) -> Any:
     """Keras asks this for each node just before it calls the node's operation."""
-    _REPLAY.frames = _frames_of_node(function, node)
-    _REPLAY.line = built_at(_tag_call(function, node))
+    _LOCAL.tagged = node.operation if _LOCAL.sequential is function else node
     return _operation_for(function, node)
-
-
-def _frames_of_node(function: Any, node: Any) -> Frames:
-    """A Sequential's layers carry their own scopes; elsewhere the nodes do."""
-    return frames_of(_tag_call(function, node))
-
-
-def _tag_call(function: Any, node: Any) -> Any:
-    return node.operation if getattr(_REPLAY, "sequential", None) is function else node
 
 
 def run_graph(function: Any, inputs: Any, operation_fn: Any = lambda op: op, call_fn: Any = None) -> Any:
     """Stands in for `Function._run_through_graph`: each node runs in the scopes that it was built in."""
-    if current() is None or call_fn is not None:
-        return _run(function, inputs, operation_fn, call_fn)
-
-    if getattr(_REPLAY, "sequential", None) is not function:
-        _tell(function)
-
-    def scoped(operation: Any) -> Callable[..., Any]:
-        return _entering(operation_fn(operation), _REPLAY.frames, _REPLAY.line)
-
-    return _run(function, inputs, scoped, None)
-
-
-def _tell(model: Any) -> None:
-    """The step that is traced hears of all the stages of a model before it enters the first."""
     trace = current()
-    if trace is not None:
-        trace.meets(stages_of(model))
+    if trace is None or call_fn is not None:
+        return _run(function, inputs, operation_fn, call_fn)
+    if _LOCAL.sequential is not function:  # the step hears of all the stages of a model before it enters the first
+        trace.met.meet_model(stages_of(function))
 
+    def wrap_operation(operation: Any) -> Any:
+        frames, line = frames_of(_LOCAL.tagged), built_at(_LOCAL.tagged)
+        called = operation_fn(operation)
 
-def _entering(operation: Callable[..., Any], frames: Frames, line: str) -> Callable[..., Any]:
-    if not frames:
-        return operation
+        def run_in_scopes(*args: Any, **kwargs: Any) -> Any:
+            trace = current_here()
+            opened = scopes.stage_of(scopes.open_frames())
+            stamps = tf_private.stamp_ops(trace.graph, {BUILT: line}) if trace else contextlib.nullcontext()
+            with stamps, scopes.reenter(frames) if opened is None else contextlib.nullcontext():
+                return called(*args, **kwargs)
 
-    def entered(*args: Any, **kwargs: Any) -> Any:
-        with _built_at(line):
-            if scopes.stage_of(scopes.open_frames()) is not None:
-                return operation(*args, **kwargs)
-            with scopes.reenter(frames):
-                return operation(*args, **kwargs)
+        return run_in_scopes if frames else called
 
-    return entered
-
-
-def _built_at(line: str) -> contextlib.AbstractContextManager[None]:
-    """Let what is traced now bear the line where its node was made."""
-    trace, graph = current(), tf.compat.v1.get_default_graph()
-    if trace is None or trace.graph is not graph:
-        return contextlib.nullcontext()
-    return tf_private.stamp_ops(graph, {BUILT: line})
+    return _run(function, inputs, wrap_operation, None)
 
 
 def call_sequential(model: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for `Sequential.call`, whose layers bear the scopes instead of its nodes."""
-    _tell(model)
-    before = getattr(_REPLAY, "sequential", None)
-    _REPLAY.sequential = model._functional
+    trace = current()
+    if trace is not None:
+        trace.met.meet_model(stages_of(model))
+    before = _LOCAL.sequential
+    _LOCAL.sequential = model._functional
     try:
         return _call(model, *args, **kwargs)
     finally:
-        _REPLAY.sequential = before
+        _LOCAL.sequential = before

@@ -6,7 +6,7 @@ micro-batch's share of the rows, what is divided by them that share twice, and w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.mirror import SUMMED, in_order, mirror
 from whale_nebula.capture.places import place_of
-from whale_nebula.capture.tracing import Tracing, current
+from whale_nebula.capture.tracing import Tracing, current_here
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.replicas import Where, refusal
@@ -39,31 +39,33 @@ def roles(trace: Tracing) -> dict[str, tuple[str, str]]:
     return found
 
 
+def _read_trace(trace: Tracing) -> tuple[Graph, list[Any], dict[str, int]]:
+    """The trace as pure data, its ops in the same order, and their numbers by name."""
+    operations = in_order(trace.graph.get_operations())
+    return mirror(trace.graph, roles(trace)), operations, {op.name: index for index, op in enumerate(operations)}
+
+
+def _fold(trace: Tracing, graph: Graph, numbers: Mapping[str, int], **options: Any) -> Folding:
+    """How the trace folds its batched inputs."""
+    batched = {numbers[leaf.op.name]: 0 for leaf, split in zip(trace.leaves, trace.batched, strict=True) if split}
+    backward = {numbers[name] for request in trace.requests for name in request.backward}
+    return fold(graph, batched, skip=backward.__contains__, **options)
+
+
 def recount(trace: Tracing) -> None:
     """Rewire a trace whose batch is cut, as far as it goes."""
-    graph = mirror(trace.graph, roles(trace))
-    operations = in_order(trace.graph.get_operations())
-    numbers = {op.name: index for index, op in enumerate(operations)}
-    leaves = [numbers[leaf.op.name] for leaf in trace.leaves]
-    if not _suspects(graph, leaves):
+    graph, operations, numbers = _read_trace(trace)
+    if not _suspects(graph, [numbers[leaf.op.name] for leaf in trace.leaves]):
         return
-    batched = {leaf: 0 for leaf, split in zip(leaves, trace.batched, strict=True) if split}
-    backward = {numbers[name] for request in trace.requests for name in request.backward}
-    for (consumer, place, _), rows, axis, sizes in fold(
-        graph, batched, skip=backward.__contains__, recounting=True
-    ).recounts:
-        reader = operations[consumer]
+    for (consumer, place, _), rows, axis, sizes in _fold(trace, graph, numbers, recounting=True).recounts:
+        before = operations[consumer].inputs[place]
+        fill = _FILLED.get(before.op.type)
         with trace.graph.as_default(), tf.control_dependencies(None):
-            made = _shape_like(reader.inputs[place], operations[rows.op].outputs[rows.out], axis, sizes)
-        tf_private.set_input(reader, place, made)
-
-
-def _shape_like(before: Any, data: Any, axis: int, sizes: tuple[int | None, ...]) -> Any:
-    """A shape with the rows of `data`, or zeros or ones of that shape: what was read `before`."""
-    dtype = tf.int32 if before.op.type in _FILLED else before.dtype
-    rows = tf.shape(data, dtype)[axis]
-    shape = tf.stack([rows if size is None else tf.constant(size, dtype) for size in sizes])
-    return _FILLED[before.op.type](shape, before.dtype) if before.op.type in _FILLED else shape
+            dtype = before.dtype if fill is None else tf.int32
+            count = tf.shape(operations[rows.op].outputs[rows.out], dtype)[axis]
+            shape = tf.stack([count if size is None else tf.constant(size, dtype) for size in sizes])
+            made = shape if fill is None else fill(shape, before.dtype)
+        tf_private.set_input(operations[consumer], place, made)
 
 
 _FILLED = {"ZerosLike": tf.zeros, "OnesLike": tf.ones}
@@ -92,86 +94,58 @@ Tensor = Any
 
 def weigh(trace: Tracing, targets: Sequence[Tensor], seeds: Sequence[Any]) -> list[Tensor]:
     """The tensors that the targets' gradients start from."""
-    ones = [_ones(target) if seed is None else seed for target, seed in zip(targets, seeds, strict=True)]
-    if not trace.cut:
-        return ones
-    if trace.weights:
-        return [seed * tf.cast(trace.feed("share"), seed.dtype) for seed in ones]
-    recount(trace)
-    kinds = _kinds(trace, targets)
-    return [_weigh_seed(trace, seed, _SHARES.get(kind, 0)) for seed, kind in zip(ones, kinds, strict=True)]
+    weighed = [tf.ones_like(target) if seed is None else seed for target, seed in zip(targets, seeds, strict=True)]
+    if not trace.met.cut:
+        return weighed
+    times = [1] * len(weighed)
+    if not trace.weights:
+        recount(trace)
+        times = [_SHARES.get(kind, 0) for kind in _kinds(trace, targets)]
+    for number, each in enumerate(times):
+        for _ in range(each):
+            weighed[number] = weighed[number] * tf.cast(trace.feed("share"), weighed[number].dtype)
+    return weighed
 
 
 _SHARES = {"mean": 1, "whole": 1, "inverse": 2}
 """How often a target's weight is its micro-batch's share of the rows. One divided by these rows is too large itself."""
-
-
-def _weigh_seed(trace: Tracing, seed: Tensor, times: int) -> Tensor:
-    for _ in range(times):
-        seed = seed * tf.cast(trace.feed("share"), seed.dtype)
-    return seed
-
-
-def _ones(target: Tensor) -> Tensor:
-    return tf.ones_like(target)
+_MIXED = "its entries are no one kind: some grow with the rows, others do not"
 
 
 def _kinds(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
     """How each target folds the batch, after growing what must be counted over the whole of it."""
-    folding, graph, operations = _fold(trace, targets)
+    folding, graph, operations, values = _fold_targets(trace, targets)
     if folding.grows:
-        _grow(trace, folding, operations)
-        folding, graph, operations = _fold(trace, targets)
-    where = places(operations)
-    numbers = {op.name: index for index, op in enumerate(operations)}
+        # let the readers of a micro-batch's count or sum read it scaled up to the whole batch
+        for consumer, position, value in folding.grows:
+            tensor = operations[value.op].outputs[value.out]
+            with tf.control_dependencies(None):
+                grown = tensor * tf.cast(trace.feed("grow"), tensor.dtype)
+            trace.grown.add(grown.op.name)  # no tape saw it made, and yet gradients flow through it
+            tf_private.set_input(operations[consumer], position, grown)
+        folding, graph, operations, values = _fold_targets(trace, targets)
     kinds: list[str] = []
-    lines = mends(trace.pipeline.micro_batch, copied=trace.replicas.several)
-    for target in targets:
-        state = folding.of(Value(numbers[target.op.name], target.value_index))
-        refusal = verdict(_one(state, numbers[target.op.name]), graph, where=where, lines=lines)
-        if refusal is not None and trace.pipeline.coupled != "allow":
+    lines = mends(trace.met.pipeline.micro_batch, copied=trace.met.replicas.several)
+    for value in values:
+        state = folding.of(value)
+        one = Fold(AFTER, blame=value.op, reason=_MIXED) if state.kind == SHAPE else state
+        refusal = verdict(one, graph, where=lambda number: place_of(operations[number]), lines=lines)
+        if refusal is not None and trace.met.pipeline.coupled != "allow":
             raise refusal
         kinds.append("mean" if refusal is not None else state.kind)
     return kinds
 
 
-def _one(state: Fold, op: int) -> Fold:
-    """The entries of a target have one weight."""
-    return Fold(AFTER, blame=op, reason=_MIXED) if state.kind == SHAPE else state
-
-
-_MIXED = "its entries are no one kind: some grow with the rows, others do not"
-
-
-def _fold(trace: Tracing, targets: Sequence[Tensor]) -> tuple[Folding, Graph, list[Any]]:
-    operations = in_order(trace.graph.get_operations())
-    numbers = {op.name: index for index, op in enumerate(operations)}
-    graph = mirror(trace.graph, roles(trace))
-    batched = {numbers[t.op.name]: 0 for t, split in zip(trace.leaves, trace.batched, strict=True) if split}
-    backward = {numbers[name] for request in trace.requests for name in request.backward}
-    wanted = [Value(numbers[t.op.name], t.value_index) for t in targets]
-    return fold(graph, batched, targets=wanted, skip=backward.__contains__), graph, operations
-
-
-def _grow(trace: Tracing, folding: Folding, operations: Sequence[Any]) -> None:
-    """Let the readers of a micro-batch's count or sum read it scaled up to the whole batch."""
-    for consumer, position, value in folding.grows:
-        tensor = operations[value.op].outputs[value.out]
-        with tf.control_dependencies(None):
-            grown = tensor * tf.cast(trace.feed("grow"), tensor.dtype)
-        trace.grown.add(grown.op.name)  # no tape saw it made, and yet gradients flow through it
-        tf_private.set_input(operations[consumer], position, grown)
-
-
-def places(operations: Sequence[Any]) -> Callable[[int], str]:
-    """Op number to the user's line that made it."""
-    return lambda number: place_of(operations[number])
+def _fold_targets(trace: Tracing, targets: Sequence[Tensor]) -> tuple[Folding, Graph, list[Any], list[Value]]:
+    graph, operations, numbers = _read_trace(trace)
+    values = [Value(numbers[target.op.name], target.value_index) for target in targets]
+    return _fold(trace, graph, numbers, targets=values), graph, operations, values
 
 
 _GRADIENT = "NebulaReplicaSum"
 
 
-def over_replicas(trace: Tracing, part: Any) -> Any:
+def sum_over_replicas(trace: Tracing, part: Any) -> Any:
     """The sum over all replicas of what each of them has."""
     graph = trace.graph
     with tf_private.stamp_ops(graph, {SUMMED: 1}), graph.gradient_override_map({"Identity": _GRADIENT}):
@@ -181,26 +155,24 @@ def over_replicas(trace: Tracing, part: Any) -> Any:
 
 
 @tf.RegisterGradient(_GRADIENT)
-def _gradient(_: Any, gradient: Any) -> Any:
-    trace = _own_trace()
-    return gradient if trace is None else over_replicas(trace, gradient)
+def _sum_gradient(_: Any, gradient: Any) -> Any:
+    trace = _find_cut_trace()
+    return gradient if trace is None else sum_over_replicas(trace, gradient)
 
 
-def _own_trace() -> Tracing | None:
-    """The trace, where ops that are made now are a part of its graph itself, and not of a body."""
-    trace = current()
-    if trace is None or trace.plain or trace.vectorizing or tf.executing_eagerly():
-        return None
-    return trace if tf.compat.v1.get_default_graph() is trace.graph else None
+def _find_cut_trace() -> Tracing | None:
+    """The trace that is to be cut, where an op that is made now is one of its graph itself."""
+    trace = current_here()
+    return trace if trace is not None and not trace.plain and not trace.flags.vectorizing else None
 
 
 def synchronize_moments(x: Any, axes: Sequence[int], keepdims: bool) -> tuple[Any, Any] | None:
     """Mean and variance, by Keras's own formula; None where they are those of what is there."""
-    trace = _own_trace()
+    trace = _find_cut_trace()
     own = [tf.reduce_sum(each, axes, keepdims=True) for each in (x, tf.square(x), tf.ones_like(x))] if trace else []
     if trace is None or not all(each.shape.is_fully_defined() for each in own):
         return None
-    added, squares, count = tf.unstack(over_replicas(trace, tf.stack(own)))
+    added, squares, count = tf.unstack(sum_over_replicas(trace, tf.stack(own)))
     mean = tf.math.divide_no_nan(added, count)
     variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
     return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))

@@ -58,13 +58,14 @@ class _Mirror:
         summed = attributes.pop(SUMMED, None) is not None
         constant = _constant(op)
         if op.type == "Const" and constant is None:
-            attributes["content"] = _content(op)
+            content = op.node_def.attr["value"].tensor.SerializeToString(deterministic=True)
+            attributes["content"] = hashlib.sha256(content).hexdigest()[:16]  # tells constants apart that are not kept
         role, name = roles.get(op.name, ("", op.name))
         return Op(
             index=index,
             type=REPLICA_SUM if summed else op.type,
             inputs=tuple(_value(t, numbers) for t in op.inputs),
-            outputs=tuple(_spec(t) for t in op.outputs),
+            outputs=tuple(mirror_spec(t) for t in op.outputs),
             control=tuple(numbers[c.name] for c in op.control_inputs),
             name=name,
             role=role,
@@ -86,15 +87,10 @@ class _Mirror:
                     self.functions[name] = Graph(())  # a recursive call must end
                     self.functions[name] = self.graph(tf_private.function_graph(graph, name), {})
                 names.append(name)
-        if op.type in _CALLS:
-            self._trim(names[0], len(op.outputs))
+        if op.type in _CALLS:  # once a function was differentiated, TensorFlow's graph of it gives more than it does
+            body = self.functions[names[0]]
+            self.functions[names[0]] = replace(body, returns=body.returns[: len(op.outputs)])
         return tuple(names)
-
-    def _trim(self, name: str, outputs: int) -> None:
-        """Once a function was differentiated, TensorFlow's graph of it gives more than the function does."""
-        body = self.functions[name]
-        if len(body.returns) > outputs:
-            self.functions[name] = replace(body, returns=body.returns[:outputs])
 
 
 def in_order(operations: Sequence[Any]) -> list[Any]:
@@ -116,7 +112,8 @@ def _value(tensor: Any, numbers: Mapping[str, int]) -> Value:
     return Value(numbers[tensor.op.name], tensor.value_index)
 
 
-def _spec(tensor: Any) -> Spec:
+def mirror_spec(tensor: Any) -> Spec:
+    """Type and shape of a traced tensor."""
     shape = tensor.shape
     return Spec(tensor.dtype.name, None if shape.rank is None else tuple(shape.as_list()))
 
@@ -132,41 +129,29 @@ def _constant(op: Any) -> tuple[int, ...] | None:
     return tuple(tf.make_ndarray(op.get_attr("value")).reshape(-1).tolist())
 
 
-def _content(op: Any) -> str:
-    """What tells two constants apart that are too large, or not of a kind, to be kept."""
-    tensor = op.node_def.attr["value"].tensor
-    return hashlib.sha256(tensor.SerializeToString(deterministic=True)).hexdigest()[:16]
-
-
 def _attribute(attribute: Any) -> Attribute | None:
     kind = attribute.WhichOneof("value")
-    if kind == "i" or kind == "f" or kind == "b":
+    if kind in ("i", "f", "b"):
         plain: int | float | bool = getattr(attribute, kind)
         return plain
     if kind == "s":
-        text: str = attribute.s.decode("utf-8", "replace")
-        return text
+        return str(attribute.s.decode("utf-8", "replace"))
     if kind == "type":
         return str(tf.as_dtype(attribute.type).name)
     if kind == "shape":
         return _shape(attribute.shape)
-    if kind == "list":
-        return _list(attribute.list)
-    return None
-
-
-def _shape(shape: Any) -> Attribute:
-    return "?" if shape.unknown_rank else tuple(axis.size for axis in shape.dim)
-
-
-def _list(values: Any) -> Attribute:
+    if kind != "list":
+        return None
+    values = attribute.list
     if values.s:
         return tuple(item.decode("utf-8", "replace") for item in values.s)
     if values.type:
         return tuple(tf.as_dtype(item).name for item in values.type)
-    if values.shape:
-        return tuple(_shape(item) for item in values.shape)
-    return tuple(values.i) or tuple(values.f) or tuple(values.b)
+    return tuple(map(_shape, values.shape)) or tuple(values.i) or tuple(values.f) or tuple(values.b)
+
+
+def _shape(shape: Any) -> Attribute:
+    return "?" if shape.unknown_rank else tuple(axis.size for axis in shape.dim)
 
 
 class Donor:

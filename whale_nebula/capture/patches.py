@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from whale_nebula import scopes
 from whale_nebula.capture import intercept, keras_scopes, loss_weights, place_trace, projection, replacements
-from whale_nebula.capture.tracing import current
+from whale_nebula.capture.tracing import Stamper, current
 from whale_nebula.scopes import Frame
 from whale_nebula.tf import moments as tf_moments
 from whale_nebula.tf import private as tf_private
@@ -48,21 +48,23 @@ class _Builder:
 
     @contextlib.contextmanager
     def enter(self, frame: Frame) -> Iterator[None]:
+        """Around what stands in a scope."""
         keras_scopes.note_entry()
         with apply_patches(BUILDING if current() is None else ()):
             yield
 
 
 def install() -> list[scopes.Watcher]:
-    """Watch scopes, once; gives the watcher if it was not there before."""
-    if any(isinstance(watcher, _Builder) for watcher in scopes.watchers):
-        return []
-    scopes.add_watcher(_Builder())
-    return scopes.watchers[-1:]
+    """Let scopes stamp what is traced and tag what Keras builds; gives the watchers that were not there before."""
+    there = {type(watcher) for watcher in scopes.watchers}
+    fresh: list[scopes.Watcher] = [kind() for kind in (Stamper, _Builder) if kind not in there]
+    for watcher in fresh:
+        scopes.add_watcher(watcher)
+    return fresh
 
 
 @contextlib.contextmanager
 def trace_patched() -> Iterator[None]:
-    """Around the trace of a step: apply `TRACING`, and follow the layers of placed models."""
-    with apply_patches(TRACING), place_trace.placing():
+    """Around the trace of a step: apply `TRACING`."""
+    with apply_patches(TRACING):
         yield

@@ -1,6 +1,7 @@
-"""Source locations of ops: the innermost stack frame outside TensorFlow, Keras and this package.
+"""Source locations of ops, and warnings that are given once for a location.
 
-A functional model runs far from where it was built. There the line is that which called the layer while building.
+An op's is the innermost stack frame outside TensorFlow, Keras and this package. A functional model runs far from where
+it was built. There the line is that which called the layer while building.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Hashable
 from typing import Any
 
-from whale_nebula.site import Origin
+from whale_nebula.errors import NebulaWarning
+from whale_nebula.site import Origin, Site
 from whale_nebula.tf import private as tf_private
 
 BUILT = "_nebula_built"
@@ -29,21 +32,11 @@ def place_of(op: Any) -> Origin:
 
 
 def _line(op: Any) -> str:
-    """The user's innermost line; of what a functional model runs, only lines inside its layers count."""
+    """The user's innermost line; of what a functional model runs, only lines inside the replayed node count."""
     frames = tf_private.user_frames(op)
     built = tf_private.stamp_of(op, BUILT)
-    if built:
-        return _innermost(frames[_find_replayed_frame(frames) :]) or built
-    return _innermost(frames)
-
-
-def _find_replayed_frame(frames: Sequence[tuple[str, int]]) -> int:
-    """The number of the first frame inside the innermost node that was replayed."""
-    return max((number + 1 for number, (file, _) in enumerate(frames) if file == _REPLAY), default=0)
-
-
-def _innermost(frames: Sequence[tuple[str, int]]) -> str:
-    return next((f"{file}:{line}" for file, line in reversed(frames) if not foreign(file)), "")
+    start = max((number + 1 for number, (file, _) in enumerate(frames) if file == _REPLAY), default=0) if built else 0
+    return next((f"{file}:{line}" for file, line in reversed(frames[start:]) if not foreign(file)), built)
 
 
 def _class_in(file: str) -> str:
@@ -60,3 +53,13 @@ def foreign(file: str) -> bool:
     """Whether a file belongs to a library and not to the user."""
     libraries = (_OURS, *(path for path in sys.path if path.endswith(("site-packages", "dist-packages"))))
     return file.startswith("<") or file.startswith(libraries) or f"{os.sep}lib{os.sep}python" in file
+
+
+_said: set[tuple[Site, Hashable]] = set()
+
+
+def warn_once(site: Site, warning: NebulaWarning, key: Hashable = None) -> None:
+    """Warn at a line, if it has not been said there before of the same `key`."""
+    if (site, key) not in _said:
+        _said.add((site, key))
+        warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)

@@ -12,7 +12,7 @@ So z is what crosses, in both directions, and a tape follows what is there. The 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,7 +25,6 @@ from whale_nebula.capture.places import place_of
 from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.codec import Codec, Rank
 from whale_nebula.errors import GradientError, NotYetError
-from whale_nebula.ir.graph import Op
 from whale_nebula.ir.program import Program
 from whale_nebula.scopes import Frame
 from whale_nebula.site import script_site
@@ -50,33 +49,30 @@ def learned_rank(frame: Frame) -> Rank | None:
 def find_inputs(graph: Any, op_type: str, inputs: Sequence[Any]) -> Sequence[Any]:
     """What an op that is about to be made in `graph` is to read, where it would read these."""
     trace = current()
-    if trace is None or trace.busy or not any(map(learned_rank, trace.compressions)):
+    if trace is None or trace.flags.busy or not any(map(learned_rank, trace.met.compressions)):
         return inputs
-    consumer = _consumer(trace, graph, op_type, inputs)
+    consumer = _find_consumer(trace, graph, op_type, inputs)
     if consumer is None:
         return inputs
-    trace.busy = True
-    try:
-        return [_entering(trace, tensor, consumer) for tensor in inputs]
-    finally:
-        trace.busy = False
+    with trace.set_flags(busy=True):
+        return [_enter_stage(trace, tensor, consumer) for tensor in inputs]
 
 
-# ---------------------------------------------------------------------- who reads what
-def _consumer(trace: Tracing, graph: Any, op_type: str, inputs: Sequence[Any]) -> str | None:
+# ---------------------------------------------------------------------- which stage reads what
+def _find_consumer(trace: Tracing, graph: Any, op_type: str, inputs: Sequence[Any]) -> str | None:
     """The stage in which an op will run: that of the scope that is open, else the latest that it reads from."""
     frame = scopes.stage_of(scopes.open_frames())
     if frame is not None:
-        return trace.stage_of(frame)
+        return trace.met.stage_of(frame)
     if graph is not trace.graph or op_type == _BUNDLE:
         return None
-    home = _latest(trace, [home_of(trace, tensor) for tensor in inputs])
+    home = _find_latest(trace, [home_of(trace, tensor) for tensor in inputs])
     return None if home is None else home.stage
 
 
-def _latest(trace: Tracing, homes: Sequence[Home | None]) -> Home | None:
+def _find_latest(trace: Tracing, homes: Sequence[Home | None]) -> Home | None:
     """The latest of these homes: what most stages had to run for, else that of the stage which was entered last."""
-    order = list(trace.stages)
+    order = list(trace.met.stages)
     known = (home for home in homes if home is not None)
     return max(known, key=lambda home: (len(home.ran), order.index(home.stage)), default=None)
 
@@ -91,17 +87,13 @@ def home_of(trace: Tracing, tensor: Any) -> Home | None:
     homes, stack = trace.bottlenecks.homes, [tensor]
     while stack:
         top = stack[-1]
-        above = _made_of(top)
+        op = top.op
+        above = [op.inputs[top.value_index]] if op.type == _BUNDLE else list(op.inputs)
         unknown = [each for each in above if each.ref() not in homes]
         if not unknown:
-            homes[stack.pop().ref()] = _home(trace, top.op, [homes[each.ref()] for each in above])
+            homes[stack.pop().ref()] = _home(trace, op, [homes[each.ref()] for each in above])
         stack.extend(unknown)
     return homes[tensor.ref()]
-
-
-def _made_of(tensor: Any) -> list[Any]:
-    """The tensors that one is made of: of a bundle, only that which becomes it."""
-    return [tensor.op.inputs[tensor.value_index]] if tensor.op.type == _BUNDLE else list(tensor.op.inputs)
 
 
 def _home(trace: Tracing, op: Any, above: Sequence[Home | None]) -> Home | None:
@@ -109,53 +101,39 @@ def _home(trace: Tracing, op: Any, above: Sequence[Home | None]) -> Home | None:
     ran = frozenset[str]().union(*(home.ran for home in above if home is not None))
     if stage:
         return Home(stage, compress, ran | {stage})
-    latest = _latest(trace, above)
+    latest = _find_latest(trace, above)
     return latest and Home(latest.stage, latest.compress if compress is None else compress, ran)
 
 
 # ---------------------------------------------------------------------- what it reads instead
-def _entering(trace: Tracing, tensor: Any, consumer: str) -> Any:
+def _enter_stage(trace: Tracing, tensor: Any, consumer: str) -> Any:
     """A tensor as it is in the stage `consumer`."""
     home = home_of(trace, tensor)
     if home is None or home.stage == consumer:
         return tensor
-    frame = _covering(trace, home)
+    # the compress scope around the producer, else around the consumer: see `passes.plan`
+    here = scopes.compress_of(scopes.open_frames())
+    frame = here if home.compress is None else trace.met.compressions[home.compress]
     rank = learned_rank(frame) if frame is not None else None
     if frame is None or rank is None or not tensor.dtype.is_floating or (tensor.shape.rank or 0) < 2:
         return tensor
     if not shrinks(tensor, rank):
-        trace.bottlenecks.say(_whole(tensor, home.stage, rank))
+        sizes = ", ".join("?" if size is None else str(size) for size in tensor.shape)
+        what = f"{tensor.dtype.name}[{sizes}] of stage {home.stage!r}"
+        trace.bottlenecks.say(f"{what} crosses whole: a rank of {rank.r} would not make it shorter")
         return tensor
     key = (tensor.ref(), consumer)
     if key not in trace.bottlenecks.entered:
-        if tf_private.in_custom_gradient():
-            raise _in_custom_gradient(frame)
+        if tf_private.in_custom_gradient():  # its gradient goes back to the tensor as it was before the basis
+            raise NotYetError(
+                "a learned basis for a tensor that a tf.custom_gradient is the first to read",
+                where=str(frame.site),
+                why="its gradient would go past the basis, whose variables would have none",
+                mend="read the tensor before that, in the stage that reads it: function(tf.identity(x))",
+            )
         with trace.graph.as_default(), tf.control_dependencies(None):
             trace.bottlenecks.entered[key] = _project(trace, tensor, rank, frame, home.stage, consumer)
     return trace.bottlenecks.entered[key]
-
-
-def _in_custom_gradient(frame: Frame) -> NotYetError:
-    """Its gradient is its own, and goes back to the tensor as it was before the basis."""
-    return NotYetError(
-        "a learned basis for a tensor that a tf.custom_gradient is the first to read",
-        where=str(frame.site),
-        why="its gradient would go past the basis, whose variables would have none",
-        mend="read the tensor before that, in the stage that reads it: function(tf.identity(x))",
-    )
-
-
-def _covering(trace: Tracing, home: Home) -> Frame | None:
-    """The compress scope around the producer, else around the consumer: see `passes.plan`."""
-    if home.compress is None:
-        return scopes.compress_of(scopes.open_frames())
-    return trace.compressions[home.compress]
-
-
-def _whole(tensor: Any, stage: str, rank: Rank) -> str:
-    sizes = ", ".join("?" if size is None else str(size) for size in tensor.shape)
-    what = f"{tensor.dtype.name}[{sizes}] of stage {stage!r}"
-    return f"{what} crosses whole: a rank of {rank.r} would not make it shorter"
 
 
 def shrinks(tensor: Any, rank: Rank) -> bool:
@@ -171,8 +149,12 @@ def _project(trace: Tracing, tensor: Any, rank: Rank, frame: Frame, producer: st
         down = made.down(columns, rank.r, frame)
         known.use(made.owner, down)
         known.say(f"{rank.r} numbers cross for every {columns} of a row, on the learned basis {down.path!r}")
-        with _stamp_ops(trace, made.name, {STAGE: producer, COMPRESS: trace.compression_of(frame)}):
-            small = _times(_normalize_rows(tensor) if rank.norm else tensor, down)
+        with _stamp_ops(trace, made.name, {STAGE: producer, COMPRESS: trace.met.compression_of(frame)}):
+            rows = tensor
+            if rank.norm:  # each row with mean zero and variance one
+                mean, variance = tf.nn.moments(tensor, [-1], keepdims=True)
+                rows = (tensor - mean) * tf.math.rsqrt(variance + _EPSILON)
+            small = _times(rows, down)
         trace.masks.extend([(small, mask) for marked, mask in trace.masks if marked is tensor])
         known.small[tensor.ref()] = made, small
     made, small = known.small[tensor.ref()]
@@ -197,53 +179,32 @@ def _times(tensor: Any, variable: Any) -> Any:
     return tf.tensordot(tensor, tf.cast(variable.value, tensor.dtype), 1)
 
 
-def _normalize_rows(tensor: Any) -> Any:
-    """Each row with mean zero and variance one."""
-    mean, variance = tf.nn.moments(tensor, [-1], keepdims=True)
-    return (tensor - mean) * tf.math.rsqrt(variance + _EPSILON)
-
-
+# ---------------------------------------------------------------------- what is refused
 def check_crossed(trace: Tracing, program: Program) -> None:
     """Refuse a step in which something crosses whole that a learned basis covers: it was found too late."""
-    if not any(map(learned_rank, trace.compressions)):
+    if not any(map(learned_rank, trace.met.compressions)):
         return
-    graph, operations = program.graph, in_order(trace.graph.get_operations())
-    for op in filter(_forward(program), graph.ops):
-        for value in op.inputs:
-            tensor = operations[value.op].outputs[value.out]
-            apart = program.labels.get(value.op, program.labels[op.index]) != program.labels[op.index]
-            if apart and _is_covered(trace, tensor, op):
-                raise _crossed_error(tensor, place_of(operations[op.index]))
-
-
-def _forward(program: Program) -> Callable[[Op], bool]:
-    """Which ops may read what crosses: the forward's, not those that gradients or updates are made of."""
+    operations, labels = in_order(trace.graph.get_operations()), program.labels
+    # only the forward reads what crosses, not what gradients or updates are made of
     first = min((request.start for request in program.requests), default=len(program.graph.ops))
     backward = frozenset(op for request in program.requests for op in request.backward)
-
-    def forward(op: Op) -> bool:
-        made = op.stage is not None or op.index < first
-        return made and op.index in program.labels and op.index not in backward
-
-    return forward
-
-
-def _is_covered(trace: Tracing, tensor: Any, reader: Op) -> bool:
-    home = home_of(trace, tensor)
-    if home is None:
-        return False
-    number = reader.compress if home.compress is None else home.compress
-    rank = None if number is None else learned_rank(trace.compressions[number])
-    return rank is not None and shrinks(tensor, rank)
-
-
-def _crossed_error(tensor: Any, where: str) -> NotYetError:
-    return NotYetError(
-        f"a learned basis for {tensor.name!r}, which is read before it is known in which stage",
-        where=where,
-        why="it is projected where an op of another stage reads it, and this reader bears no stage",
-        mend="put what reads it inside its nb.stage, and inside nb.compress where that is around the reader",
-    )
+    for op in program.graph.ops:
+        if op.index not in labels or op.index in backward or (op.stage is None and op.index >= first):
+            continue
+        for value in op.inputs:
+            tensor = operations[value.op].outputs[value.out]
+            apart = labels.get(value.op, labels[op.index]) != labels[op.index]
+            home = home_of(trace, tensor) if apart else None
+            number = None if home is None else op.compress if home.compress is None else home.compress
+            rank = None if number is None else learned_rank(trace.met.compressions[number])
+            if rank is not None and shrinks(tensor, rank):
+                raise NotYetError(
+                    f"a learned basis for {tensor.name!r}, which is read before it is known in which stage",
+                    where=place_of(operations[op.index]),
+                    why="it is projected where an op of another stage reads it, and this reader bears no stage",
+                    mend="put what reads it inside its nb.stage, "
+                    "and inside nb.compress where that is around the reader",
+                )
 
 
 def check_nested(bottlenecks: Bottlenecks, targets: Sequence[Any], sources: Sequence[Any]) -> None:

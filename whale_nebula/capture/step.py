@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -18,10 +17,13 @@ from whale_nebula.capture.arguments import Declared, key_of
 from whale_nebula.capture.assemble import assemble
 from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.errors import check_constants, translate_errors
-from whale_nebula.capture.intercept import tell_later
+from whale_nebula.capture.intercept import explain_late_requests
 from whale_nebula.capture.keras_copies import stages_of
 from whale_nebula.capture.mirror import COPIED
-from whale_nebula.capture.patches import trace_patched
+from whale_nebula.capture.patches import install, trace_patched
+from whale_nebula.capture.place_trace import Places
+from whale_nebula.capture.placed import placed_models
+from whale_nebula.capture.places import warn_once
 from whale_nebula.capture.projection import check_crossed, check_listed
 from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.capture.tracing import Tracing
@@ -30,49 +32,44 @@ from whale_nebula.feed.checks import absent_in
 from whale_nebula.feed.inputs import Partial
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.branches import Aliases, unbundle
-from whale_nebula.site import Site, script_site
+from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
-
-_said: set[Site] = set()
 
 
 def tell_if_stageless(trace: Tracing) -> None:
     """Warn, once for a place, where a traced step met `nb.cluster` or `nb.pipeline` and no `nb.stage`."""
-    around = trace.outer
-    if trace.stages or trace.replicas.met or trace.replicas.around or around is None or around.site in _said:
+    met = trace.met
+    if met.stages or met.replicas.met or met.replicas.around or met.outer is None:
         return
-    _said.add(around.site)
     warning = NebulaWarning(
-        f"nb.{around.kind} holds no nb.stage: all of the step is one stage, 'stage0'",
-        where=str(around.site),
+        f"nb.{met.outer.kind} holds no nb.stage: all of the step is one stage, 'stage0'",
+        where=str(met.outer.site),
         why="what runs on which cluster is said by nb.stage alone; it is said once for this place",
         mend='with nb.stage(cluster="gpu"): around the calls of the layers that belong together, '
         "or with nb.stage(): around all of them",
     )
-    warnings.warn_explicit(warning, NebulaWarning, around.site.file, around.site.line)
+    warn_once(met.outer.site, warning)
 
 
 def tell_if_partly_copied(trace: Tracing, paths: Mapping[int, str]) -> None:
     """Warn, once for a place, where a step without a stage reads weights inside an `nb.replica`, and others outside. By
     the id of their handle, `paths` names them.
     """
-    met = trace.replicas.met
-    if trace.stages or trace.replicas.around or not met or met[0].site in _said:
+    replicas = trace.met.replicas
+    if trace.met.stages or replicas.around or not replicas.met:
         return
     inside, outside = (set(_weights(trace, copied)) for copied in (True, False))
     rest = sorted(paths.get(handle, name) for handle, name in outside - inside)
     if not inside or not rest:
         return
-    site = met[0].site
-    _said.add(site)
     warning = NebulaWarning(
         f"nb.replica holds a part of the step, and all of it is copied: {rest[0]!r} stands outside",
-        where=str(site),
+        where=str(replicas.met[0].site),
         why="copies are made of stages, and a step without nb.stage is one; it is said once for this place",
         mend='with nb.replica(...), nb.stage(name="..."): around these lines, and nb.stage(name="...") around the rest'
         "\nor nb.replica around all of it",
     )
-    warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
+    warn_once(replicas.met[0].site, warning)
 
 
 def _weights(trace: Tracing, copied: bool) -> Iterator[tuple[int, str]]:
@@ -85,10 +82,6 @@ def _weights(trace: Tracing, copied: bool) -> Iterator[tuple[int, str]]:
         handle = held.get(op.inputs[0].op.name) if reads else None
         if handle is not None and (tf_private.number_on(op, COPIED) is not None) == copied:
             yield handle, names[handle]
-
-
-_VARIABLES = (tf.Variable, keras.Variable)
-"""As arguments they are no tensors: the step reads and writes the variable itself."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +101,6 @@ class Signature:
     absent: tuple[int, ...] = ()
 
 
-def _have_begun(wanted: Callable[[Any], bool]) -> None:
-    """What a trace made has its values already."""
-
-
 @dataclass(frozen=True)
 class Captured:
     """A captured step: its Program, the traced graph, and how to pack its results.
@@ -125,7 +114,7 @@ class Captured:
     structured_outputs: Any
     variables: Mapping[str, Any]
     aliases: Aliases = field(default_factory=dict)
-    begin: Callable[[Callable[[Any], bool]], None] = _have_begun
+    begin: Callable[[Callable[[Any], bool]], None] = lambda wanted: None
     projected: tuple[str, ...] = ()
 
     def pack(self, tensors: Sequence[Any]) -> Any:
@@ -145,38 +134,31 @@ def signature(
     gives to inputs: where one of them is None, something stands for it that has this form and no values.
     """
     declared = declared or Declared()
-    names: list[str] = []
-    specs: list[Any] = []
-    batched: list[bool] = []
+    inputs: list[tuple[str, Any, bool]] = []  # of each tensor its name, its spec and whether it has a row per sample
     plain: list[Any] = []
     tensors: list[Any] = []
-    marks: list[Any] = []
     given: list[bool] = []
-    structure = [declared.unfolded(name, argument) for name, argument in arguments]
+    structure = [declared.unfold(name, argument) for name, argument in arguments]
     for (name, _), argument in zip(arguments, structure, strict=True):
-        marks.append(tf.nest.map_structure(lambda _: None, argument))
-        for path, leaf in _paths(name, argument):
-            tensor = declared.missing(path) if leaf is None else _tensor(path, leaf)
+        for parts, leaf in tf_private.leaf_paths(argument):
+            path = "/".join([name, *map(str, parts)])
+            tensor = declared.stand_in(path) if leaf is None else _tensor(path, leaf)
             plain.append(None if tensor is not None else leaf)
             given.append(tensor is not None)
-            if tensor is None:
-                continue
-            split = tensor.shape.rank > 0 and name not in whole
-            spec = declared.spec(path, tensor)
-            names.append(path)
-            specs.append(tf.TensorSpec([None, *spec.shape[1:]] if split else spec.shape, spec.dtype))
-            batched.append(split)
-            tensors.append(tensor)
-    key = (tuple(n for n, _ in arguments), tuple(specs), str(marks), tuple(map(key_of, plain)))
-    layout = Signature(structure, tuple(names), tuple(specs), tuple(batched), tuple(plain), key, tuple(given))
-    return replace(layout, absent=absent_in(tensors)), tensors
-
-
-def _paths(name: str, argument: Any) -> list[tuple[str, Any]]:
-    return [("/".join([name, *map(str, path)]), leaf) for path, leaf in tf_private.leaf_paths(argument)]
+            if tensor is not None:
+                split, spec = tensor.shape.rank > 0 and name not in whole, declared.spec(path, tensor)
+                inputs.append(
+                    (path, tf.TensorSpec([None, *spec.shape[1:]] if split else spec.shape, spec.dtype), split)
+                )
+                tensors.append(tensor)
+    names, specs, batched = zip(*inputs, strict=True) if inputs else ((), (), ())
+    marks = [tf.nest.map_structure(lambda _: None, argument) for argument in structure]
+    key = (tuple(name for name, _ in arguments), specs, str(marks), tuple(map(key_of, plain)))
+    return Signature(structure, names, specs, batched, tuple(plain), key, tuple(given), absent_in(tensors)), tensors
 
 
 def _tensor(path: str, leaf: Any) -> Any:
+    """A leaf as a tensor; None where it is none: the step reads and writes a variable itself."""
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         raise UnsupportedError(
             f"input {path!r} is a {type(leaf).__name__}",
@@ -186,7 +168,8 @@ def _tensor(path: str, leaf: Any) -> Any:
         )
     if isinstance(leaf, tf.Tensor | Partial):
         return leaf
-    return tf.convert_to_tensor(leaf) if _is_tensor(leaf) else None
+    arrays = hasattr(leaf, "__array__") and not isinstance(leaf, (tf.Variable, keras.Variable))
+    return tf.convert_to_tensor(leaf) if arrays else None
 
 
 def bind(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -207,23 +190,23 @@ def capture(
     get their values at once, or `later`: so an optimizer's slots need no memory where they are not kept. `owner` is the
     model whose step it is, if it is one's.
     """
-    tracing.install()
+    install()
     check_surroundings()
-    trace = Tracing(batched=list(layout.batched), bottlenecks=Bottlenecks(owner))
+    traces: list[Tracing] = []  # TensorFlow traces twice where variables are made on the way
 
     def body(*tensors: Any) -> Any:
-        trace.begin(tf.compat.v1.get_default_graph(), list(tensors))
-        with scopes.numbering(), scopes.watched_anew():
-            _meet(trace, owner)
+        with _trace_begun(tensors, owner, batched=layout.batched) as trace:
+            traces.append(trace)
             return call(fill_layout(layout, tensors))
 
-    given = list(zip(layout.names, layout.specs, strict=True))
     function = tf.function(body, autograph=False)
-    begin = tf_private.variables_later(function) if later else _have_begun
-    with translate_errors(trace, given), tracing.tracing(trace), trace_patched():
-        traced = function.get_concrete_function(*layout.specs)
-    tell_later(trace.tapes)
-    graph = traced.graph
+    begin = tf_private.variables_later(function) if later else lambda wanted: None
+    with translate_errors(traces, list(zip(layout.names, layout.specs, strict=True))), trace_patched():
+        graph = function.get_concrete_function(*layout.specs).graph
+    explain_late_requests(tape for each in traces for tape in each.tapes)
+    trace = traces[-1]
+    if trace.places:
+        trace.places.check()
     check_constants(graph)
     tell_if_partly_copied(trace, paths())
     if isinstance(owner, keras.Model):  # a function under @nb.function says so itself
@@ -233,25 +216,29 @@ def capture(
     program, aliases = unbundle(assemble(trace, returned, layout.names, paths(), metrics()))
     check_crossed(trace, program)
     check_listed(trace.bottlenecks)
-    variables = _variables(graph, program)
+    variables = _find_variables(graph, program)
     return Captured(program, graph, graph.structured_outputs, variables, aliases, begin, tuple(trace.bottlenecks.said))
+
+
+@contextlib.contextmanager
+def _trace_begun(tensors: Sequence[Any], owner: Any, **options: Any) -> Iterator[Tracing]:
+    """In the graph that is traced now: all parts of a model are its steps' own, also those that this one leaves out."""
+    places = Places() if placed_models() else None
+    graph = tf.compat.v1.get_default_graph()
+    trace = Tracing(graph, tensors, bottlenecks=Bottlenecks(owner), places=places, **options)
+    with tracing.tracing(trace), scopes.numbering(), scopes.watched_anew():
+        if isinstance(owner, keras.Model):
+            trace.met.meet_model(stages_of(owner))
+        yield trace
 
 
 @contextlib.contextmanager
 def plainly(tensors: Sequence[Any], owner: Any = None) -> Iterator[None]:
     """In the trace of a step that runs uncut: project what the step cut would project, and leave all else as it is."""
-    trace = Tracing(plain=True, bottlenecks=Bottlenecks(owner))
-    with tracing.tracing(trace), trace_patched(), scopes.numbering():
-        trace.begin(tf.compat.v1.get_default_graph(), list(tensors))
-        with scopes.watched_anew():
-            _meet(trace, owner)
-            yield
-
-
-def _meet(trace: Tracing, owner: Any) -> None:
-    """All parts of a model are its steps' own, also those that this one leaves out."""
-    if isinstance(owner, keras.Model):
-        trace.meets(stages_of(owner))
+    with trace_patched(), _trace_begun(tensors, owner, plain=True) as trace:
+        yield
+    if trace.places:
+        trace.places.check()
 
 
 def fill_layout(layout: Signature, tensors: Sequence[Any]) -> list[Any]:
@@ -265,11 +252,7 @@ def fill_layout(layout: Signature, tensors: Sequence[Any]) -> list[Any]:
     return [tf.nest.map_structure(fill, argument) for argument in layout.structure]
 
 
-def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, tf.Tensor) or (hasattr(leaf, "__array__") and not isinstance(leaf, _VARIABLES))
-
-
-def _variables(graph: Any, program: Program) -> dict[str, Any]:
+def _find_variables(graph: Any, program: Program) -> dict[str, Any]:
     """The live variables of a program by their path."""
     known = {id(v.handle): v for v in graph.variables}
     inner = {internal.op.name: external for external, internal in graph.captures}

@@ -25,7 +25,12 @@ os.register_at_fork(after_in_child=_after_fork)
 def check_surroundings() -> None:
     """Refuse a step where TensorFlow is told to run it another way than by a plan."""
     if _started_before_fork:
-        raise _forked_error()
+        raise StateError(
+            "this process was forked from one where TensorFlow runs already",
+            where=_line(),
+            why="TensorFlow's threads are not copied with a process, and a step would wait for them forever",
+            mend='multiprocessing.get_context("spawn"), or fork before TensorFlow computes anything',
+        )
     if tf.config.functions_run_eagerly():
         raise UnsupportedError(
             "tf.config.run_functions_eagerly(True) does not go with scopes",
@@ -42,7 +47,12 @@ def check_surroundings() -> None:
         )
     check_strategy(_line)
     if not tf.executing_eagerly():
-        raise _inside()
+        raise UnsupportedError(
+            "a step is called inside a tf.function, or in a dataset's map",
+            where=_line(),
+            why="a plan runs its step piece by piece, which a function of TensorFlow's cannot hold",
+            mend="@nb.function on the outer function as well, or instead: what it calls becomes part of its step",
+        )
 
 
 def check_strategy(where: Callable[[], str]) -> None:
@@ -59,24 +69,6 @@ def foreign_strategy(strategy: tf.distribute.Strategy, where: str) -> Unsupporte
         where=where,
         why="both would say where the step runs: the strategy copies it, and a plan cuts it",
         mend=f"leave {name}.scope() and {name}.run out; scopes alone say which cluster runs what",
-    )
-
-
-def _inside() -> UnsupportedError:
-    return UnsupportedError(
-        "a step is called inside a tf.function, or in a dataset's map",
-        where=_line(),
-        why="a plan runs its step piece by piece, which a function of TensorFlow's cannot hold",
-        mend="@nb.function on the outer function as well, or instead: what it calls becomes part of its step",
-    )
-
-
-def _forked_error() -> StateError:
-    return StateError(
-        "this process was forked from one where TensorFlow runs already",
-        where=_line(),
-        why="TensorFlow's threads are not copied with a process, and a step would wait for them forever",
-        mend='multiprocessing.get_context("spawn"), or fork before TensorFlow computes anything',
     )
 
 

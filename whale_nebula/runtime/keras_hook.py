@@ -15,9 +15,10 @@ import keras
 import tensorflow as tf
 
 from whale_nebula import scopes
-from whale_nebula.capture import keras_copies, keras_scopes, patches, tracing
+from whale_nebula.capture import keras_copies, keras_scopes
 from whale_nebula.capture.arguments import Declared
 from whale_nebula.capture.keras_scopes import bears_scopes
+from whale_nebula.capture.patches import install as install
 from whale_nebula.capture.placed import changes, placements_in
 from whale_nebula.runtime.run import current_run
 from whale_nebula.scopes import Placement
@@ -37,11 +38,6 @@ class _Known(NamedTuple):
 
 
 _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
-
-
-def install() -> list[scopes.Watcher]:
-    """Let scopes stamp what is traced and tag what Keras builds; gives the watchers that were not there before."""
-    return [*tracing.install(), *patches.install()]
 
 
 def make_function(kind: str, original: Original, model: Any, force: bool) -> Any:
@@ -188,10 +184,10 @@ def _form(x: Any) -> Any:
     x = tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") else None, x)
     if any(leaf is None for leaf in tf.nest.flatten(x)):
         forms = Declared(current_run().config.inputs, alone=False)
-        x = forms.unfolded("x", x)
+        x = forms.unfold("x", x)
         paths = ["/".join(["x", *map(str, path)]) for path, _ in tf_private.leaf_paths(x)]
         leaves = zip(paths, tf.nest.flatten(x), strict=True)
-        found = [forms.missing(path) if leaf is None else leaf for path, leaf in leaves]
+        found = [forms.stand_in(path) if leaf is None else leaf for path, leaf in leaves]
         x = tf.nest.pack_sequence_as(x, found)
     return tf.nest.map_structure(lambda t: t if t is None else keras.KerasTensor(_rows_free(t.shape), t.dtype), x)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from whale_nebula.tf.private import python_frames
 
 Method = Callable[..., Any]
 BACKUP = keras.callbacks.BackupAndRestore
@@ -24,12 +25,10 @@ _HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith
 
 def of_fit() -> list[Any]:
     """The callbacks of the innermost `fit` of Keras that is running: it has them nowhere else."""
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame in python_frames():
         found = frame.f_locals.get("callbacks") if frame.f_code.co_name == "fit" else None
         if isinstance(found, keras.callbacks.CallbackList):
             return list(found.callbacks)
-        frame = frame.f_back  # type: ignore[assignment]
     return []
 
 

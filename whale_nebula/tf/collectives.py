@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -67,7 +66,13 @@ def serve(index: int, addresses: Sequence[str]) -> None:
     """Start TensorFlow's server as task `index`, or let the one that runs know where the others are now."""
     context = context_lib.context()
     vars(context).pop(_START, None)  # what was prepared is done now
-    server = _server_def(context, index, addresses)
+    server = tensorflow_server_pb2.ServerDef(protocol="grpc", job_name=JOB, task_index=index)
+    server.default_session_config.CopyFrom(context.config)
+    # the first task knows which devices are in which group
+    server.default_session_config.experimental.collective_group_leader = f"/job:{JOB}/replica:0/task:0"
+    job = server.cluster.job.add(name=JOB)
+    for number, address in enumerate(addresses):
+        job.tasks[number] = address
     if context._context_handle is None:
         context.enable_collective_ops(server)
         context.ensure_initialized()
@@ -77,17 +82,6 @@ def serve(index: int, addresses: Sequence[str]) -> None:
         pywrap_tfe.TFE_EnableCollectiveOps(context._handle, server.SerializeToString())
         context._initialize_logical_devices()
     context._clear_caches()
-
-
-def _server_def(context: Any, index: int, addresses: Sequence[str]) -> Any:
-    """The tasks are in one job; the first of them knows which devices are in which group."""
-    server = tensorflow_server_pb2.ServerDef(protocol="grpc", job_name=JOB, task_index=index)
-    server.default_session_config.CopyFrom(context.config)
-    server.default_session_config.experimental.collective_group_leader = f"/job:{JOB}/replica:0/task:0"
-    job = server.cluster.job.add(name=JOB)
-    for number, address in enumerate(addresses):
-        job.tasks[number] = address
-    return server
 
 
 def abort(message: str) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -74,23 +74,14 @@ class _Waiting(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Wrapping(spec.loader, self._hook)
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _wrap(vars(module)["TensorFlowTrainer"], self._hook)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-
-class _Wrapping(Loader):
-    """Loads as the loader behind it does, and then wraps."""
-
-    def __init__(self, loader: Any, hook: Hook) -> None:
-        self._loader, self._hook = loader, hook
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        _wrap(module.TensorFlowTrainer, self._hook)
 
 
 class Bootstrap:

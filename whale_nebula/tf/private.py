@@ -48,7 +48,7 @@ from tensorflow.python.framework import func_graph as func_graph_lib
 from tensorflow.python.framework import function_def_to_graph, kernels, op_callbacks, random_seed
 from tensorflow.python.ops import cond_v2, custom_gradient, gradients_util, handle_data_util
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
-from tensorflow.python.util import nest, tf_stack
+from tensorflow.python.util import dispatch, nest, tf_stack
 
 __all__ = [
     "KerasFunction",
@@ -169,20 +169,12 @@ def tape_told(
     tape_lib.variables_accessed(variables)
 
     def back(*gradients: Any) -> list[None]:
-        asked(_gradient_sources())
+        calls = (frame for frame in python_frames() if frame.f_code is _tape_gradient.__code__)
+        asked(next((frozenset(map(id, frame.f_locals["flat_sources"])) for frame in calls), None))
         return [None] * (len(variables) + len(tensors))
 
     given = [*(variable.handle for variable in variables), *tensors]
     record.record_operation("NebulaStep", list(results), given, back)
-
-
-def _gradient_sources() -> frozenset[int] | None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _tape_gradient.__code__:
-            return frozenset(map(id, frame.f_locals["flat_sources"]))
-        frame = frame.f_back
-    return None
 
 
 _tape_gradient = tf.GradientTape.gradient
@@ -213,7 +205,7 @@ def tape_reopened(tape: tf.GradientTape) -> Iterator[Callable[[Any], bool]]:
     if again:
         tape_lib.push_tape(tape._tape)
     try:
-        yield lambda tensor: bool(pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([tensor]))
+        yield tape_follows
     finally:
         if again:
             tape_lib.pop_tape(tape._tape)
@@ -272,22 +264,17 @@ def layers_around(op: Any) -> tuple[tuple[str, ...], str]:
     frames = [(frame.filename, frame.name) for frame in op.traceback or ()]
     calls = sum(name == "__call__" and file.endswith(_LAYER_FILE) for file, name in frames)
     scopes = op.name.split("/")[:-1][:calls]
-    names = tuple(_strip_numbers(op.graph, scopes[: depth + 1]) for depth in range(len(scopes)))
+    plain = [re.sub(r"_\d+$", "", scope) for scope in scopes]
+    in_use = op.graph._names_in_use
+    names = tuple(
+        plain[depth] if "/".join([*scopes[:depth], plain[depth]]).lower() in in_use else scopes[depth]
+        for depth in range(len(scopes))
+    )
     inside = [file for file, _ in frames if _LAYERS in file and not file.endswith(_LAYER_FILE)]
     return names, inside[-1] if names and inside else ""
 
 
 _LAYERS, _LAYER_FILE = "/keras/src/layers/", "/keras/src/layers/layer.py"
-
-
-def _strip_numbers(graph: Any, scopes: Sequence[str]) -> str:
-    plain = re.sub(r"_\d+$", "", scopes[-1])
-    return plain if "/".join([*scopes[:-1], plain]).lower() in graph._names_in_use else scopes[-1]
-
-
-def current_frames() -> list[tuple[str, int]]:
-    """File and line of the Python frames that lead here, outermost first."""
-    return [(frame.filename, frame.lineno) for frame in tf_stack.extract_stack()]
 
 
 def call_flat(function: Any, tensors: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
@@ -340,45 +327,45 @@ def on_run(node: Any, hear: Callable[[Any], None]) -> None:
     """Tell `hear` of the arguments whenever a functional model runs this node, whatever it runs it for."""
     fill_in = node.arguments.fill_in
 
-    def heard(tensors: Any) -> Any:
+    def wrapper(tensors: Any) -> Any:
         found = fill_in(tensors)
         hear(found)
         return found
 
-    node.arguments.fill_in = heard
+    node.arguments.fill_in = wrapper
 
 
 def on_config(operation: Any, hear: Callable[[], None]) -> None:
     """Tell `hear` whenever a layer or operation gives its config, which is all that copies are made from."""
-    _before(operation, "get_config", hear)
+    _wrap_method(operation, "get_config", before=hear)
 
 
 def on_build(sequential: Any, hear: Callable[[], None]) -> None:
     """Tell `hear` whenever a Sequential has built the functional model inside it."""
-    _after(sequential, "build", hear)
+    _wrap_method(sequential, "build", after=hear)
 
 
-def _before(instance: Any, name: str, hear: Callable[[], None]) -> None:
+def _wrap_method(
+    instance: Any, name: str, before: Callable[[], None] = lambda: None, after: Callable[[], None] = lambda: None
+) -> None:
     plain = getattr(instance, name)
 
     @functools.wraps(plain)
-    def heard(*args: Any, **kwargs: Any) -> Any:
-        hear()
-        return plain(*args, **kwargs)
-
-    object.__setattr__(instance, name, heard)
-
-
-def _after(instance: Any, name: str, hear: Callable[[], None]) -> None:
-    plain = getattr(instance, name)
-
-    @functools.wraps(plain)
-    def heard(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        before()
         found = plain(*args, **kwargs)
-        hear()
+        after()
         return found
 
-    object.__setattr__(instance, name, heard)
+    object.__setattr__(instance, name, wrapper)
+
+
+def python_frames() -> Iterator[FrameType]:
+    """The frames of Python that run now, innermost first, from the caller's on."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 class KerasCall(NamedTuple):
@@ -392,28 +379,21 @@ class KerasCall(NamedTuple):
 def keras_calls() -> list[KerasCall]:
     """The functions of Keras that run now, innermost first."""
     found: list[KerasCall] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in python_frames():
         code = frame.f_code
         if code.co_argcount and frame.f_globals.get("__name__", "").startswith("keras.src."):
             found.append(KerasCall(code.co_name, frame.f_locals.get(code.co_varnames[0]), frame))
-        frame = frame.f_back
     return found
 
 
 def in_custom_gradient() -> bool:
     """Whether a function under `tf.custom_gradient` runs now, while a graph is made."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is custom_gradient._graph_mode_decorator.__code__:
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_code is custom_gradient._graph_mode_decorator.__code__ for frame in python_frames())
 
 
 def exporting() -> bool:
     """Whether a model is being written as a SavedModel: what is traced then is never trained."""
-    return any(part in frame for frame, _ in current_frames() for part in _EXPORTERS)
+    return any(part in frame.filename for frame in tf_stack.extract_stack() for part in _EXPORTERS)
 
 
 def ops_watched() -> bool:
@@ -448,26 +428,23 @@ def run_inline(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     it returns becomes tensors.
     """
     bound = function_type_utils.bind_function_inputs(args, kwargs, function._function_type, function._default_values)
-    given = nest.map_structure(_as_traced, (bound.args, bound.kwargs))
+
+    def as_traced(leaf: Any) -> Any:  # Python's own values stay
+        return tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
+
+    def as_returned(leaf: Any) -> Any:
+        kept = leaf is None or isinstance(leaf, tf.TensorArray)
+        return (
+            leaf if kept or (tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable)) else tf.convert_to_tensor(leaf)
+        )
+
+    args, kwargs = nest.map_structure(as_traced, (bound.args, bound.kwargs))
     python, options = function._python_function, function._experimental_autograph_options
     status = ag_ctx.Status.ENABLED if function._autograph else ag_ctx.Status.DISABLED
     if function._autograph:
         python = autograph_util.py_func_from_autograph(python, options)
     with ag_ctx.ControlStatusCtx(status=status, options=options), _own_op_seeds():
-        found = python(*given[0], **given[1])
-        return nest.map_structure(_as_returned, found)
-
-
-def _as_traced(leaf: Any) -> Any:
-    """What tracing makes of an argument: arrays become tensors, Python's own values stay."""
-    return tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
-
-
-def _as_returned(leaf: Any) -> Any:
-    """What a tf.function makes of a value that it returns."""
-    if leaf is None or isinstance(leaf, tf.TensorArray):
-        return leaf
-    return leaf if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable) else tf.convert_to_tensor(leaf)
+        return nest.map_structure(as_returned, python(*args, **kwargs))
 
 
 @contextlib.contextmanager
@@ -571,8 +548,6 @@ def dispatch_to(api: Any, kind: type, answer: Callable[..., Any]) -> None:
 
     The public way for classes, `dispatch_for_api`, does not reach functions that are called without annotations.
     """
-    from tensorflow.python.util import dispatch
-
     dispatch.dispatch_for_types(api, kind)(answer)
 
 

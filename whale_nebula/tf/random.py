@@ -53,7 +53,11 @@ def _draw_counter(name: str, asked: Asked, /, *args: Any, **kwargs: Any) -> Any:
     kept = {key: value for key, value in given.items() if key not in ("seed", "seed2", "shape", "name")}
     with tf.name_scope(given["name"] or name):
         shape = tf.convert_to_tensor(given["shape"])
-        return _STATELESS[name](shape=shape, **_moved_on(state, shape), **kept)
+        resource_variable_ops.variable_accessed(state)
+        many = tf.cast(tf.reduce_prod(shape), tf.uint64)  # the next draw gets other numbers
+        before = tf.raw_ops.RngReadAndSkip(resource=state.handle, alg=_PHILOX, delta=many)
+        counter, key = tf.split(tf.bitcast(before, tf.uint64), [2, 1])
+        return _STATELESS[name](shape=shape, counter=counter, key=key, alg=_PHILOX, **kept)
 
 
 def fresh_state(seed: int, seed2: int, name: str) -> Any:
@@ -64,12 +68,3 @@ def fresh_state(seed: int, seed2: int, name: str) -> Any:
     with tf.init_scope():
         first = tf.constant([0, seed2, seed], tf.int64)
         return resource_variable_ops.ResourceVariable(first, trainable=False, name=name)
-
-
-def _moved_on(state: Any, shape: Any) -> dict[str, Any]:
-    """Counter and key of a draw of this shape; the next one gets others."""
-    resource_variable_ops.variable_accessed(state)
-    many = tf.cast(tf.reduce_prod(shape), tf.uint64)
-    before = tf.raw_ops.RngReadAndSkip(resource=state.handle, alg=_PHILOX, delta=many)
-    counter, key = tf.split(tf.bitcast(before, tf.uint64), [2, 1])
-    return {"counter": counter, "key": key, "alg": _PHILOX}

@@ -31,10 +31,26 @@ def find_unsupported() -> NebulaError | None:
     for name in RANGES:
         found = _version(name)
         if found is not None and not in_range(name, found):
-            return _version_error(name, found)
+            called = {"tensorflow": "TensorFlow", "keras": "Keras"}[name]
+            first, end = RANGES[name]
+            wanted = " ".join(f'"{each}>={low},<{high}"' for each, (low, high) in RANGES.items())
+            return VersionError(
+                f"{called} {found} is not supported",
+                where=str(script_site()),
+                why=f"whale_nebula reads inner parts of {called} as they are from {first} up to, "
+                f"but not including, {end}",
+                mend=f"pip install {wanted}",
+            )
     config = getattr(sys.modules.get("keras"), "config", None)
     backend = config.backend() if config is not None else BACKEND
-    return None if backend == BACKEND else _backend_error(backend)
+    if backend == BACKEND:
+        return None
+    return UnsupportedError(
+        f"Keras runs on {backend}",
+        where=str(script_site()),
+        why="a plan cuts a graph that TensorFlow traced, and Keras on another backend traces none",
+        mend="KERAS_BACKEND=tensorflow python train.py; or no such setting in ~/.keras/keras.json",
+    )
 
 
 def in_range(name: str, version: str) -> bool:
@@ -60,24 +76,3 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _version_error(name: str, found: str) -> VersionError:
-    called = {"tensorflow": "TensorFlow", "keras": "Keras"}[name]
-    first, end = RANGES[name]
-    wanted = " ".join(f'"{each}>={low},<{high}"' for each, (low, high) in RANGES.items())
-    return VersionError(
-        f"{called} {found} is not supported",
-        where=str(script_site()),
-        why=f"whale_nebula reads inner parts of {called} as they are from {first} up to, but not including, {end}",
-        mend=f"pip install {wanted}",
-    )
-
-
-def _backend_error(backend: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"Keras runs on {backend}",
-        where=str(script_site()),
-        why="a plan cuts a graph that TensorFlow traced, and Keras on another backend traces none",
-        mend="KERAS_BACKEND=tensorflow python train.py; or no such setting in ~/.keras/keras.json",
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,6 @@ from whale_nebula.errors import BatchCoupledError, NebulaError
 
 ROWS = np.ones((8, 16), "float32")
 Drawn = Callable[[Any], Any]
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def dropped(rows: Any) -> Any:
@@ -82,12 +75,6 @@ def test_one_micro_batch_draws_what_the_uncut_step_draws() -> None:
         np.testing.assert_array_equal(found, uncut(tf.constant(ROWS[:rows])))
 
 
-def test_a_number_that_is_drawn_once_is_the_same_for_all_rows() -> None:
-    found = steps(lambda rows: rows * tf.random.uniform([], seed=5), 4)
-    assert [len(np.unique(each)) for each in found] == [1, 1, 1]
-    assert found[0][0, 0] != found[2][0, 0]
-
-
 def test_a_step_that_fails_has_drawn_nothing() -> None:
     def checked(rows: Any) -> Any:
         drawn = noisy(rows)
@@ -122,3 +109,9 @@ def test_what_has_a_kernel_of_its_own_in_each_micro_batch_is_refused() -> None:
             steps(noise, 4)
         nb.shutdown()
         assert "test_counted_draws.py" in caught.value.where
+
+
+def test_a_number_that_is_drawn_once_is_the_same_for_all_rows() -> None:
+    found = steps(lambda rows: rows * tf.random.uniform([], seed=5), 4)
+    assert [len(np.unique(each)) for each in found] == [1, 1, 1]
+    assert found[0][0, 0] != found[2][0, 0]

@@ -34,13 +34,6 @@ def test_every_process_has_the_same_signature(here: str) -> None:
     assert [isinstance(tensor, Missing) for tensor in tensors] == [n in ABSENT[here] for n in range(3)]
 
 
-@pytest.mark.parametrize("here", GIVEN)
-def test_the_trace_gets_a_tensor_for_each(here: str) -> None:
-    layout, _ = signature(GIVEN[here], declared=TWO)
-    x, y = fill_layout(layout, ["s", "t", "y"])
-    assert (x, y) == ({"source": "s", "target": "t"}, "y")
-
-
 def test_a_none_that_the_config_does_not_name_is_a_none() -> None:
     layout, tensors = signature([("x", {"other": None, "source": SOURCE})], declared=TWO)
     assert fill_layout(layout, tensors)[0]["other"] is None
@@ -49,9 +42,9 @@ def test_a_none_that_the_config_does_not_name_is_a_none() -> None:
 
 def test_a_part_that_is_none_as_a_whole_has_the_names_in_the_config() -> None:
     forms = Declared({"x/0": FORMS["y"], "x/1/a": FORMS["y"]}, alone=False)
-    assert forms.unfolded("x", None) == (None, {"a": None})
-    assert forms.unfolded("y", None) is None
-    assert forms.unfolded("x", 3) == 3
+    assert forms.unfold("x", None) == (None, {"a": None})
+    assert forms.unfold("y", None) is None
+    assert forms.unfold("x", 3) == 3
 
 
 def test_in_one_process_everything_is_here() -> None:

@@ -65,6 +65,16 @@ def test_a_scope_in_a_loop_in_an_inlined_function_is_refused() -> None:
     assert "test_inlining.py" in caught.value.where
 
 
+def test_another_thread_keeps_its_calls() -> None:
+    inner, found = tf.function(sine), []
+    with trace_patched():
+        thread = threading.Thread(target=lambda: found.append(float(inner(0.0))))
+        thread.start()
+        thread.join(timeout=30)
+    assert found == [0.0]
+    assert inner.experimental_get_tracing_count() == 1
+
+
 def test_a_scope_in_a_concrete_function_is_refused() -> None:
     """It is traced by itself before it is called, so it cannot be run inline."""
 
@@ -79,28 +89,3 @@ def test_a_scope_in_a_concrete_function_is_refused() -> None:
 
     with pytest.raises(BoundaryInBodyError, match=r"nested tf\.function"):
         step(ROWS)
-
-
-def test_another_thread_keeps_its_calls() -> None:
-    inner, found = tf.function(sine), []
-    with trace_patched():
-        thread = threading.Thread(target=lambda: found.append(float(inner(0.0))))
-        thread.start()
-        thread.join(timeout=30)
-    assert found == [0.0]
-    assert inner.experimental_get_tracing_count() == 1
-
-
-def test_an_inlined_function_is_not_traced_and_can_be_called_as_before() -> None:
-    inner = tf.function(lambda x: 2.0 * x)
-
-    @nb.function
-    def step(x: Any) -> Any:
-        with nb.stage(cluster="a"):
-            x = inner(x)
-        with nb.stage(cluster="b"):
-            return inner(x)
-
-    np.testing.assert_array_equal(step(ROWS), 4.0 * ROWS)
-    assert inner.experimental_get_tracing_count() == 0
-    assert float(inner(tf.constant(3.0))) == 6.0

@@ -11,7 +11,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.capture.patches import BUILDING, TRACING, trace_patched
 from whale_nebula.capture.tracing import Tracing, current, tracing
-from whale_nebula.errors import GradientError, NebulaError, StaticBatchError
+from whale_nebula.errors import GradientError, NebulaError
 
 ORIGINAL, ENTER = tf.GradientTape.gradient, tf.GradientTape.__enter__
 
@@ -58,7 +58,7 @@ def test_it_is_taken_off_when_the_step_raises() -> None:
 
 def test_other_threads_get_tensorflows_own() -> None:
     found: list[float] = []
-    with trace_patched(), tracing(Tracing(graph=tf.Graph())):
+    with trace_patched(), tracing(Tracing(tf.Graph(), [])):
         assert current() is not None
         thread = threading.Thread(target=lambda: found.append(square_slope()))
         thread.start()
@@ -67,7 +67,7 @@ def test_other_threads_get_tensorflows_own() -> None:
 
 
 def test_eager_code_in_the_same_thread_gets_tensorflows_own() -> None:
-    with trace_patched(), tracing(Tracing(graph=tf.Graph())):
+    with trace_patched(), tracing(Tracing(tf.Graph(), [])):
         assert square_slope() == 6.0
 
 
@@ -83,32 +83,6 @@ def test_errors_of_ours_are_not_wrapped() -> None:
         step(np.ones(2, "float32"))
     assert type(caught.value).__module__ == "whale_nebula.errors"
     assert caught.value.mend
-
-
-def test_a_static_batch_is_told_from_a_mistake_with_none() -> None:
-    @nb.function
-    def baked(x: Any) -> Any:
-        return tf.zeros((x.shape[0] + 1, 2))
-
-    @nb.function
-    def mistaken(x: Any) -> Any:
-        nothing = None
-        return x * (nothing + 1)
-
-    with pytest.raises(StaticBatchError, match=r"test_intercept\.py"):
-        baked(np.ones((2, 2), "float32"))
-    with pytest.raises(TypeError):
-        mistaken(np.ones((2, 2), "float32"))
-
-
-def test_what_tensorflow_calls_bad_stays_so() -> None:
-    @nb.function
-    def step(x: Any) -> Any:
-        with nb.stage(cluster="a"):
-            return tf.matmul(x, tf.ones((3, 3)))
-
-    with pytest.raises(ValueError, match="Dimensions must be equal"):
-        step(np.ones((2, 2), "float32"))
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -133,19 +107,6 @@ def test_a_tape_that_is_asked_after_the_step_says_so(persistent: bool, question:
         getattr(tape, question)(loss, weight)
     assert caught.value.where.startswith(f"{__file__}:")
     assert "return loss, tape.gradient(loss, variables)" in caught.value.mend
-
-
-def test_a_tape_around_the_step_is_left_alone() -> None:
-    @nb.function
-    def step(x: Any) -> Any:
-        with nb.stage(cluster="a"):
-            return x * 2.0
-
-    variable = tf.Variable(3.0)
-    with tf.GradientTape() as tape:
-        square = variable * variable
-    step(tf.ones([2]))
-    assert float(tape.gradient(square, variable)) == 6.0
 
 
 def test_a_tape_that_is_used_again_is_as_it_was() -> None:

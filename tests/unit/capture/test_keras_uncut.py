@@ -1,7 +1,7 @@
 """Models with scopes that run where no step is captured say so; where none should be captured, nothing is said."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +11,10 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.capture import step as stageless
+from tests.unit.capture.built import X, Y, built_later, compiled, functional, sequential
 from whale_nebula.errors import NebulaWarning, UnsupportedError
-from whale_nebula.scopes import hints
 
 layers = keras.layers
-X, Y = np.ones((8, 4), "float32"), np.ones((8, 3), "float32")
-
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(hints, "_said", set())
-    monkeypatch.setattr(stageless, "_said", set())
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 @keras.saving.register_keras_serializable("uncut")
@@ -42,40 +31,9 @@ class Subclass(keras.Model):
                 return self.second(hidden)
 
 
-def functional() -> keras.Model:
-    inputs = keras.Input((4,))
-    with nb.cluster():
-        with nb.stage(cluster="a"):
-            hidden = layers.Dense(5)(inputs)
-        with nb.stage(cluster="b"):
-            outputs = layers.Dense(3)(hidden)
-    return keras.Model(inputs, outputs)
-
-
-def sequential(with_input: bool = True) -> keras.Model:
-    model = keras.Sequential([keras.Input((4,))] if with_input else [])
-    with nb.cluster():
-        with nb.stage(cluster="a"):
-            model.add(layers.Dense(5))
-        with nb.stage(cluster="b"):
-            model.add(layers.Dense(3))
-    return model
-
-
-def built_later() -> keras.Model:
-    model = sequential(with_input=False)
-    model(X)
-    return model
-
-
 def subclass() -> keras.Model:
     model = Subclass()
     model(keras.Input((4,)))
-    return model
-
-
-def compiled(model: keras.Model, **options: Any) -> keras.Model:
-    model.compile("sgd", "mse", **options)
     return model
 
 
@@ -144,18 +102,6 @@ def test_calling_a_subclassed_model_once_to_build_it_warns_once() -> None:
     assert "fit" in str(found.message)
 
 
-def test_and_then_it_trains_by_a_plan() -> None:
-    model = compiled(Subclass())
-    caught(lambda: model(X))
-    assert caught(lambda: model.fit(X, Y, verbose=0)) == []
-    assert tuple(nb.last_report().stages) == ("a", "b")
-
-
-@pytest.mark.parametrize("build", [functional, sequential])
-def test_looking_at_the_output_of_a_functional_model_says_nothing(build: Callable[[], keras.Model]) -> None:
-    assert caught(lambda: build()(X)) == []
-
-
 def everything_of_keras(model: keras.Model) -> None:
     model.fit(X, Y, validation_data=(X, Y), verbose=0)
     model.evaluate(X, Y, verbose=0)
@@ -180,20 +126,6 @@ def test_plan_and_verify_say_nothing(build: Callable[[], keras.Model]) -> None:
     model = compiled(build())
     assert caught(lambda: nb.plan(model, X, Y)) == []
     assert caught(lambda: nb.verify(model, X, Y)) == []
-
-
-def test_a_step_that_runs_uncut_on_purpose_says_nothing() -> None:
-    class One(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.only = layers.Dense(3)
-
-        def call(self, x: Any) -> Any:
-            with nb.cluster(), nb.stage(cluster="a"):
-                return self.only(x)
-
-    model = compiled(One())
-    assert caught(lambda: everything_of_keras(model)) == []
 
 
 def test_keras_asking_for_shapes_says_nothing() -> None:
@@ -268,31 +200,6 @@ def test_scopes_in_a_train_step_are_captured_in_the_first_step(data: str) -> Non
     np.testing.assert_allclose(histories[1], histories[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["evaluate", "predict"])
-def test_so_are_those_in_the_other_steps(kind: str) -> None:
-    plain, model = own_step(False), own_step(True)
-    given = (X, Y) if kind == "evaluate" else (X,)
-    expected = getattr(plain, kind)(*given, verbose=0)
-    found = getattr(model, kind)(*given, verbose=0)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert tuple(nb.last_report().stages) == ("a", "b")
-
-
-def test_a_functional_model_with_a_step_of_its_own() -> None:
-    class Own(keras.Model):
-        train_step = OwnStep.train_step
-
-        def forward(self, x: Any) -> Any:
-            with nb.cluster(), nb.stage(cluster="a"):
-                return self(x)
-
-    inputs = keras.Input((4,))
-    model = Own(inputs, layers.Dense(3)(inputs))
-    model.compile("sgd")
-    model.fit(X, Y, verbose=0)
-    assert tuple(nb.last_report().stages) == ("a",)
-
-
 def test_an_eager_step_with_scopes_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="run_eagerly"):
         own_step(True, run_eagerly=True).fit(X, Y, verbose=0)
@@ -332,12 +239,6 @@ def test_a_scope_in_build_says_that_it_holds_nothing(build_first: bool) -> None:
         model.fit(X, Y, verbose=0)
     assert "enter it in call" in str(caught[0].message)
     assert {each.filename for each in caught} == {__file__}
-
-
-def test_a_scope_in_call_while_the_layer_is_built_says_nothing() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", NebulaWarning)
-        compiled(Subclass()).fit(X, Y, verbose=0)
 
 
 @pytest.mark.parametrize("opened", [lambda: nb.cluster(), lambda: nb.pipeline(2)], ids=["cluster", "pipeline"])

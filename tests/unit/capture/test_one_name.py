@@ -1,6 +1,5 @@
 """One name for two stages on two clusters: refused where both meet in one program, whatever block they stand in."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -14,13 +13,6 @@ from whale_nebula.scopes import numbering
 
 layers = keras.layers
 X, Y = np.ones((4, 4), "float32"), np.ones((4, 1), "float32")
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def functional(first: dict[str, Any], second: dict[str, Any]) -> keras.Model:

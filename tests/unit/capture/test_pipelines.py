@@ -1,7 +1,6 @@
 """A step has one batch: all of its pipelines must say the same, and the model's own goes before one around `fit`."""
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -15,13 +14,6 @@ layers = keras.layers
 X, Y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
 
 
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 def functional(first: dict[str, Any], second: dict[str, Any] | None = None) -> keras.Model:
     """A stage in each of two pipelines; without a second, both stages in one."""
     inputs = keras.Input((4,))
@@ -32,20 +24,6 @@ def functional(first: dict[str, Any], second: dict[str, Any] | None = None) -> k
     model = keras.Model(inputs, outputs)
     model.compile("sgd", "mse")
     return model
-
-
-class Subclassed(keras.Model):
-    """The same in a `call`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = layers.Dense(4), layers.Dense(1)
-
-    def call(self, x: Any) -> Any:
-        with nb.pipeline(4), nb.stage(cluster="a"):
-            hidden = self.a(x)
-        with nb.pipeline(2), nb.stage(cluster="b"):
-            return self.b(hidden)
 
 
 def rows(model: Any) -> tuple[int, ...]:
@@ -64,13 +42,6 @@ def test_two_that_differ_are_refused_with_both_lines() -> None:
     assert error.where.startswith(f"{__file__}:")
     assert error.where not in error.what
     assert "one nb.pipeline(...) around all stages" in error.mend
-
-
-def test_so_they_are_in_a_call() -> None:
-    model = Subclassed()
-    model.compile("sgd", "mse")
-    with pytest.raises(OptionError, match=r"nb\.pipeline says micro_batch=2, and at"):
-        rows(model)
 
 
 @pytest.mark.parametrize("second", [None, {"micro_batch": 4, "in_flight": None}])

@@ -103,33 +103,6 @@ def test_a_layer_that_couples_rows_is_named_with_the_line_that_calls_it(
     assert any("LayerNormalization" in mend for mend in caught.value.mends)
 
 
-def test_a_layer_in_a_custom_loop_is_named_too() -> None:
-    dense, norm = layers.Dense(4), layers.BatchNormalization(name="norm_1")
-
-    @nb.function
-    def step(x: Any) -> Any:
-        with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(2), nb.stage(cluster="gpu"):
-            loss = tf.reduce_mean(norm(dense(x), training=True) ** 2)
-        return tape.gradient(loss, dense.trainable_variables)
-
-    with pytest.raises(BatchCoupledError, match="BatchNormalization 'norm_1'"):
-        step(tf.constant(X))
-
-
-def test_a_loss_that_couples_rows_is_no_layer() -> None:
-    weight = tf.Variable(tf.eye(4))
-
-    @nb.function
-    def step(x: Any) -> Any:
-        with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(2), nb.stage(cluster="gpu"):
-            loss = tf.sqrt(tf.reduce_mean(x @ weight))
-        return tape.gradient(loss, weight)
-
-    with pytest.raises(BatchCoupledError, match="neither a sum nor a mean") as caught:
-        step(tf.constant(X))
-    assert any("nb.loss_weight(t)" in mend for mend in caught.value.mends)
-
-
 def there_and_back() -> Any:
     inputs = keras.Input((4,))
     with nb.cluster():

@@ -21,13 +21,6 @@ DRAWN = np.random.default_rng(0)
 X, Y = DRAWN.standard_normal((7, 4, 5)).astype("float32"), DRAWN.standard_normal((7, 4, 2)).astype("float32")
 
 
-@pytest.fixture(autouse=True)
-def run() -> Any:
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 def learned(rank: int = RANK, **options: Any) -> Any:
     return nb.compress(rank=rank, basis="learned", backward=None, **options)
 
@@ -55,6 +48,16 @@ def decoder() -> Any:
 def by_hand() -> list[Any]:
     basis = orthonormal("bottleneck_gpu", WIDTH, RANK)
     return [Times(basis), Times(basis.T)]
+
+
+def two_stages(scope: Any, first: Any = None, second: Any = None) -> Any:
+    """Encoder and decoder in two stages, with a compress scope around both."""
+    inputs = keras.Input((4, 5))
+    with nb.cluster(), scope:
+        with nb.stage(cluster="gpu"):
+            hidden = (first or encoder())(inputs)
+        with nb.stage(cluster="npu"):
+            return keras.Model(inputs, (second or decoder())(hidden))
 
 
 def functional(micro_batch: int) -> Any:
@@ -156,24 +159,9 @@ def test_only_the_few_numbers_cross_and_each_stage_has_its_variable() -> None:
     ]  # fmt: skip
 
 
-def test_without_the_scope_the_model_is_what_it_was() -> None:
-    inputs = keras.Input((4, 5))
-    with nb.cluster(), nb.stage(cluster="gpu"):
-        hidden = encoder()(inputs)
-    with nb.cluster(), nb.stage(cluster="npu"):
-        model = keras.Model(inputs, decoder()(hidden))
-    nb.plan(model, X)
-    assert len(model.variables) == 4
-
-
 @pytest.mark.parametrize("rank", [WIDTH, WIDTH + 1])
 def test_what_would_not_shrink_crosses_as_it_is(rank: int) -> None:
-    inputs = keras.Input((4, 5))
-    with nb.cluster(), learned(rank):
-        with nb.stage(cluster="gpu"):
-            hidden = encoder()(inputs)
-        with nb.stage(cluster="npu"):
-            model = keras.Model(inputs, decoder()(hidden))
+    model = two_stages(learned(rank))
     plan = nb.plan(model, X)
     assert plan.boundaries[0].shape == (None, 4, WIDTH)
     assert plan.notes == (f"float32[?, 4, 8] of stage 'gpu' crosses whole: a rank of {rank} would not make it shorter",)
@@ -210,41 +198,13 @@ def test_skips_branches_and_norms() -> None:
     assert [boundary.shape for boundary in nb.plan(model, X, Y).boundaries] == [(None, 4, RANK)] * 2
 
 
-def test_half_precision_crosses_in_half_precision() -> None:
-    inputs = keras.Input((4, 5))
-    with nb.cluster(), learned():
-        with nb.stage(cluster="gpu"):
-            hidden = keras.layers.Dense(WIDTH, dtype="mixed_bfloat16")(inputs)
-        with nb.stage(cluster="npu"):
-            model = keras.Model(inputs, keras.layers.Dense(2, dtype="mixed_bfloat16")(hidden))
-    model.compile("sgd", "mse")
-    assert nb.verify(model, X, Y).ok
-    assert {v.dtype for v in model.trainable_variables} == {"float32"}
-    assert [boundary.dtype for boundary in nb.plan(model, X, Y).boundaries] == ["bfloat16"]
-
-
 def test_a_precision_follows() -> None:
-    inputs = keras.Input((4, 5))
     nb.init(links="10gbit,0ms")
-    with nb.cluster(), nb.compress(rank=RANK, basis="learned", int8=True):
-        with nb.stage(cluster="gpu"):
-            hidden = encoder()(inputs)
-        with nb.stage(cluster="npu"):
-            model = keras.Model(inputs, decoder()(hidden))
-        model.compile("sgd", "mse")
+    model = two_stages(nb.compress(rank=RANK, basis="learned", int8=True))
+    model.compile("sgd", "mse")
     (boundary,) = nb.plan(model, X, Y).boundaries
     assert (boundary.shape, boundary.codec, boundary.backward_codec) == ((None, 4, RANK), "int8", "int8")
     assert np.isfinite(model.fit(X, Y, verbose=0).history["loss"][0])
-
-
-def test_a_model_that_is_placed() -> None:
-    inputs = keras.Input((4, 5))
-    model = keras.Model(inputs, decoder()(encoder()(inputs)))
-    with nb.cluster(), learned():
-        nb.place(model, {"encoder": "gpu", "decoder": "npu"})
-    model.compile("sgd", "mse")
-    assert nb.verify(model, X, Y).ok
-    assert [boundary.shape for boundary in nb.plan(model, X, Y).boundaries] == [(None, 4, RANK)]
 
 
 def test_weights_are_saved_and_loaded(tmp_path: Path) -> None:
@@ -344,20 +304,6 @@ def test_the_model_has_what_its_own_step_reads() -> None:
     model.compile("sgd", "mse")
     assert nb.verify(model, X, Y).ok
     assert [v.name for v in model.trainable_variables][:2] == ["bottleneck_gpu_down", "bottleneck_gpu_npu_up"]
-
-
-def test_a_model_that_is_called_twice_in_a_step_has_one_basis() -> None:
-    model = functional(2)
-
-    @nb.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x) - model(-x) - y) ** 2)
-        return loss, tape.gradient(loss, model.trainable_variables)
-
-    assert nb.verify(step, X, Y).ok
-    assert len(model.variables) == 6
-    assert [boundary.shape for boundary in nb.plan(step, X, Y).boundaries] == [(None, 4, RANK)] * 2
 
 
 def test_a_model_that_is_frozen_has_a_frozen_basis() -> None:
@@ -463,11 +409,6 @@ def test_a_gradient_inside_a_stage_is_allowed() -> None:
 
 
 # ---------------------------------------------------------------------- values
-def test_the_first_values_are_orthonormal_and_the_same_everywhere() -> None:
-    basis = orthonormal("bottleneck_gpu", 64, 8)
-    np.testing.assert_allclose(basis.T @ basis, np.eye(8), atol=1e-6)
-    np.testing.assert_array_equal(basis, orthonormal("bottleneck_gpu", 64, 8))
-    assert np.abs(basis - orthonormal("bottleneck_npu", 64, 8)).max() > 0.01
 
 
 # ---------------------------------------------------------------------- custom gradients
@@ -527,5 +468,23 @@ def test_a_custom_gradient_that_reads_what_crosses_first_is_refused_with_the_lin
     assert "function(tf.identity(x))" in str(caught.value) and Path(__file__).name in str(caught.value)
 
 
-def test_without_a_basis_a_custom_gradient_may_read_first() -> None:
-    assert nb.verify(custom(read="itself", scope=contextlib.nullcontext), X, Y).ok
+def test_half_precision_crosses_in_half_precision() -> None:
+    model = two_stages(learned(), *(keras.layers.Dense(units, dtype="mixed_bfloat16") for units in (WIDTH, 2)))
+    model.compile("sgd", "mse")
+    assert nb.verify(model, X, Y).ok
+    assert {v.dtype for v in model.trainable_variables} == {"float32"}
+    assert [boundary.dtype for boundary in nb.plan(model, X, Y).boundaries] == ["bfloat16"]
+
+
+def test_a_model_that_is_called_twice_in_a_step_has_one_basis() -> None:
+    model = functional(2)
+
+    @nb.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - model(-x) - y) ** 2)
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    assert nb.verify(step, X, Y).ok
+    assert len(model.variables) == 6
+    assert [boundary.shape for boundary in nb.plan(step, X, Y).boundaries] == [(None, 4, RANK)] * 2

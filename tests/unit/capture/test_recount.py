@@ -16,13 +16,6 @@ import whale_nebula as nb
 WEIGHT = np.linspace(-1.0, 1.0, 20, dtype="float32").reshape(4, 5)
 
 
-@pytest.fixture(autouse=True)
-def closed():
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 def _step(micro_batch: int, shaped: Callable[[Any, Any], Any]) -> list[Any]:
     """Loss and gradient of a masked mean; `shaped` reshapes the mask; without micro-batches there are no scopes."""
     weight = tf.Variable(WEIGHT)

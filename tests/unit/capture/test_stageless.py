@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
-import pytest
-import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import NebulaWarning
 
 Dense = keras.layers.Dense
 X, Y = np.ones((6, 4), "float32"), np.ones((6, 1), "float32")
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def said(run: Callable[[], Any]) -> list[str]:
@@ -59,23 +50,6 @@ class TestNeverEntered:
         assert "nb.pipeline(micro_batch=4" in message and "is never entered" in message
         assert "step 'staged.train_step' runs without it" in message and "or the call of fit" in message
         assert said(lambda: fit(model)) == []
-
-    def test_between_two_fits(self) -> None:
-        model = staged()
-        fit(model)
-        nb.replica(2)
-        (message,) = said(lambda: fit(model))
-        assert message.startswith("NB-900 nb.replica(count=2) is never entered")
-
-    def test_one_that_a_step_enters_is_none(self) -> None:
-        front, layer = nb.stage(cluster="gpu"), Dense(1)
-
-        @nb.function
-        def step(x: Any) -> Any:
-            with front:
-                return tf.reduce_sum(layer(x))
-
-        assert said(lambda: step(X)) == []
 
     def test_nor_is_one_around_the_call(self) -> None:
         around, model = nb.pipeline(2), staged()
@@ -141,18 +115,6 @@ class TestCopies:
         (message,) = said(run)
         assert "nb.replica(3) around the step does not count" in message and "stands in nb.replica(2) at" in message
         assert nb.last_report().micro_batches == 2
-
-    def test_two_that_say_the_same_say_nothing(self) -> None:
-        inputs = keras.Input((4,))
-        with nb.replica(2):
-            outputs = Dense(1)(inputs)
-        model = compiled(keras.Model(inputs, outputs))
-
-        def run() -> None:
-            with nb.replica(2):
-                fit(model)
-
-        assert said(run) == []
 
 
 class TestNames:

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.capture.step import bind, capture, fill_layout, signature
+from whale_nebula.capture.step import capture, fill_layout, signature
 from whale_nebula.errors import UnsupportedError
 
 
@@ -18,11 +18,6 @@ def test_names_specs_and_what_is_split() -> None:
     assert [tuple(spec.shape) for spec in layout.specs] == [(None, 2), (3, 5)]
     assert layout.batched == (True, False)
     assert [tuple(tensor.shape) for tensor in tensors] == [(4, 2), (3, 5)]
-
-
-def test_scalars_are_not_split() -> None:
-    layout, _ = signature([("x", np.float32(3.0))])
-    assert layout.batched == (False,)
 
 
 def test_rows_may_change_and_nothing_else() -> None:
@@ -49,12 +44,6 @@ def test_what_cannot_be_split_by_rows_is_named(strange: Any) -> None:
         signature([("x", (tf.ones(2), strange))])
 
 
-def test_bind_names_arguments() -> None:
-    def fn(a: Any, b: Any, *, c: Any = 1) -> None: ...
-
-    assert bind(fn, (1,), {"b": 2}) == [("a", 1), ("b", 2)]
-
-
 def captured(fn: Any, **arguments: Any) -> Any:
     layout, _ = signature(list(arguments.items()))
     return capture(lambda given: fn(*given), layout)
@@ -73,17 +62,6 @@ def test_variables_are_named_by_path_and_twins_are_numbered() -> None:
     assert [v is twin for v, twin in zip(found.variables.values(), twins, strict=True)] == [True, True]
 
 
-def test_stages_are_noted_in_the_order_of_their_first_entry() -> None:
-    def fn(x: Any) -> Any:
-        with nb.cluster():
-            for name in ("b", "a", "b2"):
-                with nb.stage(cluster=name):
-                    x = tf.sin(x)
-        return x
-
-    assert [stage.key for stage in captured(fn, x=np.ones(2, "float32")).program.stages] == ["b", "a", "b2"]
-
-
 def test_the_digest_of_a_trace_does_not_depend_on_names_or_order_of_capture() -> None:
     def make(name: str) -> Any:
         variable = tf.Variable(tf.ones(2), name="v")
@@ -96,17 +74,3 @@ def test_the_digest_of_a_trace_does_not_depend_on_names_or_order_of_capture() ->
 
     first, second = make("one"), make("two")
     assert [op.type for op in first.graph.ops] == [op.type for op in second.graph.ops]
-
-
-def test_a_pipeline_around_the_call_of_a_step_counts() -> None:
-    nb.shutdown()
-
-    @nb.function
-    def step(x: Any) -> Any:
-        with nb.stage(cluster="gpu"):
-            return tf.reduce_sum(x)
-
-    with nb.cluster(), nb.pipeline(3):
-        assert float(step(tf.ones([6]))) == 6.0
-    assert nb.last_report().micro_batches == 3
-    nb.shutdown()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,6 @@ from whale_nebula.errors import BatchCoupledError
 ROWS = np.random.default_rng(0).standard_normal((7, 4)).astype("float32")
 WEIGHT = np.linspace(-1.0, 1.0, 12, dtype="float32").reshape(4, 3)
 Target = Callable[[Any, Any], Any]
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def _gradient(micro_batch: int, target: Target) -> np.ndarray:

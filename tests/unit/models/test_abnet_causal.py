@@ -3,6 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,23 +18,18 @@ from tests.unit.models.small import (
     TARGET,
     VOCABULARY,
     causal,
+    cmlm,
     far_from_zero,
     in_two,
     pairs,
     sources,
+    translator,
 )
 from whale_nebula.errors import OptionError
 from whale_nebula.models.abnet_causal import CausalABNet
 from whale_nebula.models.bert import Bert
 from whale_nebula.models.masked_lm import masked_lm
 from whale_nebula.models.smoothing import SmoothedCrossentropy
-
-
-@pytest.fixture(autouse=True)
-def no_run_left() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def compiled(model: keras.Model) -> keras.Model:
@@ -72,8 +69,9 @@ def test_a_new_one_guesses_words_as_its_masked_language_model_does() -> None:
     np.testing.assert_allclose(model(x)[:, last][whole_rows], expected[whole_rows], atol=0.05)
 
 
-def test_a_word_changes_nothing_before_it() -> None:
-    model, (x, _) = causal(), pairs()
+@pytest.mark.parametrize("make", [causal, translator])
+def test_a_word_changes_nothing_before_it(make: Any) -> None:
+    model, (x, _) = make(), pairs()
     far_from_zero(model)
     other = {**x, "target": np.where(np.arange(7) == 4, 5 + (x["target"] - 4) % 5, x["target"])}
     before, after = model(x).numpy(), model(other).numpy()
@@ -81,8 +79,9 @@ def test_a_word_changes_nothing_before_it() -> None:
     assert np.abs(before[:, 4:] - after[:, 4:]).max(axis=(1, 2)).min() > 1e-4
 
 
-def test_every_word_of_the_source_counts_and_its_padding_does_not() -> None:
-    model, (x, _) = causal(), pairs()
+@pytest.mark.parametrize("make", [causal, translator])
+def test_every_word_of_the_source_counts_and_its_padding_does_not(make: Any) -> None:
+    model, (x, _) = make(), pairs()
     far_from_zero(model)
     expected = model(x).numpy()
     longer = {**x, "source": np.pad(x["source"][:, :8], ((0, 0), (0, 0)))}
@@ -94,13 +93,17 @@ def test_every_word_of_the_source_counts_and_its_padding_does_not() -> None:
         assert np.abs(model({**x, "source": changed}).numpy() - expected).max() > 1e-3
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_it_can_be_saved_and_loaded(tmp_path, tied: bool) -> None:
-    model, (x, _) = causal(tied=tied), pairs()
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(make, {"tied": tied}) for make in (causal, translator) for tied in (True, False)] + [(cmlm, {"longest": 5})],
+)
+def test_it_can_be_saved_and_loaded(tmp_path: Path, make: Any, options: dict[str, Any]) -> None:
+    model, (x, _) = make(**options), pairs()
     far_from_zero(model)
     model.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(again(x), model(x), rtol=1e-5, atol=1e-5)
+    for one, other in zip(tf.nest.flatten(again(x)), tf.nest.flatten(model(x)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
     assert [w.path for w in again.trainable_variables] == [w.path for w in model.trainable_variables]
 
 

@@ -1,26 +1,16 @@
 """ABNet, filled in: it looks both ways, predicts lengths, and is trained in two stages."""
 
-from collections.abc import Iterator
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import whale_nebula as nb
-from tests.unit.models.small import END, MASK, PAD, START, VOCABULARY, cmlm, far_from_zero, in_two, pairs
+from tests.unit.models.small import END, MASK, PAD, START, VOCABULARY, cmlm, far_from_zero, pairs
 from whale_nebula.models.abnet_cmlm import LengthScores
 from whale_nebula.models.hiding import Hiding
 from whale_nebula.models.smoothing import SmoothedCrossentropy
 
 HIDING = Hiding(MASK, (PAD, START, END))
-
-
-@pytest.fixture(autouse=True)
-def no_run_left() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def batch(rows: int = 6) -> tuple[dict, dict]:
@@ -71,30 +61,10 @@ def test_its_length_head_reads_the_mean_of_what_is_visible() -> None:
     assert np.isfinite(layer(hidden, np.zeros((1, 3), bool))).all()
 
 
-def test_it_can_be_saved_and_loaded(tmp_path) -> None:
-    model, (x, _) = cmlm(longest=5), batch()
-    far_from_zero(model)
-    model.save(tmp_path / "model.keras")
-    again = keras.models.load_model(tmp_path / "model.keras")
-    for name in ("words", "length"):
-        np.testing.assert_allclose(again(x)[name], model(x)[name], rtol=1e-5, atol=1e-5)
-    assert len(again.trainable_variables) == len(model.trainable_variables)
-
-
 def test_how_many_words_a_translation_may_have_is_said_or_what_there_is_room_for() -> None:
     x, _ = batch()
     assert cmlm()(x)["length"].shape == (6, 7) and cmlm(longest=3)(x)["length"].shape == (6, 4)
     assert cmlm()(x)["words"].shape == (6, 8, VOCABULARY)
-
-
-@pytest.mark.grid  # the causal one takes the same way
-def test_in_two_stages_and_two_micro_batches_it_is_the_same_model() -> None:
-    with nb.cluster(), nb.pipeline(micro_batch=2):
-        model = cmlm(in_two)
-    far_from_zero(model, 0.2)
-    verification = nb.verify(compiled(model), *batch())
-    assert verification.ok, verification
-    assert verification.stages == ("source", "target")
 
 
 @pytest.mark.grid

@@ -63,16 +63,6 @@ def test_a_source_that_is_remembered_says_the_same(name: str) -> None:
     np.testing.assert_allclose(again, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_norm_stands_behind_the_sum_or_before_it() -> None:
-    post, pre = layers()["post"], layers()["pre"]
-    np.testing.assert_allclose(tf.reduce_mean(called(post), axis=-1), 0, atol=1e-5)
-    for each in (post, pre):
-        called(each)
-        each.attention.out.kernel.assign(tf.zeros((8, 8)))
-    np.testing.assert_array_equal(called(pre), HIDDEN)
-    assert not np.allclose(called(post), HIDDEN)
-
-
 @pytest.mark.parametrize("name", list(layers()))
 def test_a_layer_can_be_made_again_from_its_config(name: str) -> None:
     layer = layers()[name]
@@ -82,13 +72,3 @@ def test_a_layer_can_be_made_again_from_its_config(name: str) -> None:
     again.set_weights(layer.get_weights())
     np.testing.assert_allclose(called(again), before, rtol=1e-6)
     assert again.get_config() == layer.get_config()
-
-
-@pytest.mark.parametrize("name", ["encoder", "decoder"])
-def test_dropout_works_in_training_only(name: str) -> None:
-    layer = EncoderAdapter(8, 4, dropout=0.5) if name == "encoder" else DecoderAdapter(8, 2, 4, dropout=0.5)
-    called(layer)
-    far_from_zero(layer)
-    np.testing.assert_array_equal(called(layer), called(layer))
-    given = (HIDDEN, SOURCE) if name == "decoder" else (HIDDEN,)
-    assert not np.allclose(layer(*given, training=True), layer(*given, training=True))

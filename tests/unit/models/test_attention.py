@@ -1,13 +1,11 @@
 """Attention: against its formula, its masks, other memories, caches."""
 
-from itertools import pairwise
-
 import keras
 import numpy as np
 import pytest
 
 from whale_nebula.errors import OptionError
-from whale_nebula.models.attention import Attention, among, causal
+from whale_nebula.models.attention import Attention, among
 
 WIDTH, HEADS = 8, 2
 
@@ -47,13 +45,6 @@ def test_it_is_its_formula(layer: Attention) -> None:
         np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_left_to_right_it_is_its_formula_too() -> None:
-    layer, hidden = Attention(WIDTH, HEADS, spread=0.7), normal(1, 5, WIDTH)
-    found = layer(hidden, allowed=causal(5)).numpy()[0]
-    expected = by_formula(layer, hidden[0], hidden[0], np.tril(np.ones((5, 5))))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_where_nothing_is_visible_there_is_no_nan(layer: Attention) -> None:
     nothing = layer(normal(1, 2, WIDTH), normal(1, 4, 6), allowed=among(np.zeros((1, 4), bool))).numpy()
     assert np.isfinite(nothing).all()
@@ -76,13 +67,6 @@ def test_half_precision_sums_in_single() -> None:
     expected = single(hidden, allowed=among(np.array([[True] * 4 + [False]] * 2)))
     assert found.dtype == "float16"
     np.testing.assert_allclose(found, expected, atol=0.02)
-
-
-def test_each_projection_starts_from_its_own_numbers() -> None:
-    layer = Attention(WIDTH, HEADS)
-    layer.build((None, None, WIDTH))
-    kernels = [dense.kernel.numpy() for dense in (layer.query, layer.key, layer.value, layer.out)]
-    assert all(not np.allclose(a, b) for a, b in pairwise(kernels))
 
 
 def test_a_width_that_heads_cannot_share_is_refused_with_one_that_they_can() -> None:

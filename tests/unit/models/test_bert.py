@@ -21,14 +21,6 @@ def made(name: str = "bert", **options: Any) -> Bert:
     return Bert(BertSizes(**{**SIZES, "dropout": 0.0, **options}), name=name)
 
 
-@BOTH_NORMS
-def test_its_layers_bear_its_name_and_lie_in_a_sequence(norm: str) -> None:
-    names = [layer.name for layer in made("es", norm=norm).layers]
-    ending = ["es_ending"] if norm == "pre" else []
-    subs = ["es_attention0", "es_inner0", "es_attention1", "es_inner1"]
-    assert names == ["es_tokens", "es_embedding", "es_visible", *subs, *ending]
-
-
 def test_the_number_of_parameters_is_that_of_bert_base() -> None:
     """The published count of the encoder without its pooler, by formula: nothing is built at that size here."""
 
@@ -74,14 +66,6 @@ def test_it_is_the_same_after_save_and_load(norm: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(again(TOKENS), bert(TOKENS))
 
 
-def test_weights_alone_can_be_saved_and_loaded(tmp_path: Path) -> None:
-    bert, other = made(), made()
-    assert np.abs(bert(TOKENS) - other(TOKENS)).max() > 1e-3
-    bert.save_weights(tmp_path / "bert.weights.h5")
-    other.load_weights(tmp_path / "bert.weights.h5")
-    np.testing.assert_array_equal(other(TOKENS), bert(TOKENS))
-
-
 def test_two_become_one_model_that_can_be_saved(tmp_path: Path) -> None:
     source, target = made("source"), made("target")
     tokens = keras.Input((None,), dtype="int32", name="tokens")
@@ -101,34 +85,6 @@ def test_what_keras_is_told_beforehand_is_what_comes_out() -> None:
     scores = lm({"tokens": TOKENS, "places": np.zeros((2, 3), "int32")})
     told = lm({"tokens": keras.Input((4,), dtype="int32"), "places": keras.Input((3,), dtype="int32")})
     assert (told.shape[1:], told.dtype) == (tuple(scores.shape[1:]), scores.dtype.name)
-
-
-def test_frozen_it_trains_nothing_wherever_its_layers_are() -> None:
-    bert = made()
-    bert.trainable = False
-    attention, inner = bert.sub_layers[0]
-    assert bert.trainable_weights == attention.trainable_weights == inner.trainable_weights == []
-    assert bert.embedding.trainable_weights == []
-
-
-def test_dropout_works_in_training_only() -> None:
-    bert = made(dropout=0.5)
-    np.testing.assert_array_equal(bert(TOKENS), bert(TOKENS))
-    assert np.abs(bert(TOKENS, training=True) - bert(TOKENS, training=True)).max() > 1e-3
-    rates = {layer.attention.drop.rate for layer, _ in made(dropout=0.1, attention_dropout=0.3).sub_layers}
-    assert rates == {0.3}
-
-
-def test_in_half_precision_it_is_nearly_the_same() -> None:
-    single = made()
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        half = made()
-    finally:
-        keras.config.set_dtype_policy("float32")
-    half.set_weights(single.get_weights())
-    assert half(TOKENS).dtype == "bfloat16"
-    np.testing.assert_allclose(keras.ops.cast(half(TOKENS), "float32"), single(TOKENS), atol=0.15)
 
 
 def test_cut_between_its_sub_layers_it_trains_as_uncut() -> None:

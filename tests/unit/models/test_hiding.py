@@ -15,16 +15,8 @@ def test_what_is_hidden_is_asked_and_all_else_is_shown() -> None:
     shown, words = hidden.shown.numpy(), hidden.words.numpy()
     np.testing.assert_array_equal(shown == MASK, words > 0)
     np.testing.assert_array_equal(np.where(words > 0, words, shown), ids)
-
-
-def test_start_end_and_padding_are_shown_and_at_least_one_word_is_not() -> None:
-    ids = sources(200)
-    words = HIDING(ids, 0).words.numpy()
     assert not words[ids <= END].any() and (words > 0).any(axis=1).all()
-
-
-def test_the_length_counts_words_alone() -> None:
-    np.testing.assert_array_equal(HIDING(sources(), 0).length, (sources() > END).sum(axis=1))
+    np.testing.assert_array_equal(hidden.length, (ids > END).sum(axis=1))
 
 
 def test_every_number_of_words_is_hidden_as_often_and_every_place_too() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,13 +75,6 @@ def loaded(model: keras.Model, path: Path) -> keras.Model:
     return model
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_run_left() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """What is saved after the first turn, and after the second."""
@@ -133,15 +126,3 @@ def test_its_optimizer_has_counted_every_step_and_remembers_the_same(stayed: Cou
     for path, expected in stayed.slots.items():
         room = 1e-5 * (np.linalg.norm(expected) + 1e-3 * largest)
         assert np.linalg.norm(moved.slots[path] - expected) <= 10 * room, path
-
-
-def test_with_an_optimizer_that_forgot_it_would_be_seen(
-    home: keras.Model, stayed: Course, moved: Course, files: dict[str, Path]
-) -> None:
-    model = loaded(home, files["first"])
-    for slot in model.optimizer.variables:
-        if slot.shape:
-            slot.assign(np.zeros(slot.shape))
-    forgetful, going_on = taught(model, 1), stayed.losses[STEPS : 2 * STEPS]
-    np.testing.assert_allclose(forgetful[0], going_on[0], rtol=1e-5)  # the weights are those that were saved
-    assert abs(forgetful[1] - going_on[1]) > 1e-3 * going_on[1]

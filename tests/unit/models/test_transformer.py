@@ -9,7 +9,6 @@ import pytest
 import whale_nebula as nb
 from whale_nebula.errors import OptionError
 from whale_nebula.models import Sizes, transformer
-from whale_nebula.models.transformer import Around, nowhere
 from whale_nebula.scopes import parsing
 
 SMALL = Sizes(vocabulary=11, length=6, width=8, heads=2, blocks=3)
@@ -46,28 +45,6 @@ def test_a_token_changes_nothing_before_it() -> None:
     assert np.abs(before[:, 4:] - after[:, 4:]).max(axis=(0, 2)).min() > 1e-3
 
 
-def test_the_same_token_means_another_thing_at_another_place() -> None:
-    model = transformer(SMALL)
-    logits = model(np.full((1, SMALL.length), 3, np.int32)).numpy()[0]
-    assert np.abs(logits[0] - logits[1]).max() > 1e-3
-
-
-@pytest.mark.grid
-def test_it_learns_to_repeat() -> None:
-    model = transformer(SMALL)
-    model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    x = tokens(32)
-    history = model.fit(x, x, epochs=20, batch_size=32, verbose=0).history["loss"]
-    assert history[-1] < 0.6 * history[0]
-
-
-def test_dropout_works_in_training_only() -> None:
-    model = transformer(Sizes(**{**vars(SMALL), "dropout": 0.5}))
-    x = tokens()
-    assert np.array_equal(model(x).numpy(), model(x).numpy())
-    assert not np.array_equal(model(x, training=True).numpy(), model(x, training=True).numpy())
-
-
 def test_a_layer_can_be_made_again_from_its_config() -> None:
     for name in ("embedding", "block0"):
         layer = transformer(SMALL).get_layer(name)
@@ -87,42 +64,10 @@ def test_scopes_lie_around_the_blocks() -> None:
     assert stages == ["  stage gpu on gpu"] * 3 + ["  stage npu on npu"] * 2
 
 
-def losses(around: Around) -> list[float]:
-    """With Adam, which squares slices: positions have one slice each, however the batch is cut."""
-    keras.utils.set_random_seed(1)
-    model = transformer(Sizes(**{**vars(SMALL), "blocks": 2}), around=around)
-    optimizer = keras.optimizers.Adam(0.01, epsilon=1e-3)
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    x = tokens(5)
-    return model.fit(x, x, epochs=8, batch_size=5, shuffle=False, verbose=0).history["loss"]
-
-
-@pytest.fixture(scope="module")
-def uncut() -> list[float]:
-    nb.shutdown()
-    return losses(nowhere)
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize("micro_batches", [1, 3])
-def test_it_trains_in_two_stages_as_in_one(uncut: list[float], micro_batches: int) -> None:
-    """Three micro-batches do not divide five rows."""
-    nb.shutdown()
-    with nb.cluster(), nb.pipeline(micro_batches):
-        cut = losses(lambda block: nb.stage(cluster="gpu" if block == 0 else "npu"))
-    assert tuple(nb.last_report().stages) == ("gpu", "npu")
-    np.testing.assert_allclose(cut, uncut, rtol=1e-5)
-    nb.shutdown()
-
-
-@pytest.mark.parametrize("wrong", [{"width": 10, "heads": 4}, {"blocks": 0}, {"vocabulary": -1}])
-def test_impossible_sizes_are_refused_with_a_mend(wrong: dict) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "mend"), [({"width": 10, "heads": 4}, "width=12"), ({"blocks": 0}, ""), ({"vocabulary": -1}, "")]
+)
+def test_impossible_sizes_are_refused_with_a_mend(wrong: dict, mend: str) -> None:
     with pytest.raises(OptionError) as caught:
         Sizes(**wrong)
-    assert caught.value.mend
-
-
-def test_the_mend_for_a_width_divides() -> None:
-    with pytest.raises(OptionError) as caught:
-        Sizes(width=10, heads=4)
-    assert caught.value.mend == "width=12"
+    assert caught.value.mend.startswith(mend) and caught.value.mend

@@ -65,19 +65,6 @@ def test_each_round_hides_fewer_of_the_least_likely_words() -> None:
     ]
 
 
-def test_words_that_are_shown_help_to_guess_the_others() -> None:
-    """The word in place 2 becomes clear once that in place 1 is there; one round alone gets it wrong."""
-
-    def predict(ids):
-        first = tf.one_hot([4], WORDS) * 9.0
-        second = tf.where(ids[:, 1:2] == 4, tf.one_hot([5], WORDS) * 8.0, tf.one_hot([6], WORDS) * 0.5)
-        rows = tf.stack([tf.zeros((WORDS,)), first[0], second[0], *[tf.zeros((WORDS,))] * 3])
-        return rows[None]
-
-    assert mask_predict(predict, lengths(2), search(rounds=1)).best.numpy().tolist() == [[START, 4, 6, END, 0, 0]]
-    assert mask_predict(predict, lengths(2), search(rounds=2)).best.numpy().tolist() == [[START, 4, 5, END, 0, 0]]
-
-
 def test_of_several_lengths_the_likeliest_sentence_wins() -> None:
     """Words in places 3 and 4 are unsure, so two words are likelier than four, whatever the length's own score."""
     predict = by_place([5.0, 5.0, 5.0, 0.5, 0.5, 0.5])

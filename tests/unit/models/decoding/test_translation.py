@@ -15,13 +15,6 @@ BEAM = Beam(START, END, longest=4, width=3, never=(PAD, START, MASK))
 FILL = MaskPredict(START, END, MASK, longest=4, candidates=2, rounds=2)
 
 
-@pytest.fixture(autouse=True)
-def no_run_left() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 @contextlib.contextmanager
 def projected(side: str) -> Iterator[None]:
     with in_two(side), nb.compress(rank=6, basis="learned") if side == "source" else contextlib.nullcontext():

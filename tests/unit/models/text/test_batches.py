@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from whale_nebula.errors import DataError, OptionError
 from whale_nebula.models.text import (
@@ -32,10 +31,13 @@ ORDER = make_order(5, batch=2, seed=4, epochs=2)
 
 
 def test_each_batch_has_the_rows_of_the_order_on_both_sides() -> None:
-    for rows, (inputs, labels) in zip(ORDER.batches, batches(BOTH, ORDER), strict=True):
+    for rows, (inputs, labels, weights) in zip(ORDER.batches, batches(BOTH, ORDER, weights=True), strict=True):
         assert inputs["source"][:, 1].numpy().tolist() == [10 + row for row in rows]
         assert inputs["target"][:, 0].numpy().tolist() == [2] * len(rows)
         assert labels[:, 0].numpy().tolist() == [10 + row for row in rows]
+        np.testing.assert_array_equal(inputs["target"][:, 1:], labels[:, :-1])
+        np.testing.assert_array_equal(weights, labels.numpy() != 0)
+    assert int(batches(BOTH, ORDER).cardinality()) == len(ORDER) == 6
 
 
 def test_lengths_are_multiples_of_eight_and_no_longer_than_needed() -> None:
@@ -51,17 +53,6 @@ def test_a_row_is_never_filled_up_to_more_than_the_model_has() -> None:
     assert (inputs["source"].shape, inputs["target"].shape, labels.shape) == ((1, 5), (1, 5), (1, 5))
 
 
-def test_shown_and_labels_lie_one_place_apart() -> None:
-    for inputs, labels in batches(BOTH, ORDER):
-        np.testing.assert_array_equal(inputs["target"][:, 1:], labels[:, :-1])
-
-
-def test_weights_are_one_where_there_is_a_label() -> None:
-    for _, labels, weights in batches(BOTH, ORDER, weights=True):
-        assert weights.dtype == tf.float32
-        np.testing.assert_array_equal(weights.numpy() > 0, labels.numpy() != 0)
-
-
 @pytest.mark.parametrize("weights", [False, True])
 def test_what_is_elsewhere_is_none_and_what_is_here_is_as_if_all_were(weights: bool) -> None:
     whole = list(batches(BOTH, ORDER, weights=weights))
@@ -75,10 +66,6 @@ def test_what_is_elsewhere_is_none_and_what_is_here_is_as_if_all_were(weights: b
         np.testing.assert_array_equal(of_source[0]["source"], all_here[0]["source"])
         np.testing.assert_array_equal(of_target[0]["target"], all_here[0]["target"])
         np.testing.assert_array_equal(of_target[1], all_here[1])
-
-
-def test_keras_is_told_how_many_batches_there_are() -> None:
-    assert int(batches(BOTH, ORDER).cardinality()) == len(ORDER) == 6
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

@@ -34,11 +34,6 @@ def test_case_does_not_count_but_accents_and_marks_do() -> None:
     assert bleu([each.rstrip(".") for each in REFERENCES], REFERENCES).value < 95
 
 
-def test_a_score_reads_with_its_signature() -> None:
-    text = str(bleu(REFERENCES, REFERENCES))
-    assert text.startswith("BLEU 100.00 (nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:")
-
-
 class TestDifference:
     better, poor = worse(REFERENCES, 0.1), worse(REFERENCES, 0.3)
 
@@ -48,21 +43,9 @@ class TestDifference:
         assert 0 < found.low < found.delta < found.high
         assert found.p_value < 0.02
 
-    def test_the_other_way_round_it_is_the_same_with_the_other_sign(self) -> None:
-        one = paired_bootstrap(self.poor, self.better, REFERENCES, samples=100)
-        other = paired_bootstrap(self.better, self.poor, REFERENCES, samples=100)
-        assert (other.delta, other.low, other.high) == pytest.approx((-one.delta, -one.high, -one.low))
-        assert one.p_value == other.p_value
-
     def test_the_same_text_does_not_differ(self) -> None:
         found = paired_bootstrap(self.poor, self.poor, REFERENCES, samples=50)
-        assert (found.delta, found.low, found.high, found.p_value) == (0, 0, 0, 1)
-
-    def test_a_lucky_difference_is_not_significant(self) -> None:
-        other = [*self.poor[:-1], REFERENCES[-1]]
-        found = paired_bootstrap(self.poor, other, REFERENCES, samples=200)
-        assert found.p_value > 0.1
-        assert found.low <= 0 <= found.high
+        assert str(found) == "+0.00 BLEU [+0.00, +0.00], p=1.000"
 
     def test_the_seed_decides(self) -> None:
         runs = [paired_bootstrap(self.poor, self.better, REFERENCES, samples=20, seed=seed) for seed in (1, 1, 2)]
@@ -75,10 +58,6 @@ class TestDifference:
         _, scores = PairedTest(systems, metrics, None, test_type="bs", n_samples=500)()
         found = paired_bootstrap(self.poor, nearly, REFERENCES, samples=500)
         assert found.p_value == pytest.approx(scores["BLEU"][1].p_value, abs=0.05)
-
-    def test_it_reads_in_a_line(self) -> None:
-        found = paired_bootstrap(self.poor, self.poor, REFERENCES, samples=3)
-        assert str(found) == "+0.00 BLEU [+0.00, +0.00], p=1.000"
 
 
 def test_texts_that_are_no_pairs_are_refused() -> None:

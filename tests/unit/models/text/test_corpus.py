@@ -1,11 +1,12 @@
 """Aligned files: what is read, and one clear sentence for each way in which they can be wrong."""
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from whale_nebula.errors import DataError, NebulaError, OptionError
+from whale_nebula.errors import DataError, OptionError
 from whale_nebula.models.text import Pairs, read_folder
 from whale_nebula.models.text.lines import read_lines
 
@@ -18,12 +19,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.en.gz").write_bytes(gzip.compress(ENGLISH.encode()))
     (tmp_path / "val.es").write_text(SPANISH, "utf-8")
     return tmp_path
-
-
-def refused(folder: Path, split: str = "train", **options: object) -> NebulaError:
-    with pytest.raises(NebulaError) as caught:
-        read_folder(folder, split, **{"source": "es", "target": "en", **options})
-    return caught.value
 
 
 def test_plain_and_gzipped_files_are_read_in_step(folder: Path) -> None:
@@ -56,82 +51,72 @@ def test_a_mark_of_byte_order_is_no_text(tmp_path: Path) -> None:
     assert read_lines(tmp_path / "a.txt") == ["one"]
 
 
-def test_a_missing_folder(folder: Path) -> None:
-    assert "there is no folder" in refused(folder / "nowhere").what
+def write(name: str, data: bytes | str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
 
 
-def test_a_missing_language_names_those_there_are_and_the_one_meant(folder: Path) -> None:
-    error = refused(folder, target="eng")
-    assert error.what == "'train' is not there in 'eng', the target side"
-    assert (error.why, error.mend) == ("it is there in 'en', 'es'", "did you mean 'en'?")
+MORE, EMPTY = write("train.es", SPANISH + "más\n"), write("train.es", "un gato\n   \n\n")
+DAMAGED = "train.en.gz is damaged"
+WRONG: dict[str, tuple[Callable[[Path], object], dict[str, object], tuple[str, str, str, str]]] = {
+    "a missing language": (
+        write("x", ""),
+        {"target": "eng"},
+        ("'train' is not there in 'eng', the target side", "", "it is there in 'en', 'es'", "did you mean 'en'?"),
+    ),
+    "a missing split": (
+        write("x", ""),
+        {"split": "training"},
+        ("there is no split 'training'", "", "'train', 'val'", "did you mean 'train'?"),
+    ),
+    "a language that is there twice": (write("train.en", ENGLISH), {}, ("twice, plain and gzipped", "", "", "")),
+    "files of different lengths": (
+        MORE,
+        {},
+        ("files that are not aligned: train.es has 4 lines and train.en.gz has 3 lines", "", "", ""),
+    ),
+    "an empty sentence": (EMPTY, {}, ("", "train.es:2", "the first of 2", 'empty="skip"')),
+    "one side alone cannot skip": (EMPTY, {"sides": ["source"], "empty": "skip"}, ("needs both sides", "", "", "")),
+    "a file without a line": (
+        write("val.es", ""),
+        {"split": "val", "sides": ["source"]},
+        ("no text: val.es has 0 lines", "", "", ""),
+    ),
+    "bytes that are not UTF-8": (
+        write("train.es", "un gato\n¿qué?\n".encode("latin1")),
+        {},
+        ("train.es is not UTF-8", "train.es:2", "0xbf", ""),
+    ),
+    "a gzip that is cut": (write("train.en.gz", gzip.compress(ENGLISH.encode())[:-9]), {}, (DAMAGED, "", "", "")),
+    "no gzip": (write("train.en.gz", b"no gzip at all"), {}, (DAMAGED, "", "", "")),
+    "a side that does not exist": (write("x", ""), {"sides": ["left"]}, ("", "", "", "")),
+    "an option that does not exist": (write("x", ""), {"empty": "drop"}, ("", "", "", "")),
+}
 
 
-def test_a_missing_split_names_those_there_are(folder: Path) -> None:
-    error = refused(folder, "training")
-    assert (error.what, error.mend) == ("there is no split 'training'", "did you mean 'train'?")
-    assert "'train', 'val'" in error.why
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_is_named(folder: Path, wrong: str) -> None:
+    spoil, options, parts = WRONG[wrong]
+    spoil(folder)
+    with pytest.raises((DataError, OptionError)) as caught:
+        read_folder(folder, **{"split": "train", "source": "es", "target": "en", **options})  # type: ignore[arg-type]
+    error = caught.value
+    assert all(part in said for part, said in zip(parts, (error.what, error.where, error.why, error.mend), strict=True))
 
 
-def test_a_folder_of_something_else(tmp_path: Path) -> None:
-    assert "no file of the form SPLIT.LANGUAGE" in refused(tmp_path).why
-
-
-def test_a_language_that_is_there_twice(folder: Path) -> None:
-    (folder / "train.en").write_text(ENGLISH)
-    assert "twice, plain and gzipped" in refused(folder).what
-
-
-def test_files_of_different_lengths_are_counted(folder: Path) -> None:
-    (folder / "train.es").write_text(SPANISH + "más\n")
-    assert refused(folder).what == "files that are not aligned: train.es has 4 lines and train.en.gz has 3 lines"
-
-
-def test_an_empty_sentence_is_named_by_its_line(folder: Path) -> None:
-    (folder / "train.es").write_text("un gato\n   \n\n")
-    error = refused(folder)
-    assert isinstance(error, DataError)
-    assert error.where.endswith("train.es:2")
-    assert "the first of 2" in error.why
-    assert 'empty="skip"' in error.mend
+def test_a_folder_that_is_not_there_or_of_something_else(tmp_path: Path) -> None:
+    for folder, said in (
+        (tmp_path / "nowhere", "there is no folder"),
+        (tmp_path, "no file of the form SPLIT.LANGUAGE"),
+    ):
+        with pytest.raises(DataError) as caught:
+            read_folder(folder, "train", source="es", target="en")
+        assert said in str(caught.value)
 
 
 def test_empty_sentences_are_skipped_on_both_sides(folder: Path) -> None:
     (folder / "train.es").write_text("un gato\n\n¿qué?\n")
     pairs = read_folder(folder, "train", source="es", target="en", empty="skip")
     assert pairs == Pairs(["un gato", "¿qué?"], ["a cat", "what?"])
-
-
-def test_one_side_alone_cannot_skip(folder: Path) -> None:
-    error = refused(folder, sides=["source"], empty="skip")
-    assert isinstance(error, OptionError)
-    assert "needs both sides" in error.what
-
-
-def test_a_file_without_a_line(folder: Path) -> None:
-    (folder / "val.es").write_text("")
-    assert refused(folder, "val", sides=["source"]).what == "no text: val.es has 0 lines"
-
-
-def test_bytes_that_are_not_utf8_are_named_by_their_line(folder: Path) -> None:
-    (folder / "train.es").write_bytes("un gato\n¿qué?\n".encode("latin1"))
-    error = refused(folder)
-    assert error.what == "train.es is not UTF-8"
-    assert error.where.endswith("train.es:2")
-    assert "0xbf" in error.why
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda raw: raw[:-9], lambda raw: b"no gzip at all", lambda raw: raw[:12] + b"\xff" * 20]
-)
-def test_a_damaged_gzip_is_said_to_be_one(folder: Path, damage) -> None:  # type: ignore[no-untyped-def]
-    whole = (folder / "train.en.gz").read_bytes()
-    (folder / "train.en.gz").write_bytes(damage(whole))
-    assert refused(folder).what == "train.en.gz is damaged"
-
-
-@pytest.mark.parametrize("options", [{"sides": ["left"]}, {"empty": "drop"}])
-def test_options_that_do_not_exist(folder: Path, options: dict[str, object]) -> None:
-    assert isinstance(refused(folder, **options), OptionError)
 
 
 class TestPairs:

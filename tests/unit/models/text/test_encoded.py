@@ -2,7 +2,6 @@
 
 import logging
 
-import numpy as np
 import pytest
 
 from whale_nebula.errors import DataError, OptionError
@@ -48,12 +47,6 @@ def test_each_side_may_have_its_own_limit(tokenizer: Tokenizer) -> None:
     assert encoded.cut == 1
 
 
-def test_a_side_that_is_elsewhere_needs_no_tokenizer(tokenizer: Tokenizer) -> None:
-    encoded = encode_pairs(Pairs(target=PAIRS.target), target=tokenizer)
-    assert encoded.source is None
-    assert (len(encoded), len(encoded.lengths)) == (3, 1)
-
-
 def test_a_side_that_is_here_needs_one(tokenizer: Tokenizer) -> None:
     with pytest.raises(OptionError, match="the source side is here and has no tokenizer"):
         encode_pairs(PAIRS, target=tokenizer)
@@ -63,16 +56,6 @@ def test_a_side_that_is_here_needs_one(tokenizer: Tokenizer) -> None:
 def test_options_that_make_no_sense(tokenizer: Tokenizer, options: dict[str, object]) -> None:
     with pytest.raises(OptionError):
         encode_pairs(PAIRS, source=tokenizer, target=tokenizer, **options)  # type: ignore[arg-type]
-
-
-def test_many_sentences_are_cut_in_several_goes(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whale_nebula.models.text.encoded._LINES_AT_ONCE", 2)
-    one_by_one = encode_pairs(PAIRS, source=tokenizer, target=tokenizer)
-    monkeypatch.undo()
-    whole = encode_pairs(PAIRS, source=tokenizer, target=tokenizer)
-    assert one_by_one.source is not None
-    assert whole.source is not None
-    np.testing.assert_array_equal(one_by_one.source.flat, whole.source.flat)
 
 
 def test_ids_of_no_rows_and_of_empty_ones() -> None:

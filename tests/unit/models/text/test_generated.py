@@ -16,20 +16,11 @@ def splits() -> dict[str, Pairs]:
     return {split: generated(split, count) for split, count in (("train", COUNT), ("val", 400), ("test", 400))}
 
 
-def test_the_same_call_gives_the_same_text(splits: dict[str, Pairs]) -> None:
-    assert generated("train", 50) == splits["train"].first(50)
-
-
 def test_this_text_is_what_it_always_was() -> None:
     """Measurements on it can be compared as long as this does not change."""
     pairs = generated("test", 2, seed=1)
     assert pairs.source == GOLDEN_SOURCE
     assert pairs.target == GOLDEN_TARGET
-
-
-def test_another_seed_gives_other_text(splits: dict[str, Pairs]) -> None:
-    other = generated("train", 200, seed=1)
-    assert len(set(other.of("source")) & set(splits["train"].of("source"))) < 10
 
 
 def test_one_side_alone_is_that_of_the_pairs(splits: dict[str, Pairs]) -> None:
@@ -75,12 +66,6 @@ def test_it_has_some_hundreds_of_words_and_hardly_a_sentence_twice(splits: dict[
         assert len(set(sentences)) > 0.95 * COUNT
 
 
-def test_sentences_are_of_many_lengths(splits: dict[str, Pairs]) -> None:
-    lengths = sorted(len(line.split()) for line in splits["train"].of("source"))
-    assert lengths[0] <= 5
-    assert lengths[-1] >= 16
-
-
 def test_sentences_are_written_as_sentences(splits: dict[str, Pairs]) -> None:
     for side in ("source", "target"):
         for line in splits["train"].of(side):  # type: ignore[arg-type]
@@ -117,9 +102,6 @@ class TestForms:
     def test_splits_share_no_sentence_whatever_forms_they_have(self) -> None:
         some = set(generated("train", 300, forms=["ages"]).source)
         assert not some & set(generated("test", 300).source)
-
-    def test_all_of_them_is_what_it_was(self) -> None:
-        assert generated("train", 1).source == ["El precio de estas puertas raras es 302,67 coronas."]
 
     @pytest.mark.parametrize(("forms", "said"), [(["agse"], "'ages'"), ([], "no form")])
     def test_forms_that_are_not_there(self, forms: list[str], said: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from whale_nebula.models.text import SPECIAL, Pairs, Tokenizer, Vocabulary, bleu, generated, learn_vocabulary
+from whale_nebula.models.text import SPECIAL, Pairs, Tokenizer, Vocabulary, generated, learn_vocabulary
 from whale_nebula.models.text.attached import attached
 
 WORDS = (*SPECIAL, "the", "cat", "##s", "café", "cafe", "[", "]", "sep", "mask", ".", "é", "##é")
@@ -27,10 +27,6 @@ def test_a_sentence_is_lower_case_between_start_and_end(tokenizer: Tokenizer) ->
     encoded = tokenizer.encode(["The CATS."])
     assert encoded.dtype == tf.int32
     assert encoded.to_list() == [ids(tokenizer, "[CLS]", "the", "cat", "##s", ".", "[SEP]")]
-
-
-def test_rows_are_ragged_and_nothing_is_start_and_end(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode(["the", "", "the cat"]).row_lengths().numpy().tolist() == [3, 2, 4]
 
 
 def test_a_word_that_no_tokens_make_is_unknown(tokenizer: Tokenizer) -> None:
@@ -84,12 +80,6 @@ def test_generated_text_comes_back_as_it_was(pairs: Pairs, side: str) -> None:
     lines = list(pairs.of(side))  # type: ignore[arg-type]
     tokenizer = Tokenizer(learn_vocabulary(lines, 900))
     assert tokenizer.sentences(tokenizer.encode(lines)) == [line.lower() for line in lines]
-
-
-def test_stripped_accents_cost_bleu_and_kept_ones_do_not(pairs: Pairs) -> None:
-    lines = list(pairs.of("source"))
-    stripped = Tokenizer(learn_vocabulary(lines, 900, accents=False))
-    assert bleu(stripped.sentences(stripped.encode(lines)), lines).value < 90
 
 
 @pytest.mark.parametrize(

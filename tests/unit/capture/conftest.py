@@ -1,0 +1,20 @@
+"""No test of capture sees another's run, nor what was said once for a place."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import whale_nebula as nb
+from whale_nebula.capture import keras_copies, places
+from whale_nebula.scopes import hints
+
+
+@pytest.fixture(autouse=True)
+def no_run_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(hints, "_said", set())
+    monkeypatch.setattr(places, "_said", set())
+    monkeypatch.setattr(keras_copies, "_given", set())
+    monkeypatch.setattr(keras_copies, "_cloned", set())
+    nb.shutdown()
+    yield
+    nb.shutdown()

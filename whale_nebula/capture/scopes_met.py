@@ -1,0 +1,241 @@
+"""The scopes that the trace of a step has met: its stages, how often each is copied, its pipeline and its codecs.
+
+A stage's number of replicas is that of the enclosing `nb.replica`, else it comes from the workers of its cluster.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from whale_nebula import scopes
+from whale_nebula.capture.places import warn_once
+from whale_nebula.errors import NebulaWarning, NestingError, OptionError
+from whale_nebula.ir.graph import Graph
+from whale_nebula.ir.program import Apart, Pipeline, Stage
+from whale_nebula.ir.routing import enough
+from whale_nebula.passes.checks import in_flow_order
+from whale_nebula.passes.replicas import speeds
+from whale_nebula.scopes import Frame
+
+
+@dataclass
+class ScopesMet:
+    """What a trace has met of each kind of scope. `around` are the scopes that the whole step stands in, `outer` is the
+    first one met that holds stages.
+    """
+
+    around: tuple[Frame, ...] = field(default_factory=scopes.open_frames)
+    outer: Frame | None = None
+    stages: dict[str, Stage] = field(default_factory=dict)
+    numbers: scopes.Numbers = field(default_factory=scopes.Numbers)
+    compressions: list[Frame] = field(default_factory=list)
+    pipeline: Pipeline = field(default_factory=Pipeline)
+    pipe: Frame | None = None
+
+    def __post_init__(self) -> None:
+        self.replicas = Replicas(scopes.replica_of(self.around))
+
+    @property
+    def cut(self) -> bool:
+        """Whether the batch is cut into micro-batches."""
+        return self.pipeline.micro_batch > 1 or self.replicas.several
+
+    def stage_of(self, frame: Frame) -> str:
+        """The key of a stage's frame, noted in order of first entry. One that names no cluster is where it was before.
+
+        What stands in no block may belong to several programs: only here it is known that two entries meet in one.
+        """
+        key, cluster = self.numbers.identity(frame, self.around)
+        key, cluster = key or "stage0", cluster or "local"
+        known = self.stages.setdefault(key, Stage(key, cluster, str(frame.site)))
+        if frame.options.get("cluster") is not None:
+            if known.cluster != cluster:
+                raise scopes.two_clusters(key, cluster, str(frame.site), known.cluster, known.where)
+            # a block around the whole step, around `fit` say, holds all of its stages, wherever they were written
+            what = "nb.place" if "rule" in frame.options else "nb.stage"
+            scopes.check_layout(cluster, frame.site, scopes.cluster_block_of(self.around), what)
+        self.replicas.enter_stage(key, scopes.open_frames(), frame.site)
+        return key
+
+    def meet_model(self, stages: Iterable[Frame]) -> None:
+        """A model that was built in these stages belongs to the step."""
+        self.numbers.meet(stages, self.around)
+
+    def enter_pipeline(self, frame: Frame) -> None:
+        """What a pipeline says holds for the whole step, wherever it stands; the model's own goes before one around."""
+        before = self.pipe or frame
+        names = [name for name in frame.options if frame.options[name] != before.options.get(name)]
+        mine, other = (", ".join(f"{name}={each.options.get(name)!r}" for name in names) for each in (frame, before))
+        if names and before not in self.around:
+            raise OptionError(
+                f"nb.pipeline says {mine}, and at {before.site} it says {other}",
+                where=str(frame.site),
+                why="a step has one batch, which is cut once, for all of its stages",
+                mend="one nb.pipeline(...) around all stages, or the same options at both lines",
+            )
+        if names:
+            warning = NebulaWarning(
+                f"nb.pipeline({other}) around the step does not count",
+                where=str(before.site),
+                why=f"the model has its own at {frame.site}, with {mine}; it is said once for this place",
+                mend="leave one of the two out",
+            )
+            warn_once(before.site, warning, frame.site)
+        self.pipe = frame
+        self.pipeline = replace(self.pipeline, **dict(frame.options))
+
+    def compression_of(self, frame: Frame) -> int:
+        """The number of a compress scope; entering the same one again gives the same number."""
+        if frame not in self.compressions:
+            self.compressions.append(frame)
+        return self.compressions.index(frame)
+
+    def order_stages(self, graph: Graph) -> None:
+        """Number the stages by the way that tensors go."""
+        self.stages = {key: self.stages[key] for key in in_flow_order(graph, list(self.stages))}
+
+    def settle(self, *, summed: bool) -> None:
+        """The trace is complete: give each stage its replicas, and the batch enough micro-batches for all of them.
+
+        Where nobody says how many, there are as many as shares by speed need; but one for each replica where they
+        add up as they compute.
+        """
+        stages = self.replicas.settle(list(self.stages.values()))
+        asked, most = self.pipeline.micro_batch, max(stage.replicas for stage in stages)
+        alike = self.replicas.apart or (summed and asked <= most)
+        known = [()] * len(stages) if alike else speeds(stages, scopes.worker_speeds())
+        self.stages = {stage.key: replace(stage, speeds=each) for stage, each in zip(stages, known, strict=True)}
+        self.pipeline = replace(self.pipeline, micro_batch=max(asked, most) if asked > 1 else enough(known, most))
+
+
+@dataclass
+class Replicas:
+    """The replica scopes that a trace has met: which stood around which stage, and which around all of the step.
+
+    >>> from whale_nebula.scopes import Site
+    >>> three = Frame("replica", {"count": 3}, Site("train.py", 4))
+    >>> met = Replicas()
+    >>> met.enter(three)
+    >>> met.enter_stage("gpu", [three], Site("train.py", 5))
+    >>> [stage.replicas for stage in met.settle([Stage("gpu", "gpu"), Stage("npu", "npu")])]
+    [3, 1]
+    """
+
+    around: Frame | None = None
+    met: list[Frame] = field(default_factory=list)
+    of: dict[str, Frame | None] = field(default_factory=dict)
+    holding: set[Frame] = field(default_factory=set)
+    home: str = "local"
+    apart: Apart | None = None
+    slow: Frame | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether a batch may have to be cut for the replicas of a stage; asked while their number may yet be open."""
+        return any((frame.options["count"] or scopes.most_workers()) > 1 for frame in self._all)
+
+    @property
+    def _all(self) -> Sequence[Frame]:
+        return [*self.met, *([self.around] if self.around is not None else [])]
+
+    def enter(self, frame: Frame) -> None:
+        """A replica scope is entered. It may say that each cluster trains a copy: then it does so of the whole step."""
+        if frame not in self._all:
+            self.met.append(frame)
+            if self.around is not None and self.around.options != frame.options:
+                warning = NebulaWarning(
+                    f"{_describe_frame(self.around).partition(' at ')[0]} around the step does not count",
+                    where=str(self.around.site),
+                    why=f"what it holds stands in {_describe_frame(frame)}; it is said once for this place",
+                    mend="leave one of the two out",
+                )
+                warn_once(self.around.site, warning, frame.site)
+        frames = scopes.open_frames()
+        self.home = scopes.home_of(frames)
+        apart = scopes.apart_of(frames, frame)
+        if apart is None:
+            return
+        if self.apart is not None and replace(self.apart, where="") != replace(apart, where=""):
+            raise OptionError(
+                f"nb.replica(sync_every={apart.every}) says something else than the one at {self.apart.where}",
+                where=apart.where,
+                why=f"a step is copied to all clusters as a whole: {apart}; and there: {self.apart}",
+                mend="one nb.replica(sync_every=...) around the whole step",
+            )
+        self.apart, self.slow, self.home = apart, frame, scopes.own_home(frames)
+
+    def enter_compress(self, frames: Sequence[Frame]) -> None:
+        """A compress scope is entered: inside a copy that each cluster trains, it says how differences cross."""
+        within = self.slow is not None and self.slow in frames and scopes.stage_of(frames) is None
+        found = scopes.apart_of(frames, self.slow) if within else None
+        if self.apart is not None and found is not None:
+            self.apart = replace(self.apart, codec=found.codec)
+
+    def enter_stage(self, key: str, frames: Sequence[Frame], site: object) -> None:
+        """A stage is entered inside these scopes."""
+        frame = scopes.replica_of(frames) or self.around
+        if frame is not None:
+            self.holding.add(frame)
+        stage = scopes.stage_of(frames)
+        named = None if stage is None or self.apart is None else stage.options.get("cluster")
+        if named is not None and self.slow is not None:
+            raise OptionError(
+                f"nb.stage(cluster={named!r}) stands in {_describe_frame(self.slow)}",
+                where=str(site),
+                why="with sync_every each cluster trains a copy of all that is inside, so no stage of it is on one",
+                mend=f'nb.stage(name="{named}"), or leave sync_every out',
+            )
+        before = self.of.setdefault(key, frame)
+        if before is not frame and _count(before) != _count(frame):
+            raise OptionError(
+                f"stage {key!r} stands in {_describe_frame(frame)}, and where it was entered first in "
+                f"{_describe_frame(before)}",
+                where=str(site),
+                why="entering a stage again continues it, and a stage has as many replicas everywhere",
+                mend="the same nb.replica(...) around both, or a name of its own for the second: nb.stage(name=...)",
+            )
+
+    def settle(self, stages: Sequence[Stage]) -> list[Stage]:
+        """The stages with their numbers of replicas; a step without a stage is one stage, on the first cluster where it
+        has replicas.
+        """
+        frame = next(iter(self._all), None)
+        if not stages and frame is None:
+            return [Stage("stage0", "local")]
+        if not stages:
+            count = _count(frame) or scopes.workers_in(self.home)
+            return [Stage("stage0", self.home, str(frame.site) if frame and (count > 1 or self.apart) else "", count)]
+        if self.apart is not None:
+            stages = [replace(stage, cluster=self.home) for stage in stages]
+        idle = next((frame for frame in self.met if frame not in self.holding), None)
+        if idle is not None:
+            raise NestingError(
+                f"{_describe_frame(idle)} holds no nb.stage",
+                where=str(idle.site),
+                why=f"the step has stages elsewhere ({', '.join(stage.key for stage in stages[:3])}), "
+                "and copies are made of stages",
+                mend='with nb.replica(...), nb.stage(name="..."): around the same lines',
+            )
+        inside = Counter((self.of.get(stage.key), stage.cluster) for stage in stages)
+        return [replace(stage, replicas=self._number(stage, inside)) for stage in stages]
+
+    def _number(self, stage: Stage, inside: Mapping[tuple[Frame | None, str], int]) -> int:
+        frame = self.of.get(stage.key)
+        if frame is None:
+            return 1
+        return _count(frame) or max(1, scopes.workers_in(stage.cluster) // inside[frame, stage.cluster])
+
+
+def _count(frame: Frame | None) -> int:
+    """The number that a scope gives; 0 where it leaves it to the cluster."""
+    return 1 if frame is None else int(frame.options["count"] or 0)
+
+
+def _describe_frame(frame: Frame | None) -> str:
+    if frame is None:
+        return "none"
+    every = frame.options.get("sync_every")
+    said = [str(_count(frame))] * bool(_count(frame)) + [f"sync_every={every}"] * (every is not None)
+    return f"nb.replica({', '.join(said)}) at {frame.site}"
