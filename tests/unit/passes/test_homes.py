@@ -5,8 +5,8 @@ from collections.abc import Callable
 from tests.unit.passes.examples import DESCENT, GLOBAL_NORM, ONCE, TIED, TWO_STAGES
 from tests.unit.passes.programs import apart, check, cut, program_of
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.owners import SMALL, Homes
-from whale_nebula.passes.phases import split_parts
+from whale_nebula.passes.owners import Homes
+from whale_nebula.passes.phases import SMALL, split_parts
 
 
 def homes(program: Program) -> Homes:
