@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests.unit.passes.examples import DESCENT, GLOBAL_NORM, ONCE, TIED, TWO_STAGES
+from tests.unit.passes.examples import TWO_STAGES
 from tests.unit.passes.programs import apart, check, cut, program_of
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.owners import Homes
@@ -29,21 +29,6 @@ def said(program: Program) -> Callable[[int], str]:
     return say
 
 
-def test_a_global_norm_takes_two_rounds() -> None:
-    program = program_of(TWO_STAGES + GLOBAL_NORM)
-    say = said(program)
-    types = [op.type for op in program.graph.ops[-9:]]
-    assert dict(zip(range(19, 28), types, strict=True))[20] == "Sum"
-    assert [say(op) for op in (19, 20, 21, 22)] == ["a", "a", "b", "b"]
-    assert [say(op) for op in (23, 24, 25)] == ["everywhere, round 1", "a, round 1", "b, round 1"]
-    assert [homes(program).rounds(0, worker) for worker in (0, 1)] == [1, 1]
-
-
-def test_plain_descent_takes_one_round() -> None:
-    found = homes(program_of(TWO_STAGES + DESCENT))
-    assert (found.rounds(0, 0), found.rounds(0, 1)) == (0, 0)
-
-
 def test_an_optimizers_slot_lives_with_its_variable() -> None:
     plan = cut(
         TWO_STAGES
@@ -58,17 +43,6 @@ returns %10
         apart,
     )
     assert plan.held["slot"] == plan.held["wa"] == ("a/0",)
-
-
-def test_counters_and_metrics_live_everywhere_and_tied_variables_in_each_of_their_stages() -> None:
-    assert cut(ONCE, apart).held["total"] == ("a/0", "b/0")
-    assert cut(TIED, apart).held["table"] == ("a/0", "b/0")
-
-
-def test_an_effect_runs_with_every_worker_that_holds_what_it_writes() -> None:
-    program = program_of(TIED)
-    write = next(op for op in program.graph.ops if op.type == "AssignSubVariableOp")
-    assert homes(program).of_effect(write) == frozenset({0, 1})
 
 
 def test_an_effect_without_a_variable_runs_once() -> None:

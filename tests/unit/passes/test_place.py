@@ -50,8 +50,3 @@ def test_a_worker_without_a_stage_is_given_the_results_wherever_its_name_stands(
     [loss] = plan.program.returns
     [crossing] = [each for each in plan.phases[-1].crossings if each.value == loss]
     assert crossing.destinations == ("a/0", "idle/0")
-
-
-def test_within_one_worker_nothing_crosses() -> None:
-    assert cut(TWO_STAGES + DESCENT).phases[0].crossings == ()
-    assert cut(SKIP, two_of_three).phases[0].crossings != ()
