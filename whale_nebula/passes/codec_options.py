@@ -160,7 +160,10 @@ def lane_notes(program: Program, boundaries: Sequence[Boundary], workers: Sequen
         dims = program.graph.spec(each.value).sized(unknown=1) or (1, 1)
         kept = dict.fromkeys(_describe_memory(text, dims) for text in (each.codec, each.backward_codec))
         for what in filter(None, kept) if any(several[stage] for stage in (each.source, *each.destinations)) else ():
-            yield f"b{each.slot}: each pair of workers has {what}, so results depend on how many workers there are"
+            yield f"b{each.slot}: each pair of workers has {what}, so {_SO}"
+
+
+_SO = "results depend on how many workers there are"
 
 
 def _describe_memory(text: str, dims: tuple[int, ...]) -> str:

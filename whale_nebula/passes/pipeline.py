@@ -96,8 +96,8 @@ def list_cut(cut: Cut, number: Callable[[int], int] = int) -> Iterator[str]:
     for b in cut.boundaries:
         to = ", ".join(stages[destination].key for destination in b.destinations)
         back = f"its gradient as {b.backward_codec}" if b.backward else "no gradient"
-        ways = f"{stages[b.source].key} -> {to} as {b.codec}, {back}"
-        yield f"boundary {b.slot}: {name(b.value)} {ways}, {b.layout}, phase {b.phase}"
+        source, value = stages[b.source].key, name(b.value)
+        yield f"boundary {b.slot}: {value} {source} -> {to} as {b.codec}, {back}, {b.layout}, phase {b.phase}"
     yield from (f"merge {name(value)}: {rule}" for value, rule in sorted(cut.merges.items()))
     yield from (f"held {path}: {', '.join(workers)}" for path, workers in cut.held.items())
 
