@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -112,7 +111,6 @@ def rereads(
 
 _ONCE = frozenset({"after", "inverse"})
 _MERGED = frozenset({"sum", "mean", "count", "after", "inverse", "shape", "whole"})
-_LEAVES = "a value that leaves the micro-batches"
 Where = Callable[[int], str]
 
 DRAWN_ANEW = "random numbers, such as dropout's, are drawn anew for each micro-batch: reproducible, not those uncut"
@@ -142,7 +140,16 @@ class BatchFolds:
             return "mean"
         state = self.folding.of(value)
         rule = merge_rule(state)
-        return self._describe_coupling(value, state) if rule in ("coupled", "after", "whole") else rule
+        if rule not in ("coupled", "after", "whole"):
+            return rule
+        if state.good:  # each micro-batch has a value, and put together they are not the whole's
+            reason = state.misplaced or f"it is {state.spoken}, and of a micro-batch alone"
+            state = Fold(COUPLED, blame=value.op, reason=reason)
+        self.refuse(state, "a value that leaves the micro-batches", allowed=bool(self.program.weights))
+        spec = self.program.graph.spec(value)
+        if spec.scalar:
+            return "mean" if spec.floating else "last"
+        return "concat:0" if spec.shape and spec.shape[0] is None else "last"
 
     @cached_property
     def lines(self) -> Mends:
@@ -163,30 +170,14 @@ class BatchFolds:
             return "rows"
         return kind if kind in ("rows", "whole") else "partial"
 
-    def _describe_coupling(self, value: Value, state: Fold) -> str:
-        if state.good:  # each micro-batch has a value, and put together they are not the whole's
-            reason = state.misplaced or f"it is {state.spoken}, and of a micro-batch alone"
-            state = Fold(COUPLED, blame=value.op, reason=reason)
-        refusal = verdict(state, self.program.graph, where=self.where, what=_LEAVES, lines=self.lines)
-        if refusal is None or self.program.weights or self.program.pipeline.coupled == "allow":
-            self._note(refusal)
-            return self._allow_coupling(value)
-        raise refusal
-
-    def _allow_coupling(self, value: Value) -> str:
-        spec = self.program.graph.spec(value)
-        if spec.scalar:
-            return "mean" if spec.floating else "last"
-        return "concat:0" if spec.shape and spec.shape[0] is None else "last"
-
-    def refuse(self, state: Fold, what: str, ways: tuple[str, ...] = ()) -> None:
+    def refuse(self, state: Fold, what: str, ways: tuple[str, ...] = (), *, allowed: bool = False) -> None:
         """Refuse what micro-batches would change; where that is allowed, note it."""
         refusal = verdict(state, self.program.graph, where=self.where, what=what, ways=ways, lines=self.lines)
-        if refusal is not None and self.program.pipeline.coupled != "allow":
+        if refusal is not None and not allowed and self.program.pipeline.coupled != "allow":
             raise refusal
-        self._note(refusal)
+        self.note(refusal)
 
-    def _note(self, refusal: CaptureError | None) -> None:
+    def note(self, refusal: CaptureError | None) -> None:
         """One note for each cause: a layer that couples rows does so for the loss and for what it writes."""
         cause = "" if refusal is None else refusal.what.partition(": ")[2] or refusal.what
         if refusal is not None and not any(note.endswith(cause) for note in self.notes):
@@ -208,37 +199,55 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     """
     if program.pipeline.micro_batch < 2:
         return BatchFolds(program)
-    backward = {op for request in program.requests for op in request.backward}
-    own = [op for op in program.graph.ops if op.index not in backward]
-    checks = frozenset(op.index for op in own if is_check(op, program.graph, program.returns))
+    graph = program.graph
+    own = [op for op in graph.ops if program.request_of(op.index) is None]
+    checks = frozenset(op.index for op in own if is_check(op, graph, program.returns))
     targets = [value for request in program.requests for value in request.targets]
-    folded = functools.partial(_fold_program, program, backward, targets, checks=checks)
-    folding = folded()
+    folding = _fold_program(program, checks=checks)
     allowed = program.pipeline.coupled == "allow"
     if allowed and not all(state.good for state in folding.folds.values()):
-        folding = folded(apart=True)
+        folding = _fold_program(program, checks=checks, apart=True)
     loss = next((folding.of(target) for target in targets if not folding.of(target).good), None)
     if loss is not None and allowed:
-        folding = folded(means=_terms(program, folding, targets), apart=True)
+        folding = _fold_program(program, checks=checks, means=_terms(program, folding, targets), apart=True)
     wholes = frozenset() if program.weights else frozenset(folding.wholes)
     found = BatchFolds(program, folding, frozenset(), checks, wholes, where)
-    found._note(None if loss is None else verdict(loss, program.graph, where=where))
+    found.note(None if loss is None else verdict(loss, graph, where=where))
     forward = (op for op in own if op.stage is not None or op.index in program.of_batch)
-    found.notes += [DRAWN_ANEW] * any(_draws(op, program.graph) for op in forward)
-    each = program.graph.ascend(value.op for request in program.requests for value in request.targets)
+    found.notes += [DRAWN_ANEW] * any(_draws(op, graph) for op in forward)
+    each = graph.ascend(value.op for value in targets)
     found.once = frozenset(op.index for op in own if op.index not in each and _waits(op, program, folding))
-    _assert_once(found)
-    _check_effects(own, found)
-    _check_backward(found)
-    _check_given(found)
-    found.once -= _beside_coupled(own, found)
-    found.once -= _read_again(own, found)
+    about_all = split_assertions(graph, checks, folding)
+    for state in about_all.refused:
+        found.refuse(state, "what is asserted", ("return the numbers from the step, and assert them there",))
+    found.once, found.checks = found.once | about_all.once, checks - about_all.once
+    for refusal in _find_refusals(own, found.once, program, folding):
+        found.refuse(*refusal)
+    found.once -= _beside_coupled(own, found.once, graph, folding)
+    # Writes that each micro-batch reads after it has done them itself.
+    run = ({op.index for op in own if op.index in program.of_batch} - found.once) | {
+        op for request in program.requests for op in request.backward
+    }
+    again = list(rereads(graph, own, run, found.once, folding))
+    for write, read in again:
+        state = Fold(COUPLED, blame=read.index, reason=f"{_written_by(write, read, program)} {_REREAD}")
+        found.refuse(state, "what the step computes", (_BEFORE,) if write.index in found.once else ())
+    found.once -= graph.ascend(write.index for write, _ in again)
     return found
 
 
-def _fold_program(program: Program, backward: set[int], targets: Sequence[Value], **options: Any) -> Folding:
+def _fold_program(program: Program, **options: Any) -> Folding:
+    """Fold all but the backward; of that what makes the indices of sparse gradients, on which it hangs how these are
+    merged.
+    """
     batched = {leaf.op: 0 for leaf in program.leaves if leaf.batched}
-    skip = (backward - _looked_up(program)).__contains__
+    targets = [value for request in program.requests for value in request.targets]
+    sparse = (part.values[1].op for part in program.gradient_parts.values() if part.sparse)
+    looked_up = program.graph.ascend(sparse)
+
+    def skip(op: int) -> bool:
+        return program.request_of(op) is not None and op not in looked_up
+
     return fold(program.graph, batched, targets=targets, skip=skip, **options)
 
 
@@ -246,29 +255,10 @@ def entries_per_row(program: Program, values: Collection[Value]) -> Mapping[Valu
     """Of those values whose rows lie along the first axis, and as many for each row of the batch: how many."""
     if not values:
         return {}
-    backward = {op for request in program.requests for op in request.backward}
-    folding = _fold_program(program, backward, [value for request in program.requests for value in request.targets])
+    folding = _fold_program(program)
     found = {value: folding.of(value) for value in values}
     alike = (n for n, each in found.items() if each.kind == ROWS and each.axis == 0 and not each.ragged)
     return {n: found[n].per for n in alike if found[n].per > 0}  # 0: as many as only a step knows
-
-
-def _looked_up(program: Program) -> set[int]:
-    """The ops that make the indices of sparse gradients: how these are merged hangs on how they were folded."""
-    return program.graph.ascend(part.values[1].op for part in program.gradient_parts.values() if part.sparse)
-
-
-def _assert_once(found: BatchFolds) -> None:
-    """Assertions of what all rows make wait for it; those that cannot are refused."""
-    if found.folding is None:
-        return
-    about_all = split_assertions(found.program.graph, found.checks, found.folding)
-    for state in about_all.refused:
-        found.refuse(state, "what is asserted", (_LATER,))
-    found.once, found.checks = found.once | about_all.once, found.checks - about_all.once
-
-
-_LATER = "return the numbers from the step, and assert them there"
 
 
 def _draws(op: Op, graph: Graph) -> bool:
@@ -308,47 +298,19 @@ def _input_folds(op: Op, folding: Folding) -> list[Fold]:
     return [folding.of(value) for value in op.inputs]
 
 
-def _beside_coupled(own: list[Op], found: BatchFolds) -> set[int]:
+def _beside_coupled(own: list[Op], once: Collection[int], graph: Graph, folding: Folding) -> set[int]:
     """Writes of a mean that a coupled write is made of, too: they go with it, once for each micro-batch.
 
     BatchNormalization's variance is coupled, and its mean is not; averages of both move at one pace.
     """
-    if found.folding is None:
-        return set()
-    folding, graph = found.folding, found.program.graph
     writes = [op for op in own if is_effect(op, graph) and resources(op, graph)]
-    coupled = [op for op in writes if op.index not in found.once and not all(s.good for s in _input_folds(op, folding))]
+    coupled = [op for op in writes if op.index not in once and not all(s.good for s in _input_folds(op, folding))]
 
     def other(op: int) -> bool:
         return any(folding.of(value).kind != "mean" for value in graph.ops[op].values)
 
     means = [op for op in graph.ascend(op.index for op in coupled) if graph.ops[op].outputs and not other(op)]
     return graph.descend(means, skip=other) & {op.index for op in writes} if means else set()
-
-
-def _check_effects(own: list[Op], found: BatchFolds) -> None:
-    """A variable written with a coupled value would be written once a micro-batch: refused, unless allowed."""
-    for op in own:
-        writes = is_effect(op, found.program.graph) and resources(op, found.program.graph)
-        if found.folding is None or op.index in found.once or not writes:
-            continue
-        what, ways = _describe_write(op, found.program)
-        for state in _put_down(op, _input_folds(op, found.folding)):
-            found.refuse(state, what, ways)
-
-
-def _read_again(own: list[Op], found: BatchFolds) -> set[int]:
-    """Writes that each micro-batch reads after it has done them itself: refused, unless allowed."""
-    if found.folding is None:
-        return set()
-    program = found.program
-    backward = {op for request in program.requests for op in request.backward}
-    each = ({op.index for op in own if op.index in program.of_batch} - found.once) | backward
-    pairs = list(rereads(program.graph, own, each, found.once, found.folding))
-    for write, read in pairs:
-        state = Fold(COUPLED, blame=read.index, reason=f"{_written_by(write, read, program)} {_REREAD}")
-        found.refuse(state, "what the step computes", (_BEFORE,) if write.index in found.once else ())
-    return program.graph.ascend(write.index for write, _ in pairs)
 
 
 def _written_by(write: Op, read: Op, program: Program) -> str:
@@ -383,26 +345,28 @@ _NUMBERED = "it writes where the numbers of rows say, and each micro-batch numbe
 _MIXED = "rows of the batch say where it writes, and what it writes is made of all of them"
 
 
-def _check_backward(found: BatchFolds) -> None:
-    """What a custom gradient writes would be written once a micro-batch: refused, unless allowed."""
-    graph = found.program.graph
-    for number in sorted(op for request in found.program.requests for op in request.backward):
-        op = graph.ops[number]
-        if is_effect(op, graph) and resources(op, graph):
+Refusal = tuple[Fold, str, tuple[str, ...]]
+"""What is refused: its state, what it is in words, and ways out that others have not."""
+
+
+def _find_refusals(own: list[Op], once: Collection[int], program: Program, folding: Folding) -> Iterator[Refusal]:
+    """What a micro-batch would write by itself, and gradients that are given which are not of its rows."""
+    graph = program.graph
+    for op in own:
+        if is_effect(op, graph) and resources(op, graph) and op.index not in once:
+            what, ways = _describe_write(op, program)
+            yield from ((state, what, ways) for state in _put_down(op, _input_folds(op, folding)))
+    for number in sorted(op for request in program.requests for op in request.backward):
+        if is_effect(graph.ops[number], graph) and resources(graph.ops[number], graph):
             state = Fold(COUPLED, blame=number, reason="a gradient writes a variable, once for each micro-batch")
-            found.refuse(state, "what the step writes")
-
-
-def _check_given(found: BatchFolds) -> None:
-    """What is given as the gradient of rows are rows; of a number it is the same for all micro-batches."""
-    program, folding = found.program, found.folding
+            yield state, "what the step writes", ()
     for value in (value for request in program.requests for value in request.given):
-        state = folding.of(value) if folding is not None else Fold(WHOLE)
+        state = folding.of(value)
         if state.kind == WHOLE or (state.kind == ROWS and not state.misplaced):
             continue
         reason = state.misplaced or f"output_gradients is {state.spoken}"
         state = Fold(COUPLED, blame=value.op, reason=reason) if state.good else state
-        found.refuse(state, "a gradient that is given")
+        yield state, "a gradient that is given", ()
 
 
 def _describe_write(op: Op, program: Program) -> tuple[str, tuple[str, ...]]:

@@ -15,8 +15,8 @@ from graphlib import CycleError, TopologicalSorter
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.effects import is_effect, is_read, written_inputs
-from whale_nebula.passes.phases import SMALL
-from whale_nebula.spec import Spec, Value
+from whale_nebula.passes.phases import is_small
+from whale_nebula.spec import Value
 
 Owners = frozenset[str]
 """The clusters that something depends on; none for what every cluster has."""
@@ -89,14 +89,10 @@ def _enter(op: Op, graph: Graph, found: _Owned) -> None:
         found.effects[op.index] = together
     elif is_read(op) and not together:
         found.shared.add(op.index)
-    elif op.inputs and together not in each and all(map(_small, op.outputs)):
+    elif op.inputs and together not in each and all(map(is_small, op.outputs)):
         found.shared.add(op.index)
         together = NOBODY
     found.of.update(dict.fromkeys(op.values, together))
-
-
-def _small(spec: Spec) -> bool:
-    return spec.shape is not None and None not in spec.shape and spec.nbytes() <= SMALL
 
 
 def _learn(branch: Branch, owners: dict[str, Owners]) -> bool:

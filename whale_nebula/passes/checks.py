@@ -64,56 +64,45 @@ def check_order(
 ) -> None:
     """Raise where an op of a stage reads what a later stage makes in the same phase."""
     for op in graph.ops:
-        stage = labels.get(op.index)
-        if stage is None:
-            continue
-        for value in op.inputs:
+        stage = labels.get(op.index, -1)
+        for value in op.inputs if stage >= 0 else ():
             source = labels.get(value.op, stage)
-            if source > stage and phase_of(value.op) == phase_of(op.index):
-                placed = _find_placed_layer(graph, labels, op.index), _find_placed_layer(graph, labels, value.op)
-                raise _cycle(graph, stages[source], stages[stage], value.op, op.index, where, placed)
+            if source <= stage or phase_of(value.op) != phase_of(op.index):
+                continue
+            later, earlier, made = stages[source], stages[stage], graph.ops[value.op]
+            reader, maker = where(op.index), where(value.op)
+            line = f" ({maker})" if _describe_layer(maker) else ""
+            read_by, read_of = (_find_placed_layer(graph, labels, each) for each in (op.index, value.op))
+            placed = bool(read_by and read_of)
+            raise StageOrderError(
+                f"stage {later.key!r} feeds stage {earlier.key!r}, which comes before it",
+                where=reader or op.name,
+                why=f"{_describe_layer(reader) or f'op {op.name!r} ({op.type})'} of {earlier.key!r} "
+                f"reads {_describe_layer(maker) or repr(made.name)} of {later.key!r}{line}: "
+                "stages must follow one another, and entering a stage again continues it"
+                + (f"; nb.place gives {read_by} and {read_of}" if placed else ""),
+                mend=f"give the second a name: {_name_second(earlier)}" + " in the map of nb.place" * placed,
+            )
 
 
 def backwards(later: Stage, earlier: Stage, where: str) -> StageOrderError:
     """The error for a gradient that would have to flow from an earlier stage into a later one."""
-    second = f"nb.stage(cluster={earlier.cluster!r}, name={earlier.key + '_2'!r})"
     return StageOrderError(
         f"a gradient flows from stage {earlier.key!r} back into {later.key!r}, which comes after it",
         where=where,
         why=f"{earlier.key!r} reads what {later.key!r} made before it, in an earlier part of the step",
-        mend=f"give what comes after it a name of its own: {second}, or tf.stop_gradient around what it reads",
+        mend="give what comes after it a name of its own: "
+        f"{_name_second(earlier)}, or tf.stop_gradient around what it reads",
     )
 
 
-def _cycle(
-    graph: Graph,
-    later: Stage,
-    earlier: Stage,
-    source: int,
-    reader: int,
-    where: Callable[[int], str],
-    placed: tuple[str, str],
-) -> StageOrderError:
-    made, read = graph.ops[source], graph.ops[reader]
-    second = f"nb.stage(cluster={earlier.cluster!r}, name={earlier.key + '_2'!r})"
-    return StageOrderError(
-        f"stage {later.key!r} feeds stage {earlier.key!r}, which comes before it",
-        where=where(reader) or read.name,
-        why=f"{_describe_layer(where(reader)) or f'op {read.name!r} ({read.type})'} of {earlier.key!r} "
-        f"reads {_describe_layer(where(source)) or repr(made.name)} of {later.key!r}{_line(where(source))}: "
-        "stages must follow one another, and entering a stage again continues it"
-        + (f"; nb.place gives {placed[0]} and {placed[1]}" if all(placed) else ""),
-        mend=f"give the second a name: {second}" + " in the map of nb.place" * all(placed),
-    )
+def _name_second(stage: Stage) -> str:
+    return f"nb.stage(cluster={stage.cluster!r}, name={stage.key + '_2'!r})"
 
 
 def _describe_layer(origin: str) -> str:
     """The layer that an op lies in, in words."""
     return origin.said if isinstance(origin, Origin) else ""
-
-
-def _line(origin: str) -> str:
-    return f" ({origin})" if _describe_layer(origin) else ""
 
 
 def _find_placed_layer(graph: Graph, labels: Mapping[int, int], op: int) -> str:
@@ -130,40 +119,35 @@ def _find_placed_layer(graph: Graph, labels: Mapping[int, int], op: int) -> str:
 
 
 def check_draws(program: Program, parts: Parts, folds: BatchFolds, workers: Sequence[Worker]) -> None:
-    """Refuse a draw of rows in the forward whose seed nothing moves on from one micro-batch to the next."""
-    if folds.folding is None:
-        return
-    moving = {op for op in parts.effects if parts.part[op] % 3 == FORWARD}
-    _check_replicas(program, moving, folds, workers)
-    moved = {handle for op in moving for handle in resources(program.graph.ops[op], program.graph)}
-    for op in program.graph.ops:
-        each = is_random(op) and parts.part.get(op.index, 0) % 3 == FORWARD
-        if not each or all(folds.folding.of(value).kind != ROWS for value in op.values):
-            continue
-        above = [program.graph.ops[before] for before in seeded_by(op, program.graph)]
-        if not any(_moves(before, program, moving, moved) for before in above):
-            folds.refuse(Fold(COUPLED, blame=op.index, reason=SAME_SEED), "what is drawn")
-
-
-def _check_replicas(program: Program, moving: set[int], folds: BatchFolds, workers: Sequence[Worker]) -> None:
-    """Refuse a state that moves on by as many rows as are drawn, where several processes run the stage.
+    """Refuse a draw of rows in the forward whose seed nothing moves on from one micro-batch to the next; and a state
+    that moves on by as many rows as are drawn, where several processes run the stage.
 
     A seed is moved on by every replica for the micro-batches of the others, too: how many rows these have it cannot
-    know (see `skips`).
+    know (see `StagePhase.skip`).
     """
+    if folds.folding is None:
+        return
+    graph = program.graph
+    moving = {op for op in parts.effects if parts.part[op] % 3 == FORWARD}
     stages = [stage for worker in workers for stage in set(worker.stages)]
-    for op in sorted(moving):
-        if program.graph.ops[op].type == "RngReadAndSkip" and stages.count(program.labels.get(op, -1)) > 1:
-            folds.refuse(Fold(COUPLED, blame=op, reason=_EACH), "what is drawn", (_FOR_ONE_ANOTHER,))
+    for number in sorted(moving):
+        if graph.ops[number].type == "RngReadAndSkip" and stages.count(program.labels.get(number, -1)) > 1:
+            folds.refuse(Fold(COUPLED, blame=number, reason=_EACH), "what is drawn", (_FOR_ONE_ANOTHER,))
+    moved = {handle for number in moving for handle in resources(graph.ops[number], graph)}
+
+    def moves(op: Op) -> bool:
+        """Whether an op gives each micro-batch something else: it moves a state on, or reads one that is."""
+        return op.index in moving or (is_read(op) and not moved.isdisjoint(resources(op, graph)))
+
+    for op in graph.ops:
+        drawn = is_random(op) and parts.part.get(op.index, 0) % 3 == FORWARD
+        rows = drawn and any(folds.folding.of(value).kind == ROWS for value in op.values)
+        if rows and not any(moves(graph.ops[before]) for before in seeded_by(op, graph)):
+            folds.refuse(Fold(COUPLED, blame=op.index, reason=SAME_SEED), "what is drawn")
 
 
 _EACH = "each replica would count its own draws alone, so that all of them draw the same rows"
 _FOR_ONE_ANOTHER = "keras.random.SeedGenerator(...), or a layer such as keras.layers.Dropout, for what is drawn"
-
-
-def _moves(op: Op, program: Program, moving: set[int], moved: set[int]) -> bool:
-    """Whether an op gives each micro-batch something else: it moves a state on, or reads one that is."""
-    return op.index in moving or (is_read(op) and not moved.isdisjoint(resources(op, program.graph)))
 
 
 def check_shared(
@@ -172,44 +156,33 @@ def check_shared(
     """Raise where one stage's forward writes what another's reads: a seed generator in two stages.
 
     With one micro-batch, and both stages on one of the `workers` (the stages of each), they follow one another as
-    in the uncut step, so there it may be.
+    in the uncut step, so there it may be. Keras's metrics read before they add, so their writes count as reads too.
     """
-    writers = {(handle, stage) for op, stage in _forward(program, parts) for handle in _writes(op, program, parts)}
-    for op, reader in _forward(program, parts):
-        for handle in resources(op, program.graph) if _reads(op, parts) else ():
-            for written_by in sorted(stage for other, stage in writers if other == handle and stage != reader):
-                together = any(written_by in stages and reader in stages for stages in workers)
+    graph, part, labels = program.graph, parts.part, program.labels
+    forward = [
+        op
+        for op in graph.ops
+        if op.index in labels and part.get(op.index, 0) % 3 != UPDATE and program.request_of(op.index) is None
+    ]
+    writes = (op for op in forward if op.index in parts.effects and part.get(op.index, 0) % 3 == FORWARD)
+    writers = {(handle, labels[op.index]) for op in writes for handle in written_handles(op, graph)}
+    for op in forward:
+        reader = labels[op.index]
+        for handle in resources(op, graph) if op.index in parts.leading and op.outputs else ():
+            for writer in sorted(stage for other, stage in writers if other == handle and stage != reader):
+                together = any(writer in stages and reader in stages for stages in workers)
                 if program.pipeline.micro_batch > 1 or not together:
-                    raise _shared_variable_error(program, handle, written_by, reader, where(op.index) or op.name)
-
-
-def _forward(program: Program, parts: Parts) -> Iterator[tuple[Op, int]]:
-    """The ops of the forward that have a stage."""
-    for op in program.graph.ops:
-        late = parts.part.get(op.index, 0) % 3 == UPDATE
-        if op.index in program.labels and not late and program.request_of(op.index) is None:
-            yield op, program.labels[op.index]
-
-
-def _writes(op: Op, program: Program, parts: Parts) -> tuple[int, ...]:
-    each = op.index in parts.effects and parts.part.get(op.index, 0) % 3 == FORWARD
-    return written_handles(op, program.graph) if each else ()
-
-
-def _reads(op: Op, parts: Parts) -> bool:
-    """Whether the forward reads through an op; Keras's metrics read before they add, so they count too."""
-    return op.index in parts.leading and bool(op.outputs)
-
-
-def _shared_variable_error(program: Program, handle: int, writer: int, reader: int, where: str) -> PlacementError:
-    name = program.variable_ops[handle].path if handle in program.variable_ops else program.graph.ops[handle].name
-    return PlacementError(
-        f"{name!r} is written in the forward of stage {program.stages[writer].key!r} and read in that of "
-        f"{program.stages[reader].key!r}",
-        where=where,
-        why="the stages work on different micro-batches at the same time, so the order would be left to chance",
-        mend="give each stage its own keras.random.SeedGenerator, tf.random.Generator, metric or layer",
-    )
+                    known = program.variable_ops.get(handle)
+                    line = where(op.index) or op.name
+                    name = graph.ops[handle].name if known is None else known.path
+                    raise PlacementError(
+                        f"{name!r} is written in the forward of stage "
+                        f"{program.stages[writer].key!r} and read in that of {program.stages[reader].key!r}",
+                        where=line,
+                        why="the stages work on different micro-batches at the same time, so the order would be left "
+                        "to chance",
+                        mend="give each stage its own keras.random.SeedGenerator, tf.random.Generator, metric or layer",
+                    )
 
 
 _CALLED = {"EagerPyFunc": "tf.py_function", "PyFunc": "tf.numpy_function", "PyFuncStateless": "tf.numpy_function"}
@@ -218,8 +191,8 @@ _CALLED = {"EagerPyFunc": "tf.py_function", "PyFunc": "tf.numpy_function", "PyFu
 def one_in_flight(program: Program) -> Program:
     """The program, with one micro-batch in flight where the gradient of a `tf.py_function` asks for it."""
     graph, pipeline = program.graph, program.pipeline
-    backward = {op for request in program.requests for op in request.backward}
-    differentiated = any(op.type == "EagerPyFunc" and op.index in backward for op in _each(graph, graph.ops))
+    python = (op for op in _list_with_bodies(graph, graph.ops) if op.type == "EagerPyFunc")
+    differentiated = any(program.request_of(op.index) is not None for op in python)
     if not differentiated or pipeline.micro_batch < 2 or pipeline.in_flight == 1:
         return program
     return replace(program, pipeline=replace(pipeline, in_flight=1))
@@ -227,25 +200,22 @@ def one_in_flight(program: Program) -> Program:
 
 def python_notes(program: Program, where: Callable[[int], str]) -> list[str]:
     """A line for each place where a step calls Python."""
-    backward = {op for request in program.requests for op in request.backward}
-    found: list[str] = []
+    found: dict[str, None] = {}
     for op in program.graph.ops:
-        inner = (each for each in _each(program.graph, [op]) if each.type in _CALLED)
-        called = next((_CALLED[each.type] for each in inner), None)
-        if called is not None and op.index not in backward:
-            found.append(f"{called} at {where(op.index)} {_home(program, op)}")
-    return list(dict.fromkeys(found))
+        types = (each.type for each in _list_with_bodies(program.graph, [op]))
+        called = next((_CALLED[each] for each in types if each in _CALLED), None)
+        if called is None or program.request_of(op.index) is not None:
+            continue
+        moved = "cannot be moved: it runs Python, in the process that traced it"
+        if op.index in program.labels:
+            stage = program.stages[program.labels[op.index]]
+            key, cluster = stage.key, stage.cluster
+            moved = f"cannot be moved out of stage {key!r}: it runs Python, in the process of cluster {cluster!r}"
+        found[f"{called} at {where(op.index)} {moved}"] = None
+    return list(found)
 
 
-def _home(program: Program, op: Op) -> str:
-    label = program.labels.get(op.index)
-    if label is None:
-        return "cannot be moved: it runs Python, in the process that traced it"
-    stage = program.stages[label]
-    return f"cannot be moved out of stage {stage.key!r}: it runs Python, in the process of cluster {stage.cluster!r}"
-
-
-def _each(graph: Graph, ops: Iterable[Op], seen: set[str] | None = None) -> Iterator[Op]:
+def _list_with_bodies(graph: Graph, ops: Iterable[Op], seen: set[str] | None = None) -> Iterator[Op]:
     """Ops, and those in the bodies that they call."""
     seen = set() if seen is None else seen
     for op in ops:
@@ -253,4 +223,4 @@ def _each(graph: Graph, ops: Iterable[Op], seen: set[str] | None = None) -> Iter
         for name in op.functions:
             if name not in seen:
                 seen.add(name)
-                yield from _each(graph, graph.functions[name].ops, seen)
+                yield from _list_with_bodies(graph, graph.functions[name].ops, seen)

@@ -1,151 +1,156 @@
-"""Resolve `nb.compress(mask=...)` to the tensor that marks the rows of a boundary to be sent."""
+"""Resolve what `nb.compress` says of a boundary: its codecs, the mask of its rows, and the ids of its samples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 
+from whale_nebula.codec.packing import TYPES
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import OptionError, PlanError
 from whale_nebula.errors.text import did_you_mean
-from whale_nebula.ir.cut import Boundary, Cut, Fragment, Worker
-from whale_nebula.ir.program import Leaf, Program
-from whale_nebula.passes.effects import is_effect, written_handles
+from whale_nebula.ir.cut import Boundary, Cut, Worker
+from whale_nebula.ir.program import Program
 from whale_nebula.passes.replicas import running
 from whale_nebula.spec import Value
 from whale_nebula.wire.tensor import DTYPE_NAMES
 
 
-def scopes_of(program: Program, value: Value, readers: Collection[int] | None = None) -> Iterator[int]:
+def _scopes_of(program: Program, value: Value, readers: Collection[int] | None = None) -> Iterator[int]:
     """The compress scopes of a value: around its producer, else around a consumer, of these stages if given."""
-    graph = program.graph
-    made = graph.ops[value.op].compress
+    made = program.graph.ops[value.op].compress
     if made is not None:
         yield made
         return
-    for op in graph.consumers(value):
+    for op in program.graph.consumers(value):
         if op.compress is not None and (readers is None or program.labels.get(op.index) in readers):
             yield op.compress
 
 
+def scope_of(program: Program, value: Value, readers: Collection[int] | None = None) -> int | None:
+    """The compress scope that counts: the innermost around the producer, else around the first consumer."""
+    return next(_scopes_of(program, value, readers), None)
+
+
+def site_of(program: Program, scope: int | None) -> str:
+    """The line of a compress scope."""
+    return "" if scope is None else next(iter(program.sites[scope : scope + 1]), "")
+
+
+def codec_of(program: Program, value: Value, scope: int | None, direction: int, mask: Value | None) -> str:
+    """How a compress scope has a value cross, forward (0) or backward (1)."""
+    if scope is None:
+        return "none"
+    spec, way = program.graph.spec(value), parse_way(program.compressions[scope][direction])
+    if not spec.rank and (spec.rank == 0 or way.coded):
+        return "none"
+    if not spec.floating:
+        return "bits" if (way.codec is not None or way.auto) and spec.dtype in TYPES else "none"
+    way = way if mask is not None else replace(way, mask=None)
+    return "none" if spec.dtype.startswith("complex") else str(way)
+
+
 def mask_of(program: Program, value: Value, readers: Collection[int] | None = None) -> Value | None:
     """The mask of a boundary: the input that the scope names, or the mask that Keras has given the tensor."""
-    name = asked_mask(program, value, readers)
-    if name is None or _not_given(program, name):
-        return None
-    mask = input_named(program, "mask", name) if name else program.masks.get(value)
-    return mask if mask is not None and _marks(program, mask, value) else None
-
-
-def asked_mask(program: Program, value: Value, readers: Collection[int] | None = None) -> str | None:
-    """What `mask=` says for a boundary: the name of an input, "" for the mask of Keras, None for no mask."""
-    ways = (program.compressions[scope][0] for scope in scopes_of(program, value, readers))
-    return next((name for way in ways if (name := parse_way(way).mask) is not None), None)
+    name = _asked_mask(program, value, readers)
+    mask = None if name is None else _named_mask(program, value, name)
+    return mask if mask is not None and _marks_rows(program, mask, value) else None
 
 
 def mask_refusal(program: Program, value: Value, readers: Collection[int] | None = None) -> str | None:
     """Why a boundary that `mask_of` has no mask for crosses whole; None where none was asked for."""
-    name = asked_mask(program, value, readers)
-    if name is None or _not_given(program, name) or not program.graph.spec(value).floating:
+    name, spec = _asked_mask(program, value, readers), program.graph.spec
+    if name is None or not spec(value).floating:
         return None
-    marks = input_named(program, "mask", name) if name else program.masks.get(value)
-    if marks is None:
+    mask = _named_mask(program, value, name)
+    if mask is None:
         return 'mask=True, and Keras has given it no mask; a name, as mask="x/mask", takes an input'
     whose = repr(name) if name else "the mask of Keras"
-    return f"{whose} is {program.graph.spec(marks)}, which has no value for each row of {program.graph.spec(value)}"
+    return f"{whose} is {spec(mask)}, which has no value for each row of {spec(value)}"
 
 
-def _not_given(program: Program, name: str) -> bool:
-    """A step that predicts need not be given what training is."""
-    return bool(name) and not program.requests and all(leaf.name != name for leaf in program.leaves)
+def _asked_mask(program: Program, value: Value, readers: Collection[int] | None) -> str | None:
+    """What `mask=` says for a boundary: the name of an input, "" for the mask of Keras, None for no mask.
+
+    A step that predicts need not be given what training is.
+    """
+    ways = (parse_way(program.compressions[scope][0]) for scope in _scopes_of(program, value, readers))
+    name = next((way.mask for way in ways if way.mask is not None), None)
+    absent = name and not program.requests and all(leaf.name != name for leaf in program.leaves)
+    return None if absent else name
 
 
-def input_named(program: Program, option: str, name: str) -> Value:
+def _named_mask(program: Program, value: Value, name: str) -> Value | None:
+    return _input_named(program, "mask", name) if name else program.masks.get(value)
+
+
+def _input_named(program: Program, option: str, name: str) -> Value:
     """The input that an option of `nb.compress` names."""
     named = {leaf.name: leaf for leaf in program.leaves}
     if name not in named:
         inner = [each for each in named if each.endswith(f"/{name}")]
         raise OptionError(
             f"nb.compress({option}={name!r}) names no input of this step",
-            where=line_of(program, option, name),
+            where=_line_of(program, option, name),
             why=f"its inputs are {', '.join(named)}",
             mend=f'{option}="{inner[0]}"' if inner else did_you_mean(name, list(named)),
         )
     return Value(named[name].op)
 
 
-def line_of(program: Program, option: str, name: str) -> str | None:
+def _line_of(program: Program, option: str, name: str) -> str | None:
     """The line of the compress scope that says so."""
     ways = (parse_way(there) for there, _ in program.compressions)
-    sites = zip(ways, program.sites, strict=False)
-    return next((site for way, site in sites if getattr(way, option) == name), None)
+    return next((site for way, site in zip(ways, program.sites, strict=False) if getattr(way, option) == name), None)
 
 
-def _marks(program: Program, mask: Value, value: Value) -> bool:
+def _marks_rows(program: Program, mask: Value, value: Value) -> bool:
     """Whether a mask has a value for each row of a tensor: the same axes but for the last."""
-    graph = program.graph
-    marks, marked = graph.spec(mask), graph.spec(value)
+    marks, marked = program.graph.spec(mask), program.graph.spec(value)
     return marked.floating and marks.rank is not None and marked.rank is not None and marks.rank == marked.rank - 1
 
 
 def ids_of(program: Program, value: Value, layout: str, readers: Collection[int] | None = None) -> Value | None:
     """The input with an id for each row of a boundary that a step of training sends differences of; None without."""
-    scope = next(scopes_of(program, value, readers), None)
+    scope = scope_of(program, value, readers)
     name = None if scope is None else parse_way(program.compressions[scope][0]).delta
     if name is None or not program.requests:
         return None
-    ids = input_named(program, "delta", name)
-    _check(program.leaves[program.leaf_ops[ids.op]], line_of(program, "delta", name))
-    spec = program.graph.spec(value)
-    of_rows = spec.floating and layout == "rows" and (spec.rank is None or spec.rank > 1)
-    return ids if of_rows else None
-
-
-def _check(leaf: Leaf, where: str | None) -> None:
+    ids = _input_named(program, "delta", name)
+    leaf = program.leaves[program.leaf_ops[ids.op]]
     shape = leaf.spec.shape if leaf.batched else ()
     if not leaf.spec.dtype.startswith(("int", "uint")) or not shape or shape[1:] not in ((), (1,)):
         raise OptionError(
             f"nb.compress(delta={leaf.name!r}) names an input {leaf.spec}, which holds no ids",
-            where=where,
+            where=_line_of(program, "delta", name),
             why="an id is one whole number for each row of the batch",
             mend=f"give {leaf.name!r} as int64 numbers of shape [batch]",
         )
+    spec = program.graph.spec(value)
+    return ids if spec.floating and layout == "rows" and (spec.rank is None or spec.rank > 1) else None
 
 
 def compress_notes(program: Program, boundaries: Sequence[Boundary]) -> Iterator[str]:
-    """What a plan says of them, with the lines where they stand."""
+    """What a plan says of compress scopes that have no say: another counts, or nothing crosses under them."""
     used: set[str] = set()
     overruled: dict[str, str] = {}
     for each in boundaries:
-        counting = next(scopes_of(program, each.value, each.destinations), None)
-        if counting is not None:
-            used.add(_site(program, counting))
-            others = _around(program, each, counting)
-            overruled |= {site: _describe_overruled(each, site, _site(program, counting)) for site in others}
+        counting = scope_of(program, each.value, each.destinations)
+        if counting is None:
+            continue
+        used.add(here := site_of(program, counting))
+        readers = (
+            op for op in program.graph.consumers(each.value) if program.labels.get(op.index) in each.destinations
+        )
+        around = {site_of(program, op.compress) for op in readers if op.compress is not None}
+        for site in sorted(around - {here}):
+            overruled[site] = (
+                f"b{each.slot}: nb.compress at {site} does not count: what makes the tensor stands in one, at {here}"
+            )
     yield from overruled.values()
-    if program.apart is not None:  # they say how differences of weights cross
-        return
-    for site in dict.fromkeys(program.sites):
+    for site in dict.fromkeys(program.sites) if program.apart is None else ():  # else: how differences of weights cross
         if site not in used and site not in overruled:
             yield f"nb.compress at {site} changes nothing: no tensor that crosses comes under it"
-
-
-def _around(program: Program, boundary: Boundary, counting: int) -> Iterator[str]:
-    """The lines of other scopes around what reads a boundary."""
-    found = {
-        op.compress
-        for op in program.graph.consumers(boundary.value)
-        if op.compress is not None and program.labels.get(op.index) in boundary.destinations
-    }
-    sites = {_site(program, scope) for scope in found}
-    yield from sorted(sites - {_site(program, counting)})
-
-
-def _describe_overruled(boundary: Boundary, site: str, counting: str) -> str:
-    return f"b{boundary.slot}: nb.compress at {site} does not count: what makes the tensor stands in one, at {counting}"
-
-
-def _site(program: Program, scope: int) -> str:
-    return next(iter(program.sites[scope : scope + 1]), "")
 
 
 def lane_notes(program: Program, boundaries: Sequence[Boundary], workers: Sequence[Worker]) -> Iterator[str]:
@@ -154,8 +159,8 @@ def lane_notes(program: Program, boundaries: Sequence[Boundary], workers: Sequen
     for each in boundaries:
         dims = program.graph.spec(each.value).sized(unknown=1) or (1, 1)
         kept = dict.fromkeys(_describe_memory(text, dims) for text in (each.codec, each.backward_codec))
-        if any(several[stage] for stage in (each.source, *each.destinations)):
-            yield from (f"b{each.slot}: each pair of workers has {what}, so {_SO}" for what in kept if what)
+        for what in filter(None, kept) if any(several[stage] for stage in (each.source, *each.destinations)) else ():
+            yield f"b{each.slot}: each pair of workers has {what}, so {_SO}"
 
 
 _SO = "results depend on how many workers there are"
@@ -179,66 +184,13 @@ def check_crossable(cut: Cut, where: Callable[[int], str]) -> None:
     """Refuse a boundary between clusters whose tensor no frame can carry."""
     stages, graph = cut.program.stages, cut.program.graph
     for boundary in cut.boundaries:
-        away = [s for s in boundary.destinations if stages[s].cluster != stages[boundary.source].cluster]
-        if away and graph.spec(boundary.value).dtype not in DTYPE_NAMES:
-            raise _error(cut, boundary, away[0], where)
-
-
-def _error(cut: Cut, boundary: Boundary, to: int, where: Callable[[int], str]) -> PlanError:
-    op, dtype = cut.program.graph.ops[boundary.value.op], cut.program.graph.spec(boundary.value).dtype
-    source, destination = cut.program.stages[boundary.source].key, cut.program.stages[to].key
-    return PlanError(
-        f"a {dtype} would cross from stage {source!r} to stage {destination!r}",
-        where=f"{op.name} ({op.type}), {where(op.index)}",
-        why="between clusters go numbers and bools only",
-        mend=f"keep it inside one stage: move {op.type} into {destination!r}, "
-        f"or let numbers cross (ids, from a StringLookup in {source!r})",
-    )
-
-
-def skip(program: Program, fragment: Fragment | None) -> tuple[Fragment | None, tuple[str, ...]]:
-    """The part of a stage's forward that does not ask which rows it is given, and what it writes; and the paths of the
-    variables that it writes from its rows.
-    """
-    if fragment is None:
-        return None, ()
-    graph, own = program.graph, frozenset(fragment.ops)
-    writes = [op for op in fragment.ops if is_effect(graph.ops[op], graph) and written_handles(graph.ops[op], graph)]
-    asks = _asks(program, fragment)
-    free = [op for op in writes if asks.isdisjoint(_above([op], program, own))]
-    bound = {handle for op in writes if op not in free for handle in written_handles(graph.ops[op], graph)}
-    drifting = tuple(sorted(program.variable_ops[handle].path for handle in bound if handle in program.variable_ops))
-    if not free:
-        return None, drifting
-    ops = tuple(sorted(op for op in _above(free, program, own) if op in own))
-    read = {value for op in ops for value in graph.ops[op].inputs}
-    feeds = tuple(value for value in fragment.feeds if value in read)
-    return Fragment("skip", fragment.phase, fragment.stage, fragment.worker, 0, ops, feeds, ()), drifting
-
-
-def _asks(program: Program, fragment: Fragment) -> frozenset[int]:
-    """The ops through which a fragment is fed what differs from one micro-batch to the next."""
-    scaled = {program.share, program.grow}
-    return frozenset(
-        value.op
-        for value in fragment.feeds
-        if value in scaled
-        or value.op in program.of_batch
-        or value.op in program.arrivals
-        or program.labels.get(value.op, fragment.stage) != fragment.stage
-    )
-
-
-def _above(ops: Collection[int], program: Program, own: Collection[int]) -> set[int]:
-    """Ops with all that they read, within a fragment and one step beyond it."""
-    graph = program.graph
-    found, pending = set(ops), list(ops)
-    while pending:
-        op = pending.pop()
-        before = [value.op for value in graph.ops[op].inputs] + [each for each in graph.ops[op].control if each in own]
-        for each in before:
-            if each not in found:
-                found.add(each)
-                if each in own:
-                    pending.append(each)
-    return found
+        source, op, dtype = stages[boundary.source], graph.ops[boundary.value.op], graph.spec(boundary.value).dtype
+        away = [stages[s].key for s in boundary.destinations if stages[s].cluster != source.cluster]
+        if away and dtype not in DTYPE_NAMES:
+            raise PlanError(
+                f"a {dtype} would cross from stage {source.key!r} to stage {away[0]!r}",
+                where=f"{op.name} ({op.type}), {where(op.index)}",
+                why="between clusters go numbers and bools only",
+                mend=f"keep it inside one stage: move {op.type} into {away[0]!r}, "
+                f"or let numbers cross (ids, from a StringLookup in {source.key!r})",
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -63,31 +63,20 @@ def clusters_apart(program: Program) -> list[Worker]:
 def exchanges(cut: Cut) -> tuple[Exchange, ...]:
     """All that crosses between clusters for the updates of a step, in the order in which it is sent."""
     clusters = {worker.name: worker.cluster for worker in cut.workers}
-    every = (
-        exchange
-        for phase in cut.phases
-        for exchange in (*_parts(cut, phase, clusters), *_scalars(cut, phase, clusters))
-        if exchange.source != exchange.destination
-    )
-    return tuple(_told_apart(every))
-
-
-def _told_apart(every: Iterator[Exchange]) -> Iterator[Exchange]:
-    """Number those that go to several workers of a cluster."""
     seen: Counter[Exchange] = Counter()
-    for each in every:
-        yield replace(each, copy=seen[each])
-        seen[each] += 1
+    found: list[Exchange] = []
+    for each in (exchange for phase in cut.phases for exchange in _phase_exchanges(cut, phase, clusters)):
+        if each.source != each.destination:
+            found.append(replace(each, copy=seen[each]))
+            seen[each] += 1
+    return tuple(found)
 
 
-def _parts(cut: Cut, phase: PhasePlan, clusters: dict[str, str]) -> Iterator[Exchange]:
+def _phase_exchanges(cut: Cut, phase: PhasePlan, clusters: dict[str, str]) -> Iterator[Exchange]:
     for part in shared_parts(cut, phase):
         for destination in part.destinations:
             ends = clusters[part.source], clusters[destination]
             yield Exchange("part", phase.index, PARTS, part.slot, *ends, part.spec, part.key, part.piece)
-
-
-def _scalars(cut: Cut, phase: PhasePlan, clusters: dict[str, str]) -> Iterator[Exchange]:
     returned = frozenset(cut.program.returns)
     for bundle in sorted(bundles(cut, phase), key=lambda each: each.round):
         ends = clusters[bundle.source], clusters[bundle.destination]
@@ -102,14 +91,11 @@ def bundles(cut: Cut, phase: PhasePlan) -> tuple[Bundle, ...]:
         alone = None if cut.program.graph.spec(crossing.value).scalar else slot
         for destination in crossing.destinations:
             together.setdefault((crossing.round, crossing.source, destination, alone), []).append(crossing)
+    spec = cut.program.graph.spec
     return tuple(
-        Bundle(number, phase.index, found[0].round, found[0].source, destination, tuple(found), _specs(cut, found))
-        for number, ((_, _, destination, _), found) in enumerate(together.items())
+        Bundle(n, phase.index, key[0], key[1], key[2], tuple(found), tuple(spec(each.value) for each in found))
+        for n, (key, found) in enumerate(together.items())
     )
-
-
-def _specs(cut: Cut, crossings: Sequence[Crossing]) -> tuple[Spec, ...]:
-    return tuple(cut.program.graph.spec(crossing.value) for crossing in crossings)
 
 
 def shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[Shared]:
@@ -122,12 +108,10 @@ def shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[Shared]:
             variable = program.variable_ops.get(request.origins[part.source])
             holders = cut.held.get(variable.path, ()) if variable is not None else ()
             replicas = cut.routing.of(part.stage)
-            source = replicas[0]
             others = tuple(worker for worker in holders if worker not in replicas)
-            for index, value in enumerate(part.values):
+            for piece, value in enumerate(part.values):
                 if others:
-                    key, spec = request.key_of(part), program.graph.spec(value)
-                    yield Shared(slot, key, index, spec, source, others)
+                    yield Shared(slot, request.key_of(part), piece, program.graph.spec(value), replicas[0], others)
                 slot += 1
 
 

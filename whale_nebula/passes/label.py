@@ -98,7 +98,7 @@ def jointly(graph: Graph, labels: Mapping[int, int], free: Sequence[Op], stages:
     {1: 1, 2: 1, 3: 1}
     """
     descended = graph.descend(op.index for op in graph.ops if op.role == HOLDER)
-    movable = [op for op in free if op.index not in descended and _may_wait(graph, op)]
+    movable = [op for op in free if not (op.stateful or op.index in descended or _reads_capture(graph, op))]
     found: dict[int, int] = {}
     for stage in reversed(range(1, stages)):
         known = {**labels, **found}
@@ -106,10 +106,6 @@ def jointly(graph: Graph, labels: Mapping[int, int], free: Sequence[Op], stages:
         late = far_side(dict(_edges(graph, known, region, stage)), _EARLY, _LATE) if region else set()
         found.update(dict.fromkeys(sorted(region & late), stage))
     return found
-
-
-def _may_wait(graph: Graph, op: Op) -> bool:
-    return not op.stateful and not any(graph.ops[value.op].role == CAPTURE for value in op.inputs)
 
 
 def _region(graph: Graph, labels: Mapping[int, int], movable: Sequence[Op], stage: int) -> set[int]:
@@ -129,19 +125,15 @@ def _edges(graph: Graph, labels: Mapping[int, int], region: Collection[int], sta
     for value in (*made, *given):
         readers = [c.index for c in graph.consumers(value) if c.index in labels]
         there = any(r not in region and labels[r] == stage for r in readers)
-        crosses = value.op in region or (labels.get(value.op, stage) < stage and not there)
-        if crosses:
-            yield from _tensor(value, graph.spec(value).nbytes(), [r for r in readers if r in region], there, region)
-
-
-def _tensor(value: Value, size: int, readers: Sequence[int], there: bool, region: Collection[int]) -> Iterator[_Edge]:
-    yield ((value.op if value.op in region else _EARLY), value), size
-    for reader in readers:
-        yield (value, reader), FREELY
-        if value.op in region:
-            yield (reader, value.op), FREELY
-    if there:
-        yield (value, _LATE), FREELY
+        inside = value.op in region
+        if inside or (labels.get(value.op, stage) < stage and not there):
+            yield ((value.op if inside else _EARLY), value), graph.spec(value).nbytes()
+            for reader in (each for each in readers if each in region):
+                yield (value, reader), FREELY
+                if inside:
+                    yield (reader, value.op), FREELY
+            if there:
+                yield (value, _LATE), FREELY
 
 
 def together(
@@ -162,30 +154,23 @@ def together(
     >>> together(graph, {1: 0, 2: 0, 3: 1}, {1, 2, 3}, {})
     {1: 0, 3: 0}
     """
-    apart = [ops for ops in _touching_written(graph, labels, free) if _can_meet(ops, labels, free, earliest)]
-    forward = graph.ascend(op.index for op in graph.ops if op.stage is not None or is_random(op)) if apart else ()
-    return {op.index: _first(ops, labels) for ops in apart if any(op.index in forward for op in ops) for op in ops}
-
-
-def _touching_written(graph: Graph, labels: Mapping[int, int], free: Collection[int]) -> Iterator[list[Op]]:
-    """Of each variable that a free op writes, all ops that touch it."""
     writes = (op for op in graph.ops if op.index in free and is_effect(op, graph))
-    found: dict[int, list[Op]] = {handle: [] for op in writes for handle in written_handles(op, graph)}
-    for op in graph.ops if found else ():
-        for handle in set(resources(op, graph)) & found.keys() if op.index in labels else ():
-            found[handle].append(op)
-    yield from found.values()
+    touching: dict[int, list[Op]] = {handle: [] for op in writes for handle in written_handles(op, graph)}
+    for op in graph.ops if touching else ():
+        for handle in set(resources(op, graph)) & touching.keys() if op.index in labels else ():
+            touching[handle].append(op)
+    found: dict[int, int] = {}
+    forward = graph.ascend(op.index for op in graph.ops if op.stage is not None or is_random(op)) if touching else ()
+    for ops in touching.values():
+        first = min(labels[op.index] for op in ops)
+        movable = all(op.index in free and earliest.get(op.index, first) <= first for op in ops)
+        if movable and any(labels[op.index] != first for op in ops) and any(op.index in forward for op in ops):
+            found.update({op.index: first for op in ops})
+    return found
 
 
-def _can_meet(ops: Sequence[Op], labels: Mapping[int, int], free: Collection[int], earliest: Mapping[int, int]) -> bool:
-    """Whether ops lie apart that could as well all lie in the first of their stages."""
-    first = _first(ops, labels)
-    movable = all(op.index in free and earliest.get(op.index, first) <= first for op in ops)
-    return movable and any(labels[op.index] != first for op in ops)
-
-
-def _first(ops: Sequence[Op], labels: Mapping[int, int]) -> int:
-    return min(labels[op.index] for op in ops)
+def _reads_capture(graph: Graph, op: Op) -> bool:
+    return any(graph.ops[value.op].role == CAPTURE for value in op.inputs)
 
 
 _NOWHERE = frozenset({INPUT, CAPTURE, HOLDER, FEED})
@@ -243,26 +228,20 @@ class _Labelling:
         owners: dict[int, int] = {}
         for op in self.graph.ops:
             stage = self.labels.get(op.index)
-            if stage is None:
-                continue
-            for value in op.inputs:
+            for value in op.inputs if stage is not None else ():
                 if self.graph.ops[value.op].role == CAPTURE:
-                    owners[value.op] = min(owners.get(value.op, stage), stage)
+                    owners[value.op] = min(owners.get(value.op, stage or 0), stage or 0)
         return owners
 
     def _earliest(self, free: Sequence[Op], owners: Mapping[int, int]) -> dict[int, int]:
         """The latest stage among an op's inputs; ops of the user's inputs alone have none."""
         found: dict[int, int] = {}
         for op in free:
-            stages = [s for v in op.inputs if (s := self._place(v.op, found, owners)) is not None]
+            places = [owners.get(v.op, self.labels.get(v.op, found.get(v.op))) for v in op.inputs]
+            stages = [stage for stage in places if stage is not None]
             if stages:
                 found[op.index] = max(stages)
         return found
-
-    def _place(self, op: int, found: Mapping[int, int], owners: Mapping[int, int]) -> int | None:
-        if op in owners:
-            return owners[op]
-        return self.labels.get(op, found.get(op))
 
     def _settle(self, op: Op, earliest: Mapping[int, int], needed: Mapping[int, int]) -> None:
         """Readers are settled first (ops come last to first), so the latest possible stage is known.
@@ -276,14 +255,11 @@ class _Labelling:
             first = None
         if first is None:
             self.labels[op.index] = latest
-        elif first >= latest or not readers or self._reads_variable(op):
+        elif first >= latest or not readers or _reads_capture(self.graph, op):
             self.labels[op.index] = first
         else:
             late = self._late_is_cheaper(op, first, latest, earliest)
             self.labels[op.index] = latest if late else first
-
-    def _reads_variable(self, op: Op) -> bool:
-        return any(self.graph.ops[value.op].role == CAPTURE for value in op.inputs)
 
     def _late_is_cheaper(self, op: Op, first: int, latest: int, earliest: Mapping[int, int]) -> bool:
         """Compare what would cross: the op's inputs if it runs late, its outputs if it runs early.

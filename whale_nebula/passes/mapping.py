@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from whale_nebula.codec.packing import TYPES
-from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import NotYetError
-from whale_nebula.ir.cut import (
-    Boundary,
-    Crossing,
-    Cut,
-    Exchange,
-    Fragment,
-    PhasePlan,
-    StagePhase,
-    Worker,
-)
+from whale_nebula.ir.cut import Boundary, Crossing, Cut, Exchange, Fragment, PhasePlan, StagePhase, Worker
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.batch import BatchFolds
 from whale_nebula.passes.codec_options import (
+    codec_of,
     compress_notes,
     ids_of,
     lane_notes,
     mask_of,
     mask_refusal,
-    scopes_of,
-    skip,
+    scope_of,
+    site_of,
 )
-from whale_nebula.passes.cut import Cutter, Draft, Key, finish
-from whale_nebula.passes.effects import written_handles
+from whale_nebula.passes.cut import Cutter, Draft, Key
+from whale_nebula.passes.effects import is_effect, written_handles
 from whale_nebula.passes.exchange import clusters_apart, exchanges
 from whale_nebula.passes.owners import Homes
 from whale_nebula.passes.phases import Parts
@@ -76,146 +66,128 @@ class _Builder:
     cutter: Cutter
     workers: tuple[Worker, ...]
     folds: BatchFolds
-    fused: set[tuple[int, int]] = field(default_factory=set)
 
     def build(self) -> Cut:
-        self.outside = self._outside()
-        phases = tuple(self._phase(phase) for phase in range(self.parts.phases))
-        names = [worker.name for worker in self.workers]
-        variables = self.program.variable_ops
-        return Cut(
-            program=self.program,
-            workers=self.workers,
-            devices=devices(self.program, self.workers),
-            phases=phases,
-            boundaries=self._boundaries(),
-            merges={value: self.folds.merge(value) for value in self.cutter.demanded},
-            held={v.path: tuple(names[w] for w in sorted(self.homes.variables[op])) for op, v in variables.items()},
-            whole=self._once("whole"),
-            weight=self._once("weight"),
-            forward_written=tuple(sorted(variables[op].path for op in self.parts.forward_written if op in variables)),
-            updates=any(written_handles(self.program.graph.ops[op], self.program.graph) for op in self.parts.effects),
-            notes=(*self.folds.notes, *([str(self.program.apart)] if self.program.apart else ())),
-            owners={value: tuple(names[w] for w in sorted(owned)) for value, owned in self.cutter.owned.items()},
-            orders=orders(self.program),
-        )
-
-    def _outside(self) -> Mapping[Value, set[tuple[str, int, int]]]:
-        """For each value, the fragments that are fed with it: (kind, phase, stage or worker)."""
-        found: dict[Value, set[tuple[str, int, int]]] = {}
+        program, graph, variables = self.program, self.program.graph, self.program.variable_ops
+        self.fed: dict[Value, set[Key]] = {}
         for key, draft in self.drafts.items():
             for value in draft.feeds:
-                found.setdefault(value, set()).add(key[:3])
-        return found
+                self.fed.setdefault(value, set()).add(key)
+        phases = tuple(self._build_phase(phase) for phase in range(self.parts.phases))
+        return Cut(
+            program=program,
+            workers=self.workers,
+            devices=devices(program, self.workers),
+            phases=phases,
+            boundaries=self._build_boundaries(),
+            merges={value: self.folds.merge(value) for value in self.cutter.demanded},
+            held={each.path: self._names(self.homes.variables[op]) for op, each in variables.items()},
+            whole=self._finish_once("whole"),
+            weight=self._finish_once("weight"),
+            forward_written=tuple(sorted(variables[op].path for op in self.parts.forward_written if op in variables)),
+            updates=any(written_handles(graph.ops[op], graph) for op in self.parts.effects),
+            notes=(*self.folds.notes, *([str(program.apart)] if program.apart else ())),
+            owners={value: self._names(owned) for value, owned in self.cutter.owned.items()},
+            orders=orders(program),
+        )
 
-    def _phase(self, phase: int) -> PhasePlan:
-        stages = [self._stage(phase, stage) for stage in range(len(self.program.stages))]
+    def _names(self, workers: Collection[int]) -> tuple[str, ...]:
+        return tuple(self.workers[worker].name for worker in sorted(workers))
+
+    def _finish_once(self, kind: str, phase: int = 0) -> dict[str, Fragment]:
+        """By worker, what it runs once a step."""
+        found = {self.workers[key.place].name: each for key, each in self.drafts.items() if key[:2] == (kind, phase)}
+        return {name: draft.finish(name) for name, draft in found.items()}
+
+    def _build_phase(self, phase: int) -> PhasePlan:
+        stages = (self._build_stage(phase, stage) for stage in range(len(self.program.stages)))
+        updates: dict[str, list[Fragment]] = {}
+        for key in sorted(self.drafts):
+            if key[:2] == ("update", phase):
+                name = self.workers[key.place].name
+                updates.setdefault(name, []).append(self.drafts[key].finish(name))
         return PhasePlan(
             index=phase,
             requests=tuple(r for r, p in enumerate(self.parts.phase_of) if p == phase),
             stages=tuple(stage for stage in stages if stage is not None),
-            prologue=self._once("prologue", phase),
-            updates=self._updates(phase),
-            crossings=self._crossings(phase),
+            prologue=self._finish_once("prologue", phase),
+            updates={name: tuple(fragments) for name, fragments in updates.items()},
+            crossings=self._list_crossings(phase),
         )
 
-    def _stage(self, phase: int, stage: int) -> StagePhase | None:
-        forward = self.drafts.get(("forward", phase, stage, 0))
-        backward = self.drafts.get(("backward", phase, stage, 0))
-        if forward is None and backward is None:
+    def _build_stage(self, phase: int, stage: int) -> StagePhase | None:
+        first, second = (self.drafts.get(Key(kind, phase, stage)) for kind in ("forward", "backward"))
+        if first is None and second is None:
             return None
-        if backward is not None and not any(v.op in self.program.arrivals for v in backward.feeds):
-            return self._replicate_phase(stage, phase, self._fuse(forward or Draft(backward.key), backward), None, True)
-        worker = self._worker_name(stage)
-        return self._replicate_phase(
-            stage, phase, finish(forward, worker) if forward else None, finish(backward, worker) if backward else None,
-            False,
-        )  # fmt: skip
+        fused = second is not None and not any(value.op in self.program.arrivals for value in second.feeds)
+        if second is not None and fused:
+            first, second = self._fuse(first or Draft(second.key), second), None
+        worker = self.workers[self.homes.worker_of(stage)].name
+        forward, backward = (None if draft is None else draft.finish(worker) for draft in (first, second))
+        skipped: Fragment | None = None
+        drifting: tuple[str, ...] = ()
+        if forward is not None and self.program.stages[stage].replicas > 1:
+            skipped, drifting = _split_skipped(self.program, forward)
+        return StagePhase(stage, phase, forward, backward, fused, skipped, drifting)
 
-    def _replicate_phase(
-        self, stage: int, phase: int, forward: Fragment | None, backward: Fragment | None, fused: bool
-    ) -> StagePhase:
-        copies = self.program.stages[stage].replicas > 1
-        other, drifting = skip(self.program, forward) if copies else (None, ())
-        return StagePhase(stage, phase, forward, backward, fused, other, drifting)
-
-    def _fuse(self, forward: Draft, backward: Draft) -> Fragment:
+    def _fuse(self, forward: Draft, backward: Draft) -> Draft:
         """No gradient comes in from outside: forward and backward are one function, and nothing is kept between."""
-        _, phase, stage, number = backward.key
-        merged = Draft(("fused", phase, stage, number), ops={**forward.ops, **backward.ops})
+        own, kept = backward.key, self.cutter.demanded.keys() | self.cutter.masks
+        merged = Draft(own._replace(kind="fused"), ops={**forward.ops, **backward.ops})
         merged.feeds = {v: None for v in [*forward.feeds, *backward.feeds] if v.op not in merged.ops}
-        merged.fetches = {v: None for v in forward.fetches if self._leaves(v, phase, stage)} | backward.fetches
-        return finish(merged, self._worker_name(stage))
+        leaving = {v: None for v in forward.fetches if v in kept or self.fed.get(v, set()) - {own}}
+        merged.fetches = leaving | backward.fetches
+        return merged
 
-    def _leaves(self, value: Value, phase: int, stage: int) -> bool:
-        """Whether a value of a stage is read by anything but the stage's own backward in the same phase."""
-        own = {("backward", phase, stage)}
-        kept = value in self.cutter.demanded or value in self.cutter.masks
-        return kept or bool(self.outside.get(value, set()) - own)
-
-    def _worker_name(self, stage: int) -> str:
-        return self.workers[self.homes.worker_of(stage)].name
-
-    def _once(self, kind: str, phase: int = 0) -> dict[str, Fragment]:
-        """By worker, what it runs once a step."""
-        found = {key: draft for key, draft in self.drafts.items() if key[:2] == (kind, phase)}
-        return {self.workers[key[2]].name: finish(draft, self.workers[key[2]].name) for key, draft in found.items()}
-
-    def _updates(self, phase: int) -> dict[str, tuple[Fragment, ...]]:
-        found: dict[str, list[Fragment]] = {}
-        for key in sorted(self.drafts):
-            if key[:2] == ("update", phase):
-                name = self.workers[key[2]].name
-                found.setdefault(name, []).append(finish(self.drafts[key], name))
-        return {name: tuple(fragments) for name, fragments in found.items()}
-
-    def _crossings(self, phase: int) -> tuple[Crossing, ...]:
-        """Values that one worker's update or result needs of another's."""
+    def _list_crossings(self, phase: int) -> tuple[Crossing, ...]:
+        """Values that one worker's update or result needs of another's, with the round after which each can be sent;
+        -1: before the first.
+        """
         found: dict[tuple[Value, int], list[str]] = {}
         for (value, source, destination), at in self.cutter.crossings.items():
             if at == phase:
                 found.setdefault((value, source), []).append(self.workers[destination].name)
+        early = self.cutter.demanded.keys() | self.cutter.early
+        rounds = {key: -1 if key[0] in early else self.homes.round_of(key[0].op, key[1]) for key in found}
         return tuple(
-            Crossing(value, phase, self.workers[source].name, tuple(sorted(to)), self._round(value, source))
+            Crossing(value, phase, self.workers[source].name, tuple(sorted(to)), rounds[value, source])
             for (value, source), to in sorted(found.items())
         )
 
-    def _round(self, value: Value, source: int) -> int:
-        """The round after which a value can be sent; -1: before the first."""
-        forward = value in self.cutter.demanded or value in self.cutter.told
-        return -1 if forward else self.homes.round_of(value.op, source)
-
-    def _boundaries(self) -> tuple[Boundary, ...]:
-        made = {value: key for key, draft in self.drafts.items() if key[0] == "forward" for value in draft.fetches}
-        returning = {a.boundary for r in self.program.requests for a in r.arrivals}
+    def _build_boundaries(self) -> tuple[Boundary, ...]:
+        program, notes = self.program, self.folds.notes
+        made = {value: key for key, draft in self.drafts.items() if key.kind == "forward" for value in draft.fetches}
+        returning = {a.boundary for r in program.requests for a in r.arrivals}
         found: list[Boundary] = []
-        for value, (_, phase, source, _) in sorted(made.items()):
-            readers = {k[2] for k in self.outside.get(value, ()) if k[0] in ("forward", "backward")} - {source}
-            if readers:
-                mask = mask_of(self.program, value, readers)
-                there, back = (self._codec(value, readers, direction, mask) for direction in (0, 1))
-                reason = mask_refusal(self.program, value, readers) if mask is None else None
-                if reason is not None:
-                    self.folds.notes.append(f"b{len(found)}: all its rows cross: {reason}")
-                found.append(
-                    Boundary(
-                        slot=len(found), value=value, phase=phase, source=source, destinations=tuple(sorted(readers)),
-                        backward=value in returning, codec=there, backward_codec=back,
-                        layout=self.folds.layout(value), mask=mask,
-                        ids=ids_of(self.program, value, self.folds.layout(value), readers),
-                        where=self._where(value, readers),
-                    )
-                )  # fmt: skip
-        self.folds.notes.extend(self._repetition_notes(found))
-        self.folds.notes.extend(compress_notes(self.program, found))
-        self.folds.notes.extend(lane_notes(self.program, found, self.workers))
+        for value, key in sorted(made.items()):
+            readers = {each.place for each in self.fed.get(value, ()) if each.staged} - {key.place}
+            if not readers:
+                continue
+            layout, mask, scope = (
+                self.folds.layout(value),
+                mask_of(program, value, readers),
+                scope_of(program, value, readers),
+            )
+            codec, backward_codec = (codec_of(program, value, scope, way, mask) for way in (0, 1))
+            reason = mask_refusal(program, value, readers) if mask is None else None
+            if reason is not None:
+                notes.append(f"b{len(found)}: all its rows cross: {reason}")
+            boundary = Boundary(
+                slot=len(found), value=value, phase=key.phase, source=key.place, destinations=tuple(sorted(readers)),
+                backward=value in returning, codec=codec, backward_codec=backward_codec, layout=layout, mask=mask,
+                ids=ids_of(program, value, layout, readers), where=site_of(program, scope),
+            )  # fmt: skip
+            found.append(boundary)
+        notes.extend(self._repetition_notes(found))
+        notes.extend(compress_notes(program, found))
+        notes.extend(lane_notes(program, found, self.workers))
         return tuple(found)
 
     def _repetition_notes(self, boundaries: Sequence[Boundary]) -> Iterator[str]:
         """Boundaries that are the same in each micro-batch: they are computed and sent again for each of them."""
         count, graph = self.program.pipeline.micro_batch, self.program.graph
-        for boundary in boundaries:
-            if self.folds.folding is None or boundary.layout != "whole" or graph.spec(boundary.value).rank == 0:
+        for boundary in boundaries if self.folds.folding is not None else ():
+            if boundary.layout != "whole" or graph.spec(boundary.value).rank == 0:
                 continue
             line = self.folds.where(boundary.value.op)
             made_at = f" ({line})" if line else ""
@@ -225,22 +197,39 @@ class _Builder:
                 "has: tf.shape(x)[0] instead of a fixed number"
             )
 
-    def _codec(self, value: Value, readers: set[int], direction: int, mask: Value | None) -> str:
-        """How the innermost compress scope around the producer, else around the first consumer, has it cross."""
-        graph, ways = self.program.graph, self.program.compressions
-        scope = next(scopes_of(self.program, value, readers), None)
-        if scope is None:
-            return "none"
-        spec, way = graph.spec(value), parse_way(ways[scope][direction])
-        if not spec.rank and (spec.rank == 0 or way.coded):
-            return "none"
-        if spec.floating and mask is None:
-            way = replace(way, mask=None)
-        if spec.floating:
-            return "none" if spec.dtype.startswith("complex") else str(way)
-        return "bits" if (way.codec is not None or way.auto) and spec.dtype in TYPES else "none"
 
-    def _where(self, value: Value, readers: set[int]) -> str:
-        """The line of that scope."""
-        scope = next(scopes_of(self.program, value, readers), None)
-        return "" if scope is None else next(iter(self.program.sites[scope : scope + 1]), "")
+def _split_skipped(program: Program, fragment: Fragment) -> tuple[Fragment | None, tuple[str, ...]]:
+    """The part of a stage's forward that does not ask which rows it is given, and what it writes; and the paths of the
+    variables that it writes from its rows.
+    """
+    graph, variables, own = program.graph, program.variable_ops, frozenset(fragment.ops)
+    scaled = {program.share, program.grow}
+    differing = {  # between micro-batches
+        value.op
+        for value in fragment.feeds
+        if value in scaled
+        or value.op in program.of_batch
+        or value.op in program.arrivals
+        or program.labels.get(value.op, fragment.stage) != fragment.stage
+    }
+    writes = [op for op in fragment.ops if is_effect(graph.ops[op], graph) and written_handles(graph.ops[op], graph)]
+    free = [op for op in writes if differing.isdisjoint(_ascend_within(program, own, [op]))]
+    bound = {handle for op in writes if op not in free for handle in written_handles(graph.ops[op], graph)}
+    drifting = tuple(sorted(variables[handle].path for handle in bound if handle in variables))
+    if not free:
+        return None, drifting
+    ops = tuple(sorted(own.intersection(_ascend_within(program, own, free))))
+    read = {value for op in ops for value in graph.ops[op].inputs}
+    feeds = tuple(value for value in fragment.feeds if value in read)
+    return Fragment("skip", fragment.phase, fragment.stage, fragment.worker, 0, ops, feeds, ()), drifting
+
+
+def _ascend_within(program: Program, own: frozenset[int], ops: Collection[int]) -> set[int]:
+    """Ops with all that they read or wait for, within a fragment, and what they read one step beyond it."""
+    found, pending = set(ops), list(ops)
+    while pending:
+        op = program.graph.ops[pending.pop()]
+        fresh = {*(value.op for value in op.inputs), *own.intersection(op.control)} - found
+        found |= fresh
+        pending += fresh & own
+    return found

@@ -16,7 +16,7 @@ from whale_nebula.errors import NotYetError
 from whale_nebula.ir.graph import CAPTURE, HOLDER, Op
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.effects import is_read, resources, written_handles
-from whale_nebula.passes.phases import FORWARD, PROLOGUE, SMALL, UPDATE, Parts
+from whale_nebula.passes.phases import FORWARD, PROLOGUE, UPDATE, Parts, is_small
 from whale_nebula.spec import Value
 
 Where = frozenset[int]
@@ -37,26 +37,19 @@ class Homes:
     variables: dict[int, Where] = field(default_factory=dict)
     _of: dict[int, Where] = field(default_factory=dict)
     _round: dict[tuple[int, int], int] = field(default_factory=dict)
+    _last: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.workers = max([self.least, *(1 + max(where) for where in self.stage_workers)])
         self.everywhere: Where = frozenset(range(self.workers))
-        self.common = self._stage_variables()
+        self.common = self._find_common_variables()
         self.slots = {handle for handle in self.common if self._feeds_stage_variable(handle)}
         while self._spread():
             pass
-        self._rounds()
-
-    @property
-    def workers(self) -> int:
-        """How many workers there are."""
-        return max(self.least, max((max(where) for where in self.stage_workers), default=0) + 1)
-
-    def workers_of(self, stage: int) -> Where:
-        """The workers that run a stage."""
-        return self.stage_workers[stage]
+        self._number_rounds()
 
     def worker_of(self, stage: int) -> int:
-        """The one of them that tells others what the stage has made."""
+        """The one of a stage's workers that tells others what the stage has made."""
         return min(self.stage_workers[stage])
 
     def of(self, op: int) -> Where:
@@ -68,9 +61,7 @@ class Homes:
         handles = written_handles(op, self.program.graph)
         if not handles:
             return frozenset({min(self._meet(op))})
-        found = self.everywhere
-        for handle in handles:
-            found &= self.variables.get(handle, self.everywhere)
+        found = self.everywhere.intersection(*(self.variables.get(handle, self.everywhere) for handle in handles))
         if not found:
             raise NotYetError(
                 "an op that writes variables of several clusters",
@@ -88,35 +79,29 @@ class Homes:
         """The round in which a worker computes an op of an update."""
         return self._round.get((op, worker), 0)
 
-    def _stage_variables(self) -> set[int]:
-        """Variables touched by a stage live with it; the others are the common ones."""
-        graph = self.program.graph
+    def _find_common_variables(self) -> set[int]:
+        """Variables touched by a stage live with it; the others are the common ones.
+
+        The forward is followed back from its ops, but not through updates, whose variables are not its own.
+        """
+        program, graph, part, late = self.program, self.program.graph, self.parts.part, self.parts.late.sums
+        forward = {op for op in self.parts.leading if part.get(op, 0) % 3 == FORWARD}
+        forward |= {value.op for request in program.requests for value in request.targets}
+        forward |= {op.index for op in graph.ops if op.stage is not None and op.index not in self.parts.effects}
         found: dict[int, set[int]] = {}
-        for index in self._forward_ops():
-            label = self.program.labels.get(index)
+        for index in graph.ascend(forward, stop=lambda op: part.get(op, 0) % 3 == UPDATE and op not in late):
+            label = program.labels.get(index)
             for handle in resources(graph.ops[index], graph) if label is not None else ():
                 found.setdefault(handle, set()).update(self.stage_workers[label or 0])
+        common = {op.index for op in graph.ops if op.role == CAPTURE} - found.keys()
         self.variables = {handle: frozenset(where) for handle, where in found.items()}
-        every = {op.index for op in graph.ops if op.role == CAPTURE}
-        common = every - self.variables.keys()
         self.variables.update(dict.fromkeys(common, self.everywhere))
         return common
-
-    def _forward_ops(self) -> set[int]:
-        """What the forward is made of: back from its ops, but not through updates, whose variables are not its own."""
-        graph, part = self.program.graph, self.parts.part
-        forward = {op for op in self.parts.leading if part.get(op, 0) % 3 == FORWARD}
-        targets = {value.op for request in self.program.requests for value in request.targets}
-        stamped = {op.index for op in graph.ops if op.stage is not None and op.index not in self.parts.effects}
-        late = self.parts.late.sums
-        return graph.ascend(
-            forward | targets | stamped, stop=lambda op: part.get(op, 0) % 3 == UPDATE and op not in late
-        )
 
     def _spread(self) -> bool:
         """Find the homes of ops, then narrow common variables to the homes of what is written into them."""
         for op in self.program.graph.ops:
-            self._of[op.index] = self._home(op)
+            self._of[op.index] = self._find_home(op)
         changed = False
         for index in self.parts.effects:
             op = self.program.graph.ops[index]
@@ -143,69 +128,58 @@ class Homes:
         handles = written_handles(op, self.program.graph)
         return numbers and bool(handles) and self.slots.isdisjoint(handles) and self.common.issuperset(handles)
 
-    def _home(self, op: Op) -> Where:
+    def _find_home(self, op: Op) -> Where:
+        program = self.program
         if op.role == HOLDER:
-            return self._holder(op)
+            number, holder = program.holders[op.index]
+            request = program.requests[number]
+            made = (self.stage_workers[part.stage] for part in request.parts if part.source == holder.source)
+            return self.variables.get(request.origins[holder.source], frozenset[int]().union(*made))
         if op.role == CAPTURE:
             return self.variables[op.index]
         if op.index in self.parts.pure or op.index in self.parts.late.sums or not op.inputs:
             return self.everywhere
         if self.parts.part.get(op.index, 0) % 3 == FORWARD:
-            return self._forward(op)
+            return (
+                self.everywhere
+                if all(map(is_small, op.outputs))
+                else self.stage_workers[program.labels.get(op.index, 0)]
+            )
         if is_read(op):
             return self.variables.get(op.inputs[0].op, self.everywhere)
         if op.index in self.parts.effects and self._is_number_of_all(op):
             return self.of_effect(op)
         return self._meet(op)
 
-    def _holder(self, op: Op) -> Where:
-        request, holder = self.program.holders[op.index]
-        origin = self.program.requests[request].origins[holder.source]
-        parts = self.program.requests[request].parts
-        stages = (self.stage_workers[part.stage] for part in parts if part.source == holder.source)
-        return self.variables.get(origin, frozenset[int]().union(*stages))
-
-    def _forward(self, op: Op) -> Where:
-        small = all(spec.shape is not None and None not in spec.shape and spec.nbytes() <= SMALL for spec in op.outputs)
-        stage = self.program.labels.get(op.index, 0)
-        return self.everywhere if small else self.stage_workers[stage]
-
     def _meet(self, op: Op) -> Where:
         """Where all inputs are at home. Single numbers cross if need be; everywhere if even that does not do."""
-        given = [value for value in op.inputs if self.program.graph.spec(value).dtype != "resource"]
-        tensors = [value for value in given if not self.program.graph.spec(value).scalar]
-        return self._common(given) or (self._common(tensors) if tensors else None) or self.everywhere
+        spec = self.program.graph.spec
+        given = [value for value in op.inputs if spec(value).dtype != "resource"]
+        for values in (given, [value for value in given if not spec(value).scalar]):
+            common = self.everywhere.intersection(*(self.of(value.op) for value in values))
+            if common:
+                return common
+        return self.everywhere
 
-    def _common(self, values: Sequence[Value]) -> Where:
-        found = self.everywhere
-        for value in values:
-            found &= self._of.get(value.op, self.everywhere)
-        return found
-
-    def _rounds(self) -> None:
-        """Number the rounds; effects, and what follows one (a metric's result), wait for the last."""
-        self._last: dict[tuple[int, int], int] = {}
+    def _number_rounds(self) -> None:
+        """Effects, and what follows one (a metric's result), wait for the last round."""
         graph = self.program.graph
-        late = graph.descend(self.parts.effects, control=True)
         for op in graph.ops:
-            part = self.parts.part.get(op.index, 0)
-            if part % 3 != UPDATE:
-                continue
-            for worker in self.of(op.index):
-                number = max((self._ready(value, part, worker) for value in op.inputs), default=0)
+            phase, kind = divmod(self.parts.part.get(op.index, 0), 3)
+            for worker in self.of(op.index) if kind == UPDATE else ():
+                number = max((self._ready(value, 3 * phase + UPDATE, worker) for value in op.inputs), default=0)
                 self._round[op.index, worker] = number
-                phase = part // 3
                 self._last[phase, worker] = max(self._last.get((phase, worker), 0), number)
+        late = graph.descend(self.parts.effects, control=True)
         for index, worker in self._round:
             if index in late:
-                self._round[index, worker] = self._last[self.parts.part[index] // 3, worker]
+                self._round[index, worker] = self._last[self.parts.phase(index), worker]
 
     def _ready(self, value: Value, part: int, worker: int) -> int:
+        """The first round in which a worker has a value."""
         if value.op in self.parts.late.terms:
             return 0
         own, home = self.parts.part.get(value.op, PROLOGUE), self.of(value.op)
         if own != part:
             return int(own % 3 == PROLOGUE and worker not in home and not self.program.graph.ops[value.op].role)
-        if worker in home:
-            return self._round.get((value.op, worker), 0)
-        return self._round.get((value.op, min(home)), 0) + 1
+        return self.round_of(value.op, worker) if worker in home else self.round_of(value.op, min(home)) + 1

@@ -14,7 +14,8 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Protocol
+from itertools import chain
+from typing import Any, Protocol
 
 from whale_nebula.errors import OptionError
 from whale_nebula.errors.text import did_you_mean
@@ -34,26 +35,20 @@ from whale_nebula.spec import Value
 
 
 def list_program(program: Program) -> Iterator[str]:
-    """The digest, the stages of ops, and the ops."""
-    yield f"canonical digest {digest_lines(canonical_lines(program))}"
-    yield f"labels {' '.join(f'%{op}:{stage}' for op, stage in sorted(program.labels.items()))}"
-    yield list_ops(program)
-
-
-def list_ops(program: Program) -> str:
-    """The ops, without what changes from trace to trace: the order of control inputs, counted names."""
+    """The digest, the stages of ops, and the ops without what changes from trace to trace."""
 
     def in_order(found: re.Match[str]) -> str:
         return "".join(f" ^%{number}" for number in sorted(map(int, re.findall(r"\d+", found[0]))))
 
+    yield f"canonical digest {digest_lines(canonical_lines(program))}"
+    yield f"labels {' '.join(f'%{op}:{stage}' for op, stage in sorted(program.labels.items()))}"
     text = re.sub(r"CustomGradient-\d+", "CustomGradient", to_text(program.graph, names=False))
-    return re.sub(r"(?: \^%\d+)+", in_order, text)
+    yield re.sub(r"(?: \^%\d+)+", in_order, text)
 
 
 def list_folds(folds: BatchFolds) -> Iterator[str]:
     """What each op's outputs are to the batch, and what waits for all micro-batches."""
-    for name in ("once", "checks", "wholes"):
-        yield f"{name}: {_format_field(getattr(folds, name))}"
+    yield from list_fields(folds, ["once", "checks", "wholes"])
     if folds.folding is not None:
         for op in folds.program.graph.ops:
             if op.outputs:
@@ -61,59 +56,50 @@ def list_folds(folds: BatchFolds) -> Iterator[str]:
     yield from (f"note: {note}" for note in folds.notes)
 
 
-def list_fields(found: Any) -> Iterator[str]:
-    """The fields of a record, a line each."""
-    return (f"{field.name}: {_format_field(getattr(found, field.name))}" for field in fields(found))
-
-
-def _format_field(value: Any) -> str:
-    if isinstance(value, set | frozenset):
-        return " ".join(str(each) for each in sorted(value)) or "none"
-    if isinstance(value, Mapping):
-        return " ".join(f"{key}:{value[key]}" for key in sorted(value)) or "none"
-    return str(value)
+def list_fields(found: Any, names: Iterable[str] = ()) -> Iterator[str]:
+    """The fields of a record, a line each: those of these names, or all."""
+    for name in names or [field.name for field in fields(found)]:
+        value = getattr(found, name)
+        if isinstance(value, set | frozenset):
+            value = " ".join(str(each) for each in sorted(value)) or "none"
+        elif isinstance(value, Mapping):
+            value = " ".join(f"{key}:{value[key]}" for key in sorted(value)) or "none"
+        yield f"{name}: {value}"
 
 
 def list_cut(cut: Cut, number: Callable[[int], int] = int) -> Iterator[str]:
     """The fragments of every phase, what crosses between them, and who holds what; `number` numbers the ops."""
+    program, stages = cut.program, cut.program.stages
+
+    def name(value: Value) -> str:
+        return str(Value(number(value.op), value.out))
+
+    def describe(fragment: Fragment, indent: str = "") -> Iterator[str]:
+        stage = "" if fragment.stage is None else f" of {stages[fragment.stage].key}"
+        turn = f" round {fragment.round}" if fragment.kind == "update" else ""
+        ops = ", ".join(f"%{number(op)} {program.graph.ops[op].type}" for op in fragment.ops)
+        yield f"{indent}{fragment.kind}{stage}{turn} on {fragment.worker}"
+        yield f"{indent}  fed {', '.join(map(name, sorted(fragment.feeds))) or 'nothing'}"
+        yield f"{indent}  ops {ops or 'none'}"
+        yield f"{indent}  gives {', '.join(map(name, sorted(fragment.fetches))) or 'nothing'}"
+
     for fragment in cut.whole.values():
-        yield from _list_fragment(cut, fragment, number)
+        yield from describe(fragment)
     for phase in cut.phases:
         yield f"phase {phase.index}, requests {list(phase.requests)}"
-        fragments = list(phase.prologue.values())
-        fragments += [f for stage in phase.stages for f in (stage.forward, stage.backward) if f is not None]
-        fragments += [f for rounds in phase.updates.values() for f in rounds]
-        for fragment in fragments:
-            yield from (f"  {line}" for line in _list_fragment(cut, fragment, number))
+        staged = (f for stage in phase.stages for f in (stage.forward, stage.backward) if f is not None)
+        for fragment in (*phase.prologue.values(), *staged, *chain.from_iterable(phase.updates.values())):
+            yield from describe(fragment, "  ")
         for each in phase.crossings:
-            to = ", ".join(each.destinations)
             when = "before the updates" if each.round < 0 else f"after round {each.round}"
-            yield f"  {_name_value(each.value, number)} crosses {each.source} -> {to} {when}"
-    stages = cut.program.stages
+            yield f"  {name(each.value)} crosses {each.source} -> {', '.join(each.destinations)} {when}"
     for b in cut.boundaries:
         to = ", ".join(stages[destination].key for destination in b.destinations)
         back = f"its gradient as {b.backward_codec}" if b.backward else "no gradient"
-        value = _name_value(b.value, number)
-        yield (
-            f"boundary {b.slot}: {value} {stages[b.source].key} -> {to} as {b.codec}, {back}, {b.layout}, "
-            f"phase {b.phase}"
-        )
-    yield from (f"merge {_name_value(value, number)}: {rule}" for value, rule in sorted(cut.merges.items()))
+        source, value = stages[b.source].key, name(b.value)
+        yield f"boundary {b.slot}: {value} {source} -> {to} as {b.codec}, {back}, {b.layout}, phase {b.phase}"
+    yield from (f"merge {name(value)}: {rule}" for value, rule in sorted(cut.merges.items()))
     yield from (f"held {path}: {', '.join(workers)}" for path, workers in cut.held.items())
-
-
-def _list_fragment(cut: Cut, fragment: Fragment, number: Callable[[int], int]) -> Iterator[str]:
-    stage = "" if fragment.stage is None else f" of {cut.program.stages[fragment.stage].key}"
-    turn = f" round {fragment.round}" if fragment.kind == "update" else ""
-    ops = ", ".join(f"%{number(op)} {cut.program.graph.ops[op].type}" for op in fragment.ops)
-    yield f"{fragment.kind}{stage}{turn} on {fragment.worker}"
-    yield f"  fed {', '.join(_name_value(value, number) for value in sorted(fragment.feeds)) or 'nothing'}"
-    yield f"  ops {ops or 'none'}"
-    yield f"  gives {', '.join(_name_value(value, number) for value in sorted(fragment.fetches)) or 'nothing'}"
-
-
-def _name_value(value: Value, number: Callable[[int], int]) -> str:
-    return str(Value(number(value.op), value.out))
 
 
 VERIFY = bool(os.environ.get("WHALE_NEBULA_VERIFY_PASSES"))
@@ -152,9 +138,12 @@ class Compilation:
 
 
 class Pass(Protocol):
-    """One step of the compilation; a frozen dataclass. `name` is what `show --after` knows it by."""
+    """One step of the compilation; a frozen dataclass."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str:
+        """What `show --after` knows it by."""
+        ...
 
     def apply(self, given: Compilation) -> Compilation:
         """The program after the pass, or an error that names the user's line."""
@@ -166,132 +155,69 @@ class Pass(Protocol):
 
 
 @dataclass(frozen=True)
-class LimitInFlight:
-    """A step whose state goes from one micro-batch to the next has one of them in flight at a time."""
+class Step:
+    """A pass of ours, made of its functions."""
 
-    name: ClassVar[str] = "in-flight"
-
-    def apply(self, given: Compilation) -> Compilation:
-        """Set the pipeline's limit, where state demands it."""
-        return replace(given, program=one_in_flight(given.program))
-
-    def describe(self, found: Compilation) -> Iterable[str]:
-        """The limit."""
-        return [f"in flight: {found.program.pipeline.in_flight or 'as the schedule says'}"]
+    name: str
+    apply: Callable[[Compilation], Compilation]
+    describe: Callable[[Compilation], Iterable[str]]
 
 
-@dataclass(frozen=True)
-class FoldBatch:
-    """Find what each value is to the batch: rows, the same in each micro-batch, a part of a sum, or coupled."""
-
-    name: ClassVar[str] = "fold"
-
-    def apply(self, given: Compilation) -> Compilation:
-        """Read the op rules; refuse what micro-batches would change."""
-        folds = fold_batch(given.program, given.where)
-        folds.notes.extend([*python_notes(given.program, given.where), *sum_notes(given.program)])
-        return replace(given, folds=folds)
-
-    def describe(self, found: Compilation) -> Iterable[str]:
-        """What each value is to the batch."""
-        return list_folds(found.known("folds"))
+def _fold_batch(given: Compilation) -> Compilation:
+    """Find what each value is to the batch; refuse what micro-batches would change."""
+    folds = fold_batch(given.program, given.where)
+    folds.notes.extend([*python_notes(given.program, given.where), *sum_notes(given.program)])
+    return replace(given, folds=folds)
 
 
-@dataclass(frozen=True)
-class SplitPhases:
-    """Give each op its phase, and its part of it: forward, backward, or once in the update."""
-
-    name: ClassVar[str] = "phases"
-
-    def apply(self, given: Compilation) -> Compilation:
-        """Split by the gradient requests; check that random draws keep their order."""
-        folds = given.known("folds")
-        phases = split_parts(given.program, folds.once, folds.checks)
-        check_draws(given.program, phases, folds, given.workers)
-        return replace(given, phases=phases)
-
-    def describe(self, found: Compilation) -> Iterable[str]:
-        """The parts of ops, and what follows from them."""
-        return list_fields(found.known("phases"))
+def _split_phases(given: Compilation) -> Compilation:
+    """Give each op its phase, and its part of it; check that random draws keep their order."""
+    folds = given.known("folds")
+    phases = split_parts(given.program, folds.once, folds.checks)
+    check_draws(given.program, phases, folds, given.workers)
+    return replace(given, phases=phases)
 
 
-@dataclass(frozen=True)
-class MergeGradients:
-    """Say of each gradient how it is put together over micro-batches: rows, a sum, or the same in each."""
-
-    name: ClassVar[str] = "merges"
-
-    def apply(self, given: Compilation) -> Compilation:
-        """Annotate the requests."""
-        return replace(given, program=with_merges(given.program, given.known("folds")))
-
-    def describe(self, found: Compilation) -> Iterable[str]:
-        """A word for each gradient."""
-        return [f"request {each.index} merges {' '.join(each.merges)}" for each in found.program.requests]
+def _check_stages(given: Compilation) -> Compilation:
+    """Refuse cycles of stages, and variables or seeds that workers would disagree on."""
+    program, phases = given.program, given.known("phases")
+    check_order(program.graph, program.labels, program.stages, phase_of=phases.phase, where=given.where)
+    check_shared(program, phases, [set(worker.stages) for worker in given.workers], given.where)
+    return given
 
 
-@dataclass(frozen=True)
-class CheckOrder:
-    """Check that stages follow each other, and that what they share can be shared."""
-
-    name: ClassVar[str] = "order"
-
-    def apply(self, given: Compilation) -> Compilation:
-        """Refuse cycles of stages, and variables or seeds that workers would disagree on."""
-        program, phases = given.program, given.known("phases")
-        check_order(program.graph, program.labels, program.stages, phase_of=phases.phase, where=given.where)
-        check_shared(program, phases, [set(worker.stages) for worker in given.workers], given.where)
-        return given
-
-    def describe(self, found: Compilation) -> Iterable[str]:
-        """Nothing: it only checks."""
-        return ()
-
-
-@dataclass(frozen=True)
-class MapWorkers:
+def _cut(given: Compilation) -> Compilation:
     """Cut the program into fragments for workers, with the boundaries between them."""
-
-    name: ClassVar[str] = "cut"
-
-    def apply(self, given: Compilation) -> Compilation:
-        """Make the Cut."""
-        phases, folds = given.known("phases"), given.known("folds")
-        cut = map_workers(given.program, given.workers, phases, folds, given.results, given.apart)
-        check_crossable(cut, given.where)
-        return replace(given, cut=cut)
-
-    def describe(self, found: Compilation) -> Iterable[str]:
-        """Fragments, boundaries, and who holds what."""
-        return list_cut(found.known("cut"))
+    phases, folds = given.known("phases"), given.known("folds")
+    cut = map_workers(given.program, given.workers, phases, folds, given.results, given.apart)
+    check_crossable(cut, given.where)
+    return replace(given, cut=cut)
 
 
-@dataclass(frozen=True)
-class ListExchange:
+def _list_exchange(given: Compilation) -> Compilation:
     """List what updates of several clusters send each other, once a step."""
-
-    name: ClassVar[str] = "exchange"
-
-    def apply(self, given: Compilation) -> Compilation:
-        """Complete the Cut."""
-        cut, phases, folds = given.known("cut"), given.known("phases"), given.known("folds")
-        exchange = list_exchange(cut, phases, folds, given.results, given.apart)
-        return replace(given, cut=replace(cut, exchange=exchange))
-
-    def describe(self, found: Compilation) -> Iterable[str]:
-        """What is sent, a line each."""
-        return map(str, found.known("cut").exchange)
+    cut, phases, folds = given.known("cut"), given.known("phases"), given.known("folds")
+    return replace(given, cut=replace(cut, exchange=list_exchange(cut, phases, folds, given.results, given.apart)))
 
 
 PIPELINE: tuple[Pass, ...] = (
-    LimitInFlight(),
-    FoldBatch(),
-    SplitPhases(),
-    MergeGradients(),
-    CheckOrder(),
-    MapWorkers(),
-    ListExchange(),
+    Step(
+        "in-flight",
+        lambda given: replace(given, program=one_in_flight(given.program)),
+        lambda found: [f"in flight: {found.program.pipeline.in_flight or 'as the schedule says'}"],
+    ),
+    Step("fold", _fold_batch, lambda found: list_folds(found.known("folds"))),
+    Step("phases", _split_phases, lambda found: list_fields(found.known("phases"))),
+    Step(
+        "merges",
+        lambda given: replace(given, program=with_merges(given.program, given.known("folds"))),
+        lambda found: [f"request {each.index} merges {' '.join(each.merges)}" for each in found.program.requests],
+    ),
+    Step("order", _check_stages, lambda found: ()),
+    Step("cut", _cut, lambda found: list_cut(found.known("cut"))),
+    Step("exchange", _list_exchange, lambda found: map(str, found.known("cut").exchange)),
 )
+"""All passes, in their order."""
 
 
 def run_passes(given: Compilation, passes: Sequence[Pass] | None = None) -> Compilation:

@@ -5,7 +5,8 @@ An op that asks for the number of rows reads nothing of an input: every process 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from whale_nebula.feed.checks import absent_error
@@ -25,41 +26,36 @@ class Reading(NamedTuple):
 
 def readings(cut: Cut, worker: str) -> Iterator[Reading]:
     """All that a worker reads of the user's batch."""
-    program = cut.program
-    yield from _marks(cut, worker)
-    yield from _samples(cut, worker)
-    for fragment in _fragments(cut, worker):
+    program, graph = cut.program, cut.program.graph
+    here = frozenset(stage for each in cut.workers if each.name == worker for stage in each.stages)
+    fragments = [
+        each for each in list_fragments(cut) if each.stage in here or (each.stage, each.worker) == (None, worker)
+    ]
+    yield from _marks_and_ids(cut, fragments)
+    for fragment in fragments:
         own = frozenset(fragment.ops)
         for value in fragment.feeds:
-            for op in program.graph.consumers(value) if value.op in program.leaf_ops else ():
+            for op in graph.consumers(value) if value.op in program.leaf_ops else ():
                 if op.index in own:
-                    yield Reading(program.leaf_ops[value.op], op, fragment, asks_rows(program.graph, op))
+                    yield Reading(program.leaf_ops[value.op], op, fragment, asks_rows(graph, op))
 
 
-def _marks(cut: Cut, worker: str) -> Iterator[Reading]:
-    """The inputs that mark which rows a stage of this worker sends."""
-    program = cut.program
-    for boundary in cut.boundaries:
-        leaf = None if boundary.mask is None else program.leaf_ops.get(boundary.mask.op)
-        stage = next((s for s in cut.phases[boundary.phase].stages if s.stage == boundary.source), None)
-        here = boundary.source in _stages(cut, worker)
-        if here and leaf is not None and stage is not None and stage.forward is not None:
-            yield Reading(leaf, program.graph.ops[boundary.value.op], stage.forward, False)
-
-
-def _samples(cut: Cut, worker: str) -> Iterator[Reading]:
-    """The inputs that name the samples whose differences a stage of this worker sends or takes."""
-    program = cut.program
+def _marks_and_ids(cut: Cut, fragments: Sequence[Fragment]) -> Iterator[Reading]:
+    """The inputs that mark which rows a stage of a worker sends, and those that name the samples whose differences it
+    sends or takes.
+    """
+    leaves = cut.program.leaf_ops
     home = {stage: each.cluster for each in cut.workers for stage in each.stages}
     for boundary in cut.boundaries:
+        op = cut.program.graph.ops[boundary.value.op]
         ends = {boundary.source, *boundary.destinations}
-        if boundary.ids is None or len({home[stage] for stage in ends}) < 2:
-            continue
-        for fragment in _fragments(cut, worker):
-            if fragment.stage in ends:
-                ends.remove(fragment.stage)
-                op = program.graph.ops[boundary.value.op]
-                yield Reading(program.leaf_ops[boundary.ids.op], op, fragment, False)
+        for fragment in fragments:
+            made_in = boundary.phase, boundary.source
+            forward = fragment.kind in ("forward", "fused") and (fragment.phase, fragment.stage) == made_in
+            if forward and boundary.mask is not None and boundary.mask.op in leaves:
+                yield Reading(leaves[boundary.mask.op], op, fragment, False)
+            if boundary.ids is not None and fragment.stage in ends and len({home[stage] for stage in ends}) > 1:
+                yield Reading(leaves[boundary.ids.op], op, fragment, False)
 
 
 def readers_of(cut: Cut, names: Collection[str]) -> Mapping[str, frozenset[str]]:
@@ -73,20 +69,14 @@ def readers_of(cut: Cut, names: Collection[str]) -> Mapping[str, frozenset[str]]
     return {name: frozenset(workers) for name, workers in readers.items()}
 
 
-def _fragments(cut: Cut, worker: str) -> Iterator[Fragment]:
-    staged = (f for phase in cut.phases for stage in phase.stages for f in (stage.forward, stage.backward))
-    here = _stages(cut, worker)
-    yield from (fragment for fragment in staged if fragment is not None and fragment.stage in here)
+def list_fragments(cut: Cut) -> Iterator[Fragment]:
+    """All that a step runs: what belongs to stages first."""
+    staged = (each for phase in cut.phases for stage in phase.stages for each in (stage.forward, stage.backward))
+    yield from (fragment for fragment in staged if fragment is not None)
     for once in (cut.whole, cut.weight, *(phase.prologue for phase in cut.phases)):
-        if worker in once:
-            yield once[worker]
+        yield from once.values()
     for phase in cut.phases:
-        yield from phase.updates.get(worker, ())
-
-
-def _stages(cut: Cut, worker: str) -> frozenset[int | None]:
-    """The stages that run on a worker."""
-    return frozenset(stage for each in cut.workers if each.name == worker for stage in each.stages)
+        yield from chain.from_iterable(phase.updates.values())
 
 
 def asks_rows(graph: Graph, op: Op) -> bool:
@@ -96,14 +86,9 @@ def asks_rows(graph: Graph, op: Op) -> bool:
     shape = graph.spec(op.inputs[0]).shape
     if shape is not None and None not in shape[1:]:
         return True
-    return all(_first_only(graph, user) for value in op.values for user in graph.consumers(value))
-
-
-def _first_only(graph: Graph, op: Op) -> bool:
-    if op.type != "StridedSlice":
-        return False
-    begin, end = (graph.ops[value.op].constant for value in op.inputs[1:3])
-    return begin == (0,) and end == (1,)
+    users = (user for value in op.values for user in graph.consumers(value))
+    first = [(0,), (1,)]
+    return all(u.type == "StridedSlice" and [graph.ops[v.op].constant for v in u.inputs[1:3]] == first for u in users)
 
 
 def check_here(cut: Cut, worker: str, absent: Collection[int], where: Callable[[int], str]) -> None:
@@ -111,8 +96,7 @@ def check_here(cut: Cut, worker: str, absent: Collection[int], where: Callable[[
     program, gone = cut.program, frozenset(absent)
     for reading in readings(cut, worker) if gone else ():
         if reading.leaf in gone and not reading.rows:
-            reader = _reader(cut, reading.fragment, worker)
-            op = reading.op
+            op, reader = reading.op, _describe_reader(cut, reading.fragment, worker)
             raise absent_error(program.leaves[reading.leaf].name, reader, f"{op.name} ({op.type}), {where(op.index)}")
     for value in program.returns:
         number = program.leaf_ops.get(value.op)
@@ -120,18 +104,15 @@ def check_here(cut: Cut, worker: str, absent: Collection[int], where: Callable[[
             raise absent_error(program.leaves[number or 0].name, "what the step returns", "")
 
 
-def _reader(cut: Cut, fragment: Fragment, worker: str) -> str:
+def _describe_reader(cut: Cut, fragment: Fragment, worker: str) -> str:
     if fragment.stage is not None:
         stage = cut.program.stages[fragment.stage]
         return f"stage {stage.key!r} of cluster {stage.cluster!r}"
-    clusters: Mapping[str, str] = {each.name: each.cluster for each in cut.workers}
-    return f"the {_ONCE.get(fragment.kind, fragment.kind)} in cluster {clusters[worker]!r}"
+    cluster = next(each.cluster for each in cut.workers if each.name == worker)
+    return f"the {_ONCE.get(fragment.kind, fragment.kind)} in cluster {cluster!r}"
 
 
 _ONCE = {"whole": "part that is computed from the whole batch", "weight": "weight of a micro-batch"}
-
-
-_OF_MICRO_BATCHES = frozenset({"forward", "backward", "fused"})
 
 
 def rows_read(cut: Cut, worker: str) -> tuple[RowsRead, ...]:
@@ -147,13 +128,8 @@ def rows_read(cut: Cut, worker: str) -> tuple[RowsRead, ...]:
     returned = {program.leaf_ops[value.op] for value in program.returns if value.op in program.leaf_ops}
     found = []
     for number, leaf in enumerate(program.leaves):
-        readers_of = readers.get(number, [])
-        uncut = bool(readers_of) and not leaf.batched
-        all_rows = uncut or number in returned or not all(map(_by_rows, readers_of))
-        stages = frozenset(each.stage for each in readers_of if each.stage is not None)
+        own = readers.get(number, [])
+        all_rows = number in returned or bool(own and not leaf.batched) or any(each.stage is None for each in own)
+        stages = frozenset(each.stage for each in own if each.stage is not None)
         found.append(RowsRead(program.pipeline.micro_batch, cut.routing, worker, stages, all_rows))
     return tuple(found)
-
-
-def _by_rows(fragment: Fragment) -> bool:
-    return fragment.stage is not None and fragment.kind in _OF_MICRO_BATCHES

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from whale_nebula.errors import BatchCoupledError
-from whale_nebula.ir.cut import Cut, Fragment, VirtualDevice, Worker
-from whale_nebula.ir.graph import REPLICA_SUM, Graph
+from whale_nebula.ir.cut import Cut, VirtualDevice, Worker
+from whale_nebula.ir.graph import REPLICA_SUM
 from whale_nebula.ir.program import Program, Stage
 from whale_nebula.ir.routing import Order, by_speed
+from whale_nebula.passes.readings import list_fragments
 from whale_nebula.passes.rules.verdict import mends
 from whale_nebula.site import Origin
 
@@ -66,16 +67,15 @@ def speeds(stages: Sequence[Stage], workers: Mapping[str, Sequence[float]]) -> l
     >>> speeds(three, {"gpu": [1.0, 2.0]})
     [(0.5, 2.0, 0.5), ()]
     """
-    return [_speeds(stages, number, workers.get(stage.cluster, ())) for number, stage in enumerate(stages)]
-
-
-def _speeds(stages: Sequence[Stage], number: int, workers: Sequence[float]) -> tuple[float, ...]:
-    homes = min(stages[number].replicas, len(workers))
-    if homes < 2 or len(set(workers)) < 2:
-        return ()
-    places = [_place(stages, number, home, len(workers)) for home in range(homes)]
-    taken = [places[replica % homes] for replica in range(stages[number].replicas)]
-    return tuple(workers[place] / taken.count(place) for place in taken)
+    found: list[tuple[float, ...]] = []
+    for number, stage in enumerate(stages):
+        own = workers.get(stage.cluster, ())
+        homes = min(stage.replicas, len(own))
+        places = [_place(stages, number, home, len(own)) for home in range(homes)]
+        taken = [places[replica % homes] for replica in range(stage.replicas if homes else 0)]
+        unlike = homes > 1 and len(set(own)) > 1
+        found.append(tuple(own[place] / taken.count(place) for place in taken) if unlike else ())
+    return found
 
 
 def orders(program: Program) -> tuple[Order, ...]:
@@ -89,22 +89,12 @@ Where = Callable[[int], str]
 
 def sums_of(program: Program) -> Mapping[int, tuple[int, ...]]:
     """The sums over replicas of a program's forward, by their stage."""
-    backward = {op for request in program.requests for op in request.backward}
     found: dict[int, tuple[int, ...]] = {}
-    for op in sums_in(program.graph, backward):
-        stage = program.labels.get(op, 0)
-        found[stage] = (*found.get(stage, ()), op)
+    for op in program.graph.ops:
+        if op.type == REPLICA_SUM and program.request_of(op.index) is None:
+            stage = program.labels.get(op.index, 0)
+            found[stage] = (*found.get(stage, ()), op.index)
     return found
-
-
-def sums_in(graph: Graph, left_out: Collection[int] = ()) -> list[int]:
-    r"""The sums over replicas of a graph.
-
-    >>> from whale_nebula.ir.text import from_text
-    >>> sums_in(from_text("%0 = input x float32[4]\n%1 = ReplicaSum(%0) float32[4]"))
-    [1]
-    """
-    return [op.index for op in graph.ops if op.type == REPLICA_SUM and op.index not in left_out]
 
 
 def pieces_here(program: Program) -> int:
@@ -116,9 +106,13 @@ def refusal(program: Program, where: Where) -> BatchCoupledError | None:
     """Why the sums of a program cannot be had from its micro-batches; None where they can, or where there are none."""
     count = program.pipeline.micro_batch
     for stage, ops in sums_of(program).items() if count > 1 else ():
-        replicas = program.stages[stage].replicas
-        if replicas != count:
-            return _batch_sum_error(program, stage, ops[0], where, _several(program.stages[stage], count))
+        own = program.stages[stage]
+        if own.replicas != count:
+            why = (
+                f"they are added up over replicas that have one micro-batch each; stage {own.key!r} has {count} "
+                f"micro-batches for {own.replicas} replica{'s' * (own.replicas > 1)}"
+            )
+            return _batch_sum_error(program, stage, ops[0], where, why)
     return None
 
 
@@ -131,18 +125,10 @@ def check_hosts(cut: Cut, worker: str, where: Where, *, collectives: bool) -> No
             raise _batch_sum_error(cut.program, stage, ops[0], where, why)
         if worker in hosts and not collectives:
             raise _batch_sum_error(cut.program, stage, ops[0], where, _STARTED)
-        outside = next((op for fragment in _outside(cut) for op in fragment.ops if op in ops), None)
+        unstaged = (each for each in list_fragments(cut) if each.stage is None and each.kind != "whole")
+        outside = next((op for fragment in unstaged for op in fragment.ops if op in ops), None)
         if outside is not None:
             raise _batch_sum_error(cut.program, stage, outside, where, _ELSEWHERE)
-
-
-def _outside(cut: Cut) -> Iterator[Fragment]:
-    """What a worker runs beside its stages, of rows that are its own or of no rows."""
-    yield from cut.weight.values()
-    for phase in cut.phases:
-        yield from phase.prologue.values()
-        for fragments in phase.updates.values():
-            yield from fragments
 
 
 _ELSEWHERE = "they are asked for outside of stages, where no replica comes to them"
@@ -162,37 +148,18 @@ def notes(program: Program) -> list[str]:
     return [f"{SHARED}{program.stages[stage].key!r}; one process computes the batch as a whole" for stage in stages]
 
 
-def _several(stage: Stage, count: int) -> str:
-    return (
-        f"they are added up over replicas that have one micro-batch each; stage {stage.key!r} has {count} "
-        f"micro-batches for {stage.replicas} replica{'s' * (stage.replicas > 1)}"
-    )
-
-
 def _batch_sum_error(program: Program, stage: int, op: int, where: Where, why: str) -> BatchCoupledError:
-    line = where(op)
+    line, count, own = where(op), program.pipeline.micro_batch, program.stages[stage]
     layer = line.said if isinstance(line, Origin) else ""
+    most = max(each.replicas for each in program.stages)
+    as_many = f"nb.replica({count}) around stage {own.key!r}, which gives each one micro-batch"
+    if own.replicas == most > 1:
+        as_many = f"nb.pipeline(micro_batch={own.replicas}), as many as there are replicas"
+    others = mends(count if count > most else 1, copied=most > 1)
     return BatchCoupledError(
         f"micro-batches would change the synchronized moments{f' of {layer}' if layer else ''}",
         op=f"{program.graph.ops[op].name} ({program.graph.ops[op].type})",
         line=str(line),
         why=why,
-        mends=(*_as_many(program, stage), *_other_ways(program)),
+        mends=(*[as_many] * (own.replicas != count), others.alone, others.allow),
     )
-
-
-def _as_many(program: Program, stage: int) -> list[str]:
-    """What gives each replica of a stage one micro-batch, if only its numbers are in the way."""
-    replicas, count = program.stages[stage].replicas, program.pipeline.micro_batch
-    most = max(each.replicas for each in program.stages)
-    if replicas == count:
-        return []
-    if replicas == most > 1:
-        return [f"nb.pipeline(micro_batch={replicas}), as many as there are replicas"]
-    return [f"nb.replica({count}) around stage {program.stages[stage].key!r}, which gives each one micro-batch"]
-
-
-def _other_ways(program: Program) -> tuple[str, str]:
-    copied, count = max(stage.replicas for stage in program.stages), program.pipeline.micro_batch
-    lines = mends(count if count > copied else 1, copied=copied > 1)
-    return lines.alone, lines.allow

@@ -13,6 +13,7 @@ from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.graph import CAPTURE, Graph
 from whale_nebula.ir.program import Leaf, Program, Variable
 from whale_nebula.passes.phases import Parts
+from whale_nebula.passes.readings import list_fragments
 from whale_nebula.spec import Value
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def _phase_faults(program: Program, phases: Parts) -> Iterator[str]:
 
 def _cut_faults(cut: Cut) -> Iterator[str]:
     workers = {worker.name for worker in cut.workers}
-    for fragment in _fragments(cut):
+    skipped = (stage.skip for phase in cut.phases for stage in phase.stages if stage.skip is not None)
+    for fragment in (*list_fragments(cut), *skipped):
         yield from _fragment_faults(cut.program.graph, fragment)
         if fragment.worker not in workers:
             yield f"{_name(fragment)} runs on {fragment.worker}, which there is not"
@@ -110,16 +112,6 @@ def _fragment_faults(graph: Graph, fragment: Fragment) -> Iterator[str]:
     for value in fragment.fetches:
         if value.op not in inside and value not in fed:
             yield f"{_name(fragment)} gives {value}, which it neither makes nor is fed"
-
-
-def _fragments(cut: Cut) -> Iterator[Fragment]:
-    yield from cut.whole.values()
-    yield from cut.weight.values()
-    for phase in cut.phases:
-        yield from phase.prologue.values()
-        for stage in phase.stages:
-            yield from (each for each in (stage.forward, stage.backward, stage.skip) if each is not None)
-        yield from chain.from_iterable(phase.updates.values())
 
 
 def _name(fragment: Fragment) -> str:

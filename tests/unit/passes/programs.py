@@ -22,6 +22,9 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.graph import CAPTURE, INPUT, Graph
@@ -43,18 +46,7 @@ from whale_nebula.passes.pipeline import cut_program, list_cut
 from whale_nebula.spec import Spec, Value
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "passes"
-_DIRECTIVES = (
-    "stages",
-    "micro",
-    "codecs",
-    "request",
-    "arrival",
-    "flow",
-    "part",
-    "end",
-    "gradient",
-    "returns",
-)
+_DIRECTIVES = ("stages", "micro", "codecs", "request", "arrival", "flow", "part", "end", "gradient", "returns")
 
 
 @dataclass
@@ -229,6 +221,12 @@ def check_golden(name: str, text: str) -> None:
     path = GOLDEN / f"{name}.txt"
     golden = path.read_text("utf-8").splitlines() if path.exists() else []
     assert text.splitlines() == golden, f"{path.name}\n" + "\n".join(difflib.ndiff(golden, text.splitlines()))
+
+
+def cases(name: str) -> list[Any]:
+    """The programs of a file of this folder, each below a line `== what is promised`, as parameters of a test."""
+    sections = (Path(__file__).parent / f"{name}.txt").read_text("utf-8").split("== ")[1:]
+    return [pytest.param(text, id=title) for title, _, text in (each.partition("\n") for each in sections)]
 
 
 def alone(program: Program) -> list[Worker]:

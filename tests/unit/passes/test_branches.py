@@ -1,5 +1,7 @@
 """A cond that applies gradients of two clusters, taken apart by cluster."""
 
+import pytest
+
 from whale_nebula.ir.text import from_text
 from whale_nebula.passes.branches import NOBODY, Branch, Split, split_branches
 
@@ -31,39 +33,7 @@ NORM = """
 %10 = Mul(%1, %7) float32[64,64]
 %11 = AssignSubVariableOp(%3, %10) stateful
 """
-NOTHING = "%0 = NoOp\n"
-
-
-def split(text: str) -> tuple[list[frozenset[str]], Split] | None:
-    branches = [Branch(from_text(ARGUMENTS + text), GIVEN), Branch(from_text(NOTHING), {})]
-    found = split_branches(branches, dict(OWNERS))
-    return None if found is None else (found[0], found[1][0])
-
-
-def test_each_cluster_gets_its_own_effects() -> None:
-    found = split(PLAIN)
-    assert found is not None
-    _, branch = found
-    assert branch.groups == {A: {6, 7}, B: {8, 9}, NOBODY: {10, 11}}
-
-
-def test_what_all_read_is_taken_out() -> None:
-    found = split(PLAIN)
-    assert found is not None
-    assert found[1].out == {5}
-
-
-def test_a_norm_over_clusters_is_taken_out_with_what_it_is_made_of() -> None:
-    found = split(NORM)
-    assert found is not None
-    _, branch = found
-    assert branch.out == {5, 6, 7}
-    assert branch.groups == {A: {8, 9}, B: {10, 11}}
-
-
-def test_a_write_comes_after_the_reads_before_it() -> None:
-    """The counter is written, and then read by both clusters."""
-    found = split("""
+AFTER_A_WRITE = """
 %5 = Const float32[]
 %6 = AssignAddVariableOp(%4, %5) stateful
 %7 = ReadVariableOp(%4) float32[] stateful ^%6
@@ -71,11 +41,39 @@ def test_a_write_comes_after_the_reads_before_it() -> None:
 %9 = AssignSubVariableOp(%2, %8) stateful
 %10 = Mul(%1, %7) float32[64,64]
 %11 = AssignSubVariableOp(%3, %10) stateful
-""")
+"""
+NORM_AFTER_A_WRITE = """
+%5 = AssignSubVariableOp(%2, %0) stateful
+%6 = ReadVariableOp(%2) float32[64,64] stateful ^%5
+%7 = L2Loss(%6) float32[]
+%8 = L2Loss(%1) float32[]
+%9 = AddV2(%7, %8) float32[]
+%10 = Mul(%1, %9) float32[64,64]
+%11 = AssignSubVariableOp(%3, %10) stateful
+"""
+
+
+def split(text: str) -> tuple[list[frozenset[str]], Split] | None:
+    branches = [Branch(from_text(ARGUMENTS + text), GIVEN), Branch(from_text("%0 = NoOp\n"), {})]
+    found = split_branches(branches, dict(OWNERS))
+    return None if found is None else (found[0], found[1][0])
+
+
+@pytest.mark.parametrize(
+    ("text", "out", "groups"),
+    [
+        pytest.param(PLAIN, {5}, {A: {6, 7}, B: {8, 9}, NOBODY: {10, 11}}, id="what all read is taken out"),
+        pytest.param(NORM, {5, 6, 7}, {A: {8, 9}, B: {10, 11}}, id="a norm is taken out with what it is made of"),
+        pytest.param(AFTER_A_WRITE, set(), {NOBODY: {5, 6}, A: {7, 8, 9}, B: {7, 10, 11}}, id="a write comes first"),
+    ],
+)
+def test_each_cluster_gets_its_own_effects(text: str, out: set[int], groups: dict[frozenset[str], set[int]]) -> None:
+    found = split(text)
     assert found is not None
     keys, branch = found
-    assert keys[0] == NOBODY
-    assert branch.out == frozenset()
+    assert (branch.out, branch.groups) == (out, groups)
+    if text == AFTER_A_WRITE:
+        assert keys[0] == NOBODY
 
 
 def test_a_slot_goes_to_the_cluster_that_writes_it() -> None:
@@ -85,18 +83,6 @@ def test_a_slot_goes_to_the_cluster_that_writes_it() -> None:
     assert owners["count"] == A
 
 
-def test_a_norm_that_is_read_after_a_write_stays_where_it_is() -> None:
-    found = split("""
-%5 = AssignSubVariableOp(%2, %0) stateful
-%6 = ReadVariableOp(%2) float32[64,64] stateful ^%5
-%7 = L2Loss(%6) float32[]
-%8 = L2Loss(%1) float32[]
-%9 = AddV2(%7, %8) float32[]
-%10 = Mul(%1, %9) float32[64,64]
-%11 = AssignSubVariableOp(%3, %10) stateful
-""")
-    assert found is None
-
-
-def test_one_cluster_alone_is_left_as_it_is() -> None:
-    assert split("%5 = AssignSubVariableOp(%2, %0) stateful\n") is None
+@pytest.mark.parametrize("text", [NORM_AFTER_A_WRITE, "%5 = AssignSubVariableOp(%2, %0) stateful\n"])
+def test_a_norm_after_a_write_and_the_effects_of_one_cluster_stay_where_they_are(text: str) -> None:
+    assert split(text) is None

@@ -1,12 +1,18 @@
-"""Which workers hold a variable and can compute what an update needs, and in how many rounds."""
+"""Which workers hold a variable and can compute what an update needs; replicas on workers, and their speeds."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.unit.passes.examples import DESCENT, GLOBAL_NORM, ONCE, TIED, TWO_STAGES
+import pytest
+
+from tests.unit.passes.examples import TWO_STAGES
 from tests.unit.passes.programs import apart, check, cut, program_of
-from whale_nebula.ir.program import Program
-from whale_nebula.passes.owners import SMALL, Homes
-from whale_nebula.passes.phases import split_parts
+from whale_nebula.ir.graph import Graph
+from whale_nebula.ir.program import Pipeline, Program, Stage
+from whale_nebula.passes.owners import Homes
+from whale_nebula.passes.phases import SMALL, split_parts
+from whale_nebula.passes.replicas import devices, orders, speeds, spread
 
 
 def homes(program: Program) -> Homes:
@@ -29,21 +35,6 @@ def said(program: Program) -> Callable[[int], str]:
     return say
 
 
-def test_a_global_norm_takes_two_rounds() -> None:
-    program = program_of(TWO_STAGES + GLOBAL_NORM)
-    say = said(program)
-    types = [op.type for op in program.graph.ops[-9:]]
-    assert dict(zip(range(19, 28), types, strict=True))[20] == "Sum"
-    assert [say(op) for op in (19, 20, 21, 22)] == ["a", "a", "b", "b"]
-    assert [say(op) for op in (23, 24, 25)] == ["everywhere, round 1", "a, round 1", "b, round 1"]
-    assert [homes(program).rounds(0, worker) for worker in (0, 1)] == [1, 1]
-
-
-def test_plain_descent_takes_one_round() -> None:
-    found = homes(program_of(TWO_STAGES + DESCENT))
-    assert (found.rounds(0, 0), found.rounds(0, 1)) == (0, 0)
-
-
 def test_an_optimizers_slot_lives_with_its_variable() -> None:
     plan = cut(
         TWO_STAGES
@@ -58,17 +49,6 @@ returns %10
         apart,
     )
     assert plan.held["slot"] == plan.held["wa"] == ("a/0",)
-
-
-def test_counters_and_metrics_live_everywhere_and_tied_variables_in_each_of_their_stages() -> None:
-    assert cut(ONCE, apart).held["total"] == ("a/0", "b/0")
-    assert cut(TIED, apart).held["table"] == ("a/0", "b/0")
-
-
-def test_an_effect_runs_with_every_worker_that_holds_what_it_writes() -> None:
-    program = program_of(TIED)
-    write = next(op for op in program.graph.ops if op.type == "AssignSubVariableOp")
-    assert homes(program).of_effect(write) == frozenset({0, 1})
 
 
 def test_an_effect_without_a_variable_runs_once() -> None:
@@ -97,3 +77,38 @@ def test_a_small_value_of_the_forward_may_go_everywhere_and_a_large_one_stays() 
         """,
         said,
     )
+
+
+TWO = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2)]
+
+
+@pytest.mark.parametrize(
+    ("stages", "workers", "expected"),
+    [
+        (TWO, {"gpu": [1.0, 2.0]}, [(1.0, 2.0), (1.0, 2.0)]),
+        (TWO, {"gpu": [1.0, 2.0, 3.0, 4.0]}, [(1.0, 3.0), (2.0, 4.0)]),
+        (TWO, {"gpu": [2.0, 2.0]}, [(), ()]),
+        (TWO, {}, [(), ()]),
+        ([Stage("a", "gpu", replicas=4)], {"gpu": [1.0, 2.0]}, [(0.5, 1.0, 0.5, 1.0)]),
+        ([Stage("a", "gpu"), Stage("b", "npu", replicas=2)], {"gpu": [1.0, 2.0], "npu": [3.0, 1.0]}, [(), (3.0, 1.0)]),
+    ],
+)
+def test_a_replica_is_as_fast_as_its_worker(
+    stages: list[Stage], workers: dict[str, list[float]], expected: list[tuple[float, ...]]
+) -> None:
+    assert speeds(stages, workers) == expected
+
+
+def test_the_speeds_are_those_of_the_workers_that_the_replicas_are_given_to() -> None:
+    names = {"gpu": ["gpu/0", "gpu/1", "gpu/2", "gpu/3"]}
+    told = dict(zip(names["gpu"], (1.0, 2.0, 3.0, 4.0), strict=True))
+    found = devices(Program(Graph(()), stages=tuple(TWO)), spread(TWO, names))
+    by_stage = [tuple(told[device.worker] for device in found if device.stage == stage) for stage in range(2)]
+    assert by_stage == speeds(TWO, {"gpu": list(told.values())})
+
+
+def test_orders_are_there_only_where_speeds_are_unlike() -> None:
+    plain, uneven = Stage("a", "gpu", replicas=2), Stage("b", "npu", replicas=2, speeds=(1.0, 2.0))
+    pipeline = Pipeline(micro_batch=3)
+    assert orders(Program(Graph(()), stages=(plain, uneven), pipeline=pipeline)) == ((), (1, 0, 1))
+    assert orders(Program(Graph(()), stages=(plain, plain), pipeline=pipeline)) == ()

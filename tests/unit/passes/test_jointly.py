@@ -1,141 +1,16 @@
-"""Ops that save bytes only together: what runs late because each tensor is counted once."""
+"""Ops that save bytes only together: what runs late because each tensor is counted once; the cheapest cut."""
 
 import itertools
 import random
 
 import pytest
 
-from tests.unit.passes.programs import check, program_of
-from tests.unit.passes.test_label import said
+from tests.unit.passes.programs import program_of
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.label import jointly, label
-
-MASKED_LOSS = """
-stages a b
-%0 = input x int32[?,6]
-%1 = NotEqual(%0, %0) bool[?,6] @a
-%2 = Exp(%0) float32[?,6,8] @a
-%3 = Neg(%2) float32[?,6,50] @b
-%4 = Max(%3) float32[?,6]                          => b
-%5 = Cast(%1) float32[?,6]                         => b
-%6 = Shape(%5) int32[2]                            => b
-%7 = Prod(%6) int32[]                              => b
-%8 = Cast(%7) float32[]                            => b
-%9 = Sum(%5) float32[]                             => b
-%10 = DivNoNan(%8, %9) float32[]                   => b
-%11 = Cast(%5) bool[?,6]                           => b
-%12 = SelectV2(%11, %10) float32[?,6]              => b
-%13 = Mul(%4, %12) float32[?,6]                    => b
-%14 = Sum(%13) float32[]                           => b
-"""
+from whale_nebula.passes.label import FREELY, far_side, jointly, label
 
 
-def test_what_keras_makes_of_a_mask_is_made_where_the_loss_is() -> None:
-    """The mask crosses once, and neither the scale nor a second mask besides."""
-    check(MASKED_LOSS, said)
-
-
-def test_a_mask_that_crosses_anyway_is_counted_once() -> None:
-    check(MASKED_LOSS + "%15 = Where(%1) int64[?,2] @b\n", said)
-
-
-def test_two_tensors_that_are_larger_together_are_made_late() -> None:
-    check(
-        """
-        stages a b
-        %0 = input x float32[?]
-        %1 = Exp(%0) float32[?,10] @a
-        %2 = Sum(%1) float32[?,6]                          => b
-        %3 = Max(%1) float32[?,6]                          => b
-        %4 = Mul(%2, %3) float32[?,6] @b
-        """,
-        said,
-    )
-
-
-def test_two_tensors_that_are_as_large_together_are_made_early() -> None:
-    check(
-        """
-        stages a b
-        %0 = input x float32[?]
-        %1 = Exp(%0) float32[?,12] @a
-        %2 = Sum(%1) float32[?,6]                          => a
-        %3 = Max(%1) float32[?,6]                          => a
-        %4 = Mul(%2, %3) float32[?,6] @b
-        """,
-        said,
-    )
-
-
-def test_what_an_op_of_its_own_stage_reads_stays() -> None:
-    check(
-        """
-        stages a b
-        %0 = input x float32[?]
-        %1 = Exp(%0) float32[?,10] @a
-        %2 = Sum(%1) float32[?,6]                          => a
-        %3 = Max(%1) float32[?,6]                          => a
-        %4 = Mul(%2, %3) float32[?,6] @b
-        %5 = Mul(%2, %3) float32[?,6] @a
-        """,
-        said,
-    )
-
-
-def test_each_group_moves_for_itself() -> None:
-    """One pair of sums is cheaper late, another is not."""
-    check(
-        """
-        stages a b
-        %0 = input x float32[?]
-        %1 = Exp(%0) float32[?,10] @a
-        %2 = Sum(%1) float32[?,6]                          => b
-        %3 = Max(%1) float32[?,6]                          => b
-        %4 = Exp(%0) float32[?,20] @a
-        %5 = Sum(%4) float32[?,6]                          => a
-        %6 = Max(%4) float32[?,6]                          => a
-        %7 = AddN(%2, %3, %5, %6) float32[?,6] @b
-        """,
-        said,
-    )
-
-
-def test_over_three_stages_a_tensor_is_counted_once_a_stage() -> None:
-    check(
-        """
-        stages a b c
-        %0 = input x float32[?]
-        %1 = Exp(%0) float32[?,10] @a
-        %2 = Sum(%1) float32[?,6]                          => c
-        %3 = Max(%1) float32[?,6]                          => c
-        %4 = Neg(%1) float32[?,6] @b
-        %5 = AddN(%2, %3, %4) float32[?,6] @c
-        """,
-        said,
-    )
-
-
-def test_a_penalty_stays_with_its_variable() -> None:
-    check(
-        """
-        stages a b
-        %0 = input x float32[?,4]
-        %1 = capture w resource[]
-        %2 = ReadVariableOp(%1) float32[] stateful @a
-        %3 = Mul(%0, %2) float32[?,4] @a
-        %4 = Exp(%3) float32[?,4] @b
-        %5 = ReadVariableOp(%1) float32[] stateful         => a
-        %6 = Square(%5) float32[]                          => a
-        %7 = Exp(%6) float32[]                             => a
-        %8 = Neg(%6) float32[]                             => a
-        %9 = AddN(%4, %7, %8) float32[?,4] @b
-        """,
-        said,
-    )
-
-
-# ---------------------------------------------------------------------- against all labellings
 @pytest.mark.parametrize("seed", range(40))
 def test_no_other_labels_of_the_group_are_cheaper(seed: int) -> None:
     """Of small programs whose free ops all start early, every labelling is tried."""
@@ -197,3 +72,33 @@ def test_what_touches_state_or_hangs_on_a_gradient_stays() -> None:
     free = [graph.ops[n] for n in (2, 3, 6, 7)]
     assert jointly(graph, {1: 0, 2: 0, 3: 0, 4: 1, 6: 0, 7: 0, 8: 1}, free, 2) == {}
     assert label(graph, ["a", "b"])[3] == 0
+
+
+Edges = dict[tuple[object, object], int]
+
+
+def _cost(edges: Edges, far: set[object]) -> int:
+    return sum(size for (start, end), size in edges.items() if start not in far and end in far)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_cut_is_cheaper_and_none_as_cheap_is_smaller(seed: int) -> None:
+    drawn = random.Random(seed)
+    inner = list(range(5))
+    nodes = ["s", *inner, "t"]
+    pairs = [pair for pair in itertools.permutations(nodes, 2) if pair[0] != "t" and pair[1] != "s"]
+    edges: Edges = {pair: drawn.randint(0, 9) for pair in pairs if drawn.random() < 0.5}
+    found = far_side(edges, "s", "t")
+    cuts = [{"t", *chosen} for n in range(6) for chosen in itertools.combinations(inner, n)]
+    least = min(_cost(edges, cut) for cut in cuts)
+    assert _cost(edges, found & {*inner, "t"}) == least
+    assert found <= set.intersection(*(cut for cut in cuts if _cost(edges, cut) == least))
+
+
+def test_an_edge_that_is_never_cut_holds_its_ends_together() -> None:
+    assert far_side({("s", 1): 3, (1, 2): FREELY, (2, "t"): 5}, "s", "t") == {1, 2, "t"}
+    assert far_side({("s", 1): 5, (1, 2): FREELY, (2, "t"): 3}, "s", "t") == {"t"}
+
+
+def test_a_network_without_edges_has_nothing_to_part() -> None:
+    assert far_side({}, "s", "t") == {"t"}

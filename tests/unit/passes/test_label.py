@@ -1,134 +1,19 @@
-"""Where ops go that no scope stamped."""
+"""Where ops go that no scope stamped; what reads and writes one state between two stages lies in one of them."""
 
-from tests.unit.passes.examples import DENSE_TANH
-from tests.unit.passes.programs import check, program_of
+import pytest
+
+from tests.unit.passes.programs import apart, cases, check, cut, program_of
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.label import label
-
-PENALISED = (
-    DENSE_TANH
-    + """\
-%6 = Mean(%4, %5) float32[]                        => b
-%7 = ReadVariableOp(%1) float32[4,8] stateful      => a
-"""
-)
 
 
 def said(program: Program):
     return lambda op: program.stages[program.labels[op]].key if op in program.labels else "-"
 
 
-def test_a_mask_is_widened_where_it_is_read_so_that_fewer_bytes_cross() -> None:
-    check(
-        """
-        stages a b
-        %0 = input x float32[?,6]
-        %1 = Greater(%0, %0) bool[?,6] @a
-        %2 = Cast(%1) {SrcT="bool", DstT="float32"} float32[?,6]  => b
-        %3 = Exp(%0) float32[?,6] @b
-        %4 = Mul(%3, %2) float32[?,6] @b
-        """,
-        said,
-    )
-
-
-def test_a_sum_is_taken_where_its_terms_are_so_that_fewer_bytes_cross() -> None:
-    check(
-        """
-        stages a b
-        %0 = input x float32[?,6,64]
-        %1 = Exp(%0) float32[?,6,64] @a
-        %2 = Const {value=(2)} int32[1]
-        %3 = Sum(%1, %2) float32[?,6]  => a
-        %4 = Exp(%3) float32[?,6] @b
-        """,
-        said,
-    )
-
-
-def test_a_penalty_goes_to_the_owner_of_its_variable_and_crosses_as_a_scalar() -> None:
-    square = """\
-%8 = Square(%7) float32[4,8]                       => a
-%9 = Sum(%8, %5) float32[]                         => a
-%10 = AddV2(%6, %9) float32[]                      => b
-"""
-    check(PENALISED + square, said)
-
-
-def test_a_variable_that_one_op_of_two_stages_reads_stays_with_its_owner() -> None:
-    check(
-        """
-        stages a b
-        %0 = input x float32[?,4]
-        %1 = capture w resource[]
-        %2 = ReadVariableOp(%1) float32[4] stateful @a
-        %3 = Mul(%0, %2) float32[?,4] @a
-        %4 = Exp(%3) float32[?,4] @b
-        %5 = ReadVariableOp(%1) float32[4] stateful        => a
-        %6 = Mul(%4, %5) float32[?,4]                      => b
-        """,
-        said,
-    )
-
-
-def test_what_is_made_of_inputs_alone_goes_to_its_reader() -> None:
-    check(
-        """
-        stages a b
-        %0 = input x float32[?,4]
-        %1 = NotEqual(%0, %0) bool[?,4]                    => b
-        %2 = Cast(%1) float32[?,4]                         => b
-        %3 = Exp(%0) float32[?,4] @a
-        %4 = Mul(%3, %2) float32[?,4] @b
-        """,
-        said,
-    )
-
-
-def test_what_several_stages_read_goes_to_the_first_of_them() -> None:
-    check(
-        """
-        stages a b c
-        %0 = input x float32[?,4]
-        %1 = Neg(%0) float32[?,4]                          => a
-        %2 = Exp(%1) float32[?,4] @a
-        %3 = Mul(%2, %1) float32[?,4] @b
-        %4 = Mul(%3, %1) float32[?,4] @c
-        """,
-        said,
-    )
-
-
-def test_what_nobody_reads_stays_where_its_inputs_are() -> None:
-    check(
-        """
-        stages a b
-        %0 = input x float32[?,4]
-        %1 = Exp(%0) float32[?,4] @a
-        %2 = Neg(%1) float32[?,4]                          => a
-        %3 = Exp(%1) float32[?,4] @b
-        """,
-        said,
-    )
-
-
-def test_inputs_captures_constants_and_backwards_have_no_stage() -> None:
-    check(
-        """
-        stages a b
-        %0 = input x float32[?,4]                          => -
-        %1 = capture w resource[]                          => -
-        %2 = Const {value=(0, 1)} int32[2]                 => -
-        %3 = Exp(%0) float32[?,4] @b                       => b
-        %4 = Mean(%3, %2) float32[]                        => b
-        request of %4 for %1
-        %5 = OnesLike(%4) float32[]                        => -
-        end
-        %6 = holder g float32[4]                           => -
-        gradient %6 of %1
-        """,
-        said,
-    )
+@pytest.mark.parametrize("text", cases("labels"))
+def test_ops_without_a_scope_go_where_the_fewest_bytes_cross(text: str) -> None:
+    check(text, said)
 
 
 def test_what_an_earlier_call_said_stays() -> None:
@@ -147,28 +32,45 @@ def test_without_stages_there_are_no_labels() -> None:
     assert label(program_of("%0 = input x float32[?]\n%1 = Exp(%0) float32[?]").graph, []) == {}
 
 
-def test_a_variable_of_a_later_stage_is_read_early_where_an_early_stage_needs_it() -> None:
-    """A shared layer, called once in no scope and once in the second stage: both stages hold its variable."""
-    check(
-        """
-        stages a b
-        %0 = input x float32[?,4]
-        %1 = capture w resource[]
-        %2 = ReadVariableOp(%1) float32[4,4] stateful      => a
-        %3 = MatMul(%0, %2) float32[?,4]                   => a
-        %4 = Exp(%3) float32[?,4] @a
-        %5 = ReadVariableOp(%1) float32[4,4] stateful @b
-        %6 = MatMul(%4, %5) float32[?,4] @b
-        """,
-        said,
-    )
-
-
-def test_penalties_are_scaled_where_their_variables_are() -> None:
-    scaled = """\
-%8 = L2Loss(%7) float32[]                          => a
-%9 = Const {value=(0.01)} float32[]
-%10 = Mul(%9, %8) float32[]                        => a
-%11 = AddV2(%6, %10) float32[]                     => b
+GAP = """
+stages a b
+%0 = input x float32[?,8]
+%1 = capture seed resource[]
+%2 = Tanh(%0) float32[?,8] @a
+%3 = ReadVariableOp(%1) int64[2] stateful
+%4 = Const {value=(0, 1)} int64[2]
+%5 = ReadVariableOp(%1) int64[2] stateful
+%6 = AddV2(%5, %4) int64[2]
+%7 = AssignVariableOp(%1, %6) ^%3 ^%5 stateful
+%8 = Shape(%2) int32[2]
+%9 = StatelessRandomNormalV2(%8, %3) float32[?,8]
+%10 = Mul(%2, %9) float32[?,8]
+%11 = Exp(%10) float32[?,8] @b
+returns %11
 """
-    check(PENALISED + scaled, said)
+"""Noise between two stages: its seed is read, counted on, and drawn from."""
+
+
+def test_with_micro_batches_and_in_several_processes_it_is_cut() -> None:
+    for workers in (None, apart):
+        plan = cut(GAP.replace("stages a b", "stages a b\nmicro 4"), *filter(None, [workers]))
+        assert [str(boundary.value) for boundary in plan.boundaries] == ["%10"]
+    assert plan.held == {"seed": ("a/0",)}
+
+
+def test_what_the_forward_does_not_need_stays_where_it_was() -> None:
+    """A counter of an optimizer is read for the updates of all stages; its labels are of no use."""
+    program = program_of("""
+        stages a b
+        %0 = input x float32[?,8]
+        %1 = capture wa resource[]
+        %2 = capture count resource[]
+        %3 = ReadVariableOp(%1) float32[8] stateful @a
+        %4 = Mul(%0, %3) float32[?,8] @a
+        %5 = Exp(%4) float32[?,8] @b
+        %6 = ReadVariableOp(%2) float32[] stateful
+        %7 = AssignSubVariableOp(%1, %6) stateful
+        %8 = AssignAddVariableOp(%2, %6) stateful
+    """)
+    labels = label(program.graph, ["a", "b"])
+    assert (labels[6], labels[7], labels[8]) == (0, 0, 1)

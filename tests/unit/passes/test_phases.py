@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.passes.examples import DESCENT, TWO_STAGES
-from tests.unit.passes.programs import check, program_of
+from tests.unit.passes.programs import cases, check, program_of
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.phases import Parts, split_parts
 
@@ -25,135 +25,51 @@ def words(parts: Parts, op: int) -> str:
     return KINDS[kind] if parts.phases == 1 else f"{KINDS[kind]} {phase}"
 
 
-def test_what_descends_from_a_gradient_is_update() -> None:
-    check(
-        """
-        stages a
-        %0 = input x float32[?,4]
-        %1 = capture w resource[]
-        %2 = ReadVariableOp(%1) float32[4] stateful @a           => -
-        %3 = Mul(%0, %2) float32[?,4] @a                         => forward
-        %4 = Const {value=(0, 1)} int32[2]                       => -
-        %5 = Mean(%3, %4) float32[]                              => forward
-        request of %5 for %1
-        end
-        %6 = holder g float32[4]                                 => -
-        gradient %6 of %1
-        %7 = Neg(%6) float32[4]                                  => update
-        %8 = AssignSubVariableOp(%1, %7) stateful                => update
-        """,
-        said,
-    )
-
-
-def test_decay_and_counter_run_once_in_the_update() -> None:
-    check(
-        """
-        stages a
-        %0 = input x float32[?]
-        %1 = capture w resource[]
-        %2 = capture iterations resource[]
-        %3 = ReadVariableOp(%1) float32[] stateful @a
-        %4 = Mul(%0, %3) float32[?] @a
-        %5 = Mean(%4) float32[]
-        request of %5 for %1
-        end
-        %6 = holder g float32[]
-        gradient %6 of %1
-        %7 = Const {value=(0.01)} float32[]
-        %8 = ReadVariableOp(%1) float32[] stateful               => -
-        %9 = Mul(%8, %7) float32[]                               => -
-        %10 = AssignSubVariableOp(%1, %9) stateful               => update
-        %11 = Const {value=(1)} int64[]
-        %12 = AssignAddVariableOp(%2, %11) stateful              => update
-        """,
-        said,
-    )
-
-
-def test_a_counter_that_the_forward_reads_is_prologue() -> None:
-    check(
-        """
-        stages a
-        %0 = input x float32[?]
-        %1 = capture count resource[]
-        %2 = Const {value=(1)} float32[]
-        %3 = AssignAddVariableOp(%1, %2) stateful                => prologue
-        %4 = ReadVariableOp(%1) float32[] stateful @a ^%3        => -
-        %5 = Mul(%0, %4) float32[?] @a                           => forward
-        %6 = Mean(%5) float32[]                                  => forward
-        request of %6 for %1
-        end
-        %7 = holder g float32[]
-        gradient %7 of %1
-        """,
-        said,
-    )
-
-
-def test_a_counter_that_nothing_reads_is_update() -> None:
-    check(
-        """
-        stages a
-        %0 = input x float32[?]
-        %1 = capture count resource[]
-        %2 = Const {value=(1)} float32[]
-        %3 = AssignAddVariableOp(%1, %2) stateful                => update
-        %4 = Exp(%0) float32[?] @a                               => forward
-        """,
-        said,
-    )
+@pytest.mark.parametrize("text", cases("phases"))
+def test_each_op_has_its_time(text: str) -> None:
+    check(text, said)
 
 
 SEED = """
     stages a
-    micro {micro}
+    micro 3
     %0 = input x float32[?,4]
     %1 = capture seed resource[]
     %2 = ReadVariableOp(%1) int64[2] stateful @a
-    %3 = Const {{value=(1)}} int64[]
+    %3 = Const {value=(1)} int64[]
     %4 = AddV2(%2, %3) int64[2] @a
     %5 = AssignVariableOp(%1, %4) stateful @a ^%2                => forward
     %6 = Shape(%0) int32[2] @a
-    %7 = Const {{value=(1)}} int32[]
+    %7 = Const {value=(1)} int32[]
     %8 = StatelessRandomUniformV2(%6, %2, %7) float32[?,4] @a    => forward
     %9 = Mul(%0, %8) float32[?,4] @a                             => forward
 """
 
 
 def test_a_seed_advances_with_each_micro_batch() -> None:
-    check(SEED.format(micro=1), said)
-    assert split_parts(check(SEED.format(micro=3), said)).forward_written == frozenset({1})
+    assert split_parts(check(SEED, said)).forward_written == frozenset({1})
 
 
 METRIC = """
     stages a
-    micro {micro}
+    micro 2
     %0 = input x float32[?]
     %1 = capture total resource[]
     %2 = capture w resource[]
     %3 = ReadVariableOp(%2) float32[] stateful @a
     %4 = Mul(%0, %3) float32[?] @a
-    %5 = Const {{value=(0)}} int32[1]
-    %6 = Sum(%4, %5) float32[]                                   => forward
-    %7 = AssignAddVariableOp(%1, %6) stateful                    => {write}
-    %8 = ReadVariableOp(%1) float32[] stateful ^%7               => {read}
+    %5 = Const {value=(0)} int32[1]
+    %6 = Sum(%4, %5) float32[]
+    %7 = AssignAddVariableOp(%1, %6) stateful
+    %8 = ReadVariableOp(%1) float32[] stateful ^%7
     returns %8
 """
 
 
-def test_a_metric_waits_for_the_update() -> None:
-    check(METRIC.format(micro=1, write="update", read="update"), said)
-
-
 def test_a_metric_of_merged_values_waits_for_the_update_of_several_micro_batches() -> None:
-    program = program_of(METRIC.format(micro=2, write="-", read="-"))
+    program = program_of(METRIC)
     parts = split_parts(program, once=frozenset({7}))
     assert words(parts, 7) == "update"
-
-
-def test_a_metric_of_each_micro_batch_is_forward() -> None:
-    check(METRIC.format(micro=2, write="forward", read="forward"), said)
 
 
 def test_a_write_that_the_forward_reads_is_forward() -> None:
@@ -171,42 +87,6 @@ def test_a_write_that_the_forward_reads_is_forward() -> None:
         said,
     )
     assert split_parts(program).forward_written == frozenset({1})
-
-
-def test_printing_happens_with_each_micro_batch() -> None:
-    check(
-        """
-        stages a
-        %0 = input x float32[?]
-        %1 = Exp(%0) float32[?] @a
-        %2 = PrintV2(%1) stateful                                => forward
-        """,
-        said,
-    )
-
-
-def test_numbers_that_no_stage_and_no_gradient_needs_wait_for_the_update() -> None:
-    check(
-        """
-        stages a
-        %0 = input x float32[?,4]
-        %1 = capture w resource[]
-        %2 = ReadVariableOp(%1) float32[4] stateful @a
-        %3 = Mul(%0, %2) float32[?,4] @a                         => forward
-        %4 = Const {value=(0, 1)} int32[2]
-        %5 = Mean(%3, %4) float32[]                              => forward
-        %6 = Square(%5) float32[]                                => forward
-        request of %6 for %1
-        end
-        %7 = holder g float32[4]
-        gradient %7 of %1
-        %8 = Mul(%6, %5) float32[]                               => update
-        %9 = Mul(%3, %5) float32[?,4]                            => forward
-        %10 = Neg(%9) float32[?,4]                               => forward
-        returns %8, %10
-        """,
-        said,
-    )
 
 
 @pytest.mark.parametrize(
@@ -244,7 +124,7 @@ SECOND_TAPE = """
     gradient %6 of %2
     %7 = AssignSubVariableOp(%2, %6) stateful ^%3                => update 0
     %8 = ReadVariableOp(%1) float32[] stateful @a
-    %9 = Mul(%0, %8) float32[?] @a                               => {first}
+    %9 = Mul(%0, %8) float32[?] @a                               => forward 0
     %10 = ReadVariableOp(%2) float32[] stateful @b ^%7           => update 0
     %11 = Mul(%9, %10) float32[?] @b                             => forward 1
     %12 = Mean(%11) float32[]                                    => forward 1
@@ -257,7 +137,7 @@ SECOND_TAPE = """
 
 
 def test_a_second_tape_after_the_first_update_is_a_second_phase() -> None:
-    program = check(SECOND_TAPE.format(first="forward 0"), said)
+    program = check(SECOND_TAPE, said)
     assert split_parts(program).phase_of == (0, 1)
 
 
@@ -337,26 +217,3 @@ def test_gradients_of_two_stages_are_one_phase() -> None:
     parts = split_parts(program_of(TWO_STAGES + DESCENT))
     assert parts.phases == 1
     assert {words(parts, op) for op in parts.effects} == {"update"}
-
-
-def test_numbers_that_rows_are_made_of_do_not_wait() -> None:
-    """A sample weight is broadcast to the losses' own shape: that shape is small, but the rows are not."""
-    check(
-        """
-        stages a
-        %0 = input x float32[?,4]
-        %1 = capture total resource[]
-        %2 = Square(%0) float32[?,4] @a                          => forward
-        %3 = Const {value=(1)} int32[]                           => -
-        %4 = Mean(%2, %3) float32[?]                             => forward
-        %5 = Shape(%4) int32[1]                                  => forward
-        %6 = BroadcastArgs(%5, %3) int32[1]                      => forward
-        %7 = BroadcastTo(%3, %6) float32[?]                      => forward
-        %8 = Mul(%4, %7) float32[?]                              => forward
-        %9 = Sum(%8, %3) float32[]                               => forward
-        %10 = ReadVariableOp(%1) float32[] stateful              => -
-        %11 = AddV2(%10, %9) float32[]                           => update
-        %12 = AssignVariableOp(%1, %11) stateful                 => update
-        """,
-        said,
-    )
