@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_nebula.codec.sizes import extra_bytes, payload_bytes
-from whale_nebula.codec.sizes import number as number_of
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.runtime.exchange.channels import Models
@@ -53,7 +52,7 @@ class Pair:
     tally: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
-        there, back = parse_way(self.there), parse_way(self.back)
+        there, back = parse_way(self.there), parse_way(self.back).returned
         self.out = Outgoing("b0 a->b", f"a->b{AT}a", there, self.here)
         self.into = Incoming("b0 a->b", f"a->b{AT}b, incoming", there, self.away)
         self.returned = Outgoing("b0 b->a", f"a->b gradient{AT}b", back, self.away, back=True)
@@ -448,4 +447,4 @@ def test_what_is_packed_where_nothing_is_packed_is_refused() -> None:
     sent, plain = Pair("int8, zstd", "int8"), Pair("int8", "int8")
     sent.cross(np.zeros((60, COLUMNS), "float32"))
     with pytest.raises(RemoteProtocolError, match="never sends"):
-        plain.into.take(sent.payload._replace(codec=number_of(plain.out.way, plain.out.way.codec)), Tally())
+        plain.into.take(sent.payload._replace(codec=plain.out.way.number(plain.out.way.codec)), Tally())

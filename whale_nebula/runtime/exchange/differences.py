@@ -21,8 +21,8 @@ import tensorflow as tf
 
 from whale_nebula.codec.blocks import apart
 from whale_nebula.codec.deltas import Cache, Ids, Rows, apply_changes
-from whale_nebula.codec.objects import Codec, Dims, Part
-from whale_nebula.codec.packing import Mask, join, keep, pack_mask, put_back, split, unpack_mask
+from whale_nebula.codec.objects import Codec
+from whale_nebula.codec.packing import Dims, Mask, Part, join, keep, pack_mask, put_back, split, unpack_mask
 from whale_nebula.codec.precisions import Integers, is_integers
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError

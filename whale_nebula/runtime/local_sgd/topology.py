@@ -12,15 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.codec.objects import Codec
+from whale_nebula.codec.objects import PLAIN, Codec
+from whale_nebula.codec.packing import Payload, read_payload, write_payload
 from whale_nebula.codec.sizes import fitting
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import ConfigError
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import Apart, Program
 from whale_nebula.report.records import LinkReport
-from whale_nebula.runtime.exchange import coding
-from whale_nebula.runtime.exchange.coding import Payload, payload_bytes, read
 from whale_nebula.runtime.run import Run
 from whale_nebula.schedule.rounds import GRAIN, shared_out
 from whale_nebula.scopes.identity import LOCAL
@@ -227,8 +226,8 @@ class Differences:
         if not self._codec(numbers.size) and not self.way.zstd:
             return numbers.view(np.uint8), numbers
         wanted = numbers + self._left[fragment] if fragment in self._left else numbers
-        made = coding.encode(self._codec(numbers.size), tf.convert_to_tensor(_rows(wanted)))
-        data = payload_bytes(Payload(made.data), zstd=self.way.zstd)
+        made = (self._codec(numbers.size) or PLAIN).compress(tf.convert_to_tensor(_rows(wanted)))
+        data = write_payload(Payload(made.data), zstd=self.way.zstd)
         there = self.decode(data, numbers.size)
         self._left[fragment] = wanted - there
         return data, there
@@ -238,8 +237,8 @@ class Differences:
         if not self._codec(size) and not self.way.zstd:
             return np.ascontiguousarray(data).view(np.float32)
         dims = dims_of(size)
-        payload = read(data, dims[0], 0, 4 * dims[0] * dims[1] + _MORE, zstd=self.way.zstd)
-        found, _ = coding.decode(self._codec(size), payload.data, dims, "float32")
+        payload = read_payload(data, dims[0], 0, 4 * dims[0] * dims[1] + _MORE, zstd=self.way.zstd)
+        found, _ = (self._codec(size) or PLAIN).restore(payload.data, dims, "float32")
         return np.asarray(found, np.float32).reshape(-1)[:size]
 
     def forget(self) -> None:
