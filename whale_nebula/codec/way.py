@@ -82,14 +82,14 @@ class Way:
                 found[number] = codec
         return found
 
-    def number(self, codec: Codec | None) -> int:
-        """The number of a codec among them.
+    @cached_property
+    def numbers(self) -> Mapping[Codec | None, int]:
+        """The numbers of these codecs.
 
-        >>> way = parse_way("int4, ramp int8 below 0.05")
-        >>> [way.number(codec) > 0 for codec in (*way.rungs, None)], way.number(way.codec) == way.number(None)
-        ([True, True, True], False)
+        >>> sorted(map(str, parse_way("int4, ramp int8 below 0.05").numbers))
+        ['None', 'int4', 'int8']
         """
-        return next(number for number, each in self.by_number.items() if each == codec)
+        return {codec: number for number, codec in self.by_number.items()}
 
     @property
     def returned(self) -> Way:

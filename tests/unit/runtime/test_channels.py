@@ -14,8 +14,9 @@ from whale_nebula.codec.sizes import extra_bytes, payload_bytes
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.runtime.exchange.channels import Models
+from whale_nebula.runtime.exchange.crossing import AT
 from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
-from whale_nebula.runtime.exchange.state import AT, At, ChannelState, Residue, States, Tally
+from whale_nebula.runtime.exchange.state import At, ChannelState, Residue, States, Tally
 from whale_nebula.transport.framed import check_packed
 from whale_nebula.transport.protocol import Packed
 
@@ -447,4 +448,4 @@ def test_what_is_packed_where_nothing_is_packed_is_refused() -> None:
     sent, plain = Pair("int8, zstd", "int8"), Pair("int8", "int8")
     sent.cross(np.zeros((60, COLUMNS), "float32"))
     with pytest.raises(RemoteProtocolError, match="never sends"):
-        plain.into.take(sent.payload._replace(codec=plain.out.way.number(plain.out.way.codec)), Tally())
+        plain.into.take(sent.payload._replace(codec=plain.out.way.numbers[plain.out.way.codec]), Tally())

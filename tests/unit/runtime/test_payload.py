@@ -7,9 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from whale_nebula.codec.packing import PREFIX
+from whale_nebula.codec.packing import PREFIX, Payload, read_payload, write_payload
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.codec.packing import Payload, read_payload, write_payload
 
 BYTES = st.binary(max_size=300).map(lambda data: np.frombuffer(data, np.uint8))
 ROWS = st.none() | st.lists(st.booleans(), min_size=1, max_size=70).map(np.array)

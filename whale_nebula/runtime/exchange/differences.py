@@ -24,7 +24,6 @@ from whale_nebula.codec.deltas import Cache, Ids, Rows, apply_changes
 from whale_nebula.codec.objects import Codec
 from whale_nebula.codec.packing import Dims, Mask, Part, join, keep, pack_mask, put_back, split, unpack_mask
 from whale_nebula.codec.precisions import Integers, is_integers
-from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.tensor import Bytes
 
@@ -62,9 +61,9 @@ class Samples:
         return *codec.parts((some, columns), "float32"), Part("float16", (whole, columns))
 
 
-def keeps_differences(way: Way, codec: Codec | None, dims: Dims, ids: Ids | None) -> bool:
-    """Whether differences of such a tensor are kept: integers are what it gets, and each sample has an id."""
-    return way.delta is not None and is_integers(codec) and len(dims) > 1 and ids is not None and ids.shape == dims[:1]
+def keeps_differences(codec: Codec | None, dims: Dims, ids: Ids | None) -> bool:
+    """Whether differences of such a tensor can be kept: integers are what it gets, and each sample has an id."""
+    return is_integers(codec) and len(dims) > 1 and ids is not None and ids.shape == dims[:1]
 
 
 def doubts(cache: Cache, dims: Dims, ids: Ids) -> tuple[str, ...]:

@@ -123,7 +123,7 @@ class Outgoing:
             return _Made(payload, codec, residue, state, clamped, _CLAMPED if clamped else ())
         if codec is None and residue.rows is None and not way.zstd:
             return _Made(x, None, residue, state)
-        if differences.keeps_differences(way, codec, dims, ids):
+        if way.delta is not None and differences.keeps_differences(codec, dims, ids):
             held = Cache(self.limit) if state.held is None else state.held
             notes, stamp = differences.doubts(held, dims, ids), held.stamp(ids)
             data, again = differences.encode(codec, x, ids, held, residue.rows)
@@ -164,7 +164,7 @@ class Outgoing:
 
     def _pack(self, x: Any, codec: Codec | None, version: int, payload: Payload) -> Packed:
         data = write_payload(payload, zstd=self.way.zstd)
-        return Packed(data, self.way.number(codec), version, x.dtype.name, tuple(x.shape))
+        return Packed(data, self.way.numbers[codec], version, x.dtype.name, tuple(x.shape))
 
     def _measure_error(self, x: Any, made: _Made, state: ChannelState) -> float:
         """How far what the other side reads is from what is sent."""
