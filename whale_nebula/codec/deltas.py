@@ -7,7 +7,6 @@ and let go, so that two sides that differ find out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import google_crc32c
@@ -121,18 +120,9 @@ class Cache:
         return self._write(ids, apply_changes(old, ints, scales, block))
 
     def as_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """All that it holds, for a checkpoint: ids and rows in the order in which they go, the version and a count."""
+        """All that it holds: ids and rows in the order in which they go, the version and a count."""
         ids = np.fromiter(self._rows, np.int64, len(self._rows))
         return {"ids": ids, "rows": self.get(ids), "version": np.array([self.version, self._missed])}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], limit_bytes: int) -> Cache:
-        """The cache that these arrays are of."""
-        cache = cls(limit_bytes)
-        rows = np.asarray(arrays["rows"], np.float16)
-        cache._lay(_check_ids(arrays["ids"], rows), rows)
-        cache.version, cache._missed = (int(each) for each in arrays["version"])
-        return cache
 
     def _write(self, ids: Ids, rows: Rows) -> Rows:
         numbers = _check_ids(ids, rows)

@@ -114,14 +114,6 @@ def test_any_sizes_and_any_magnitudes_cross(there: str, back: str, dims: list[in
             assert not again.any() and not returned.any()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-@pytest.mark.parametrize(("there", "back"), WAYS)
-def test_other_types_come_back_as_what_they_were(there: str, back: str, dtype: str) -> None:
-    pair = Pair(there, back)
-    x = tf.cast(normal(8, COLUMNS), dtype).numpy()
-    assert pair.cross(x).dtype == pair.cross_back(x).dtype == x.dtype
-
-
 @pytest.mark.parametrize(("there", "back"), WAYS)
 def test_payloads_are_as_large_as_the_plan_says(there: str, back: str) -> None:
     pair, dims = Pair(there, back), (6, 10, COLUMNS)

@@ -160,8 +160,9 @@ class Channels:
             if each.boundary is not None and codec is not None and (way.auto or way.ladder or way.start):
                 used = None if codec in ("", NONE) else parse(codec)
                 text = str(replace(way, codec=used, auto=False, ladder=(), start=0))
-                change = {"backward_codec" if each.back else "codec": text}
-                found[each.boundary.value] = replace(found[each.boundary.value], **change)
+                crossed = found[each.boundary.value]
+                crossed = replace(crossed, backward_codec=text) if each.back else replace(crossed, codec=text)
+                found[crossed.value] = crossed
         return tuple(found.values())
 
     def _end(self, crossing: Crossing, host: str, micro_batch: int, *, out: bool) -> tuple[Any, Lane]:

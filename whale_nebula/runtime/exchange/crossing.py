@@ -107,7 +107,8 @@ class Crossings:
         key = crossing.value, micro_batch
         if key not in self._lanes:
             home, *others = self._hosts(crossing, micro_batch)
-            name = f"{home}->{','.join(others)}" if self._replicated(crossing) else ""
+            moving = not self.routing.replicated.isdisjoint((crossing.source, *crossing.readers))
+            name = f"{home}->{','.join(others)}" if moving else ""
             earlier = [m for m in range(micro_batch) if self._hosts(crossing, m) == (home, *others) or not name]
             first, last = (earlier[0], earlier[-1]) if earlier else (micro_batch, None)
             self._lanes[key] = Lane(home, tuple(others), name, first, last)
@@ -145,9 +146,6 @@ class Crossings:
     def _hosts(self, crossing: Crossing, micro_batch: int) -> tuple[str, ...]:
         stages = (crossing.source, *crossing.readers)
         return tuple(dict.fromkeys(self.routing.host(stage, micro_batch) for stage in stages))
-
-    def _replicated(self, crossing: Crossing) -> bool:
-        return not self.routing.replicated.isdisjoint((crossing.source, *crossing.readers))
 
 
 def _channel(crossing: Crossing, lane: str) -> str:

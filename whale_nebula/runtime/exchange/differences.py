@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import tensorflow as tf
@@ -61,7 +61,7 @@ class Samples:
         return *codec.parts((some, columns), "float32"), Part("float16", (whole, columns))
 
 
-def keeps_differences(codec: Codec | None, dims: Dims, ids: Ids | None) -> bool:
+def keeps_differences(codec: Codec | None, dims: Dims, ids: Ids | None) -> TypeGuard[Integers]:
     """Whether differences of such a tensor can be kept: integers are what it gets, and each sample has an id."""
     return is_integers(codec) and len(dims) > 1 and ids is not None and ids.shape == dims[:1]
 

@@ -24,7 +24,7 @@ class ChannelState:
 
     `steps` are those of training that were begun, `rung` the place on the ladder of precisions, `structure` what the
     codec's structure remembers, and `version` how often that was sent to the other side. `held` is what differences
-    are kept of (`codec.bytes.deltas.Cache`), for a checkpoint as `held.as_arrays()`; then `version` is its version.
+    are kept of (a `codec.deltas.Cache`); then `version` is its version.
     `codec` is what the last step of training used, and `error` how exact that was when it was last measured.
     """
 

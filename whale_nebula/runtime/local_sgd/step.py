@@ -18,52 +18,10 @@ from whale_nebula.ir.program import Leaf
 from whale_nebula.launch.leaving import Leaving
 from whale_nebula.report.records import LinkReport, MeetingsReport
 from whale_nebula.runtime.local_sgd.shutdown import LeavesTogether
-from whale_nebula.runtime.local_sgd.topology import Ends, Flat, Sites, seeds_of, sow
+from whale_nebula.runtime.local_sgd.topology import Meetings, Sites, seeds_of, sow
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step.clock import StepOutcome
 from whale_nebula.runtime.step.distributed import DistributedStep
-
-
-class Meetings(Protocol):
-    """One cluster's side. `met` counts what was exchanged, `waited` are the seconds that steps waited for it."""
-
-    flat: Flat
-    ends: Ends
-    steps: int
-    met: int
-    waited: float
-
-    def begin(self) -> None:
-        """From here on all clusters go their own way: what each has now is what all share."""
-
-    def tell(self) -> None:
-        """A step is over: send what is due after it."""
-
-    def take(self) -> None:
-        """Take in what is due now; it waits for what has not come yet."""
-
-    def settle_tell(self) -> None:
-        """Everybody wants the weights now: send all that was gone since they met."""
-
-    def settle_take(self) -> None:
-        """Then all clusters have the same weights, bit for bit."""
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing was gone since all had the same."""
-
-    @property
-    def fragments(self) -> int:
-        """How many exchanges tell the others of all weights once."""
-
-    def restart(self) -> None:
-        """The weights were replaced, in all clusters by the same ones: what was remembered belongs to others."""
-
-    def digest(self) -> int:
-        """A checksum of weights that all clusters share by now: the same in all of them."""
-
-    def close(self) -> None:
-        """Let the threads go."""
 
 
 class Runner(Protocol):
@@ -130,7 +88,7 @@ class TrainsApart:
         rounds.take()
         if self.leaving.now(rounds.steps):
             self.settle()
-            self.leaving.leave()
+            self.leaving.asked.leave()
         before, self._sent = self._sent, rounds.ends.sent()
         links = {name: less(sent, before.get(name)) for name, sent in self._sent.items()}
         seconds = outcome.seconds + rounds.waited - waited

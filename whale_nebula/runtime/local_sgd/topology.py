@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import google_crc32c
 import numpy as np
 import tensorflow as tf
 
@@ -347,3 +349,65 @@ def sow(variables: Mapping[str, Any], place: int) -> None:
 def _plain(variable: Any) -> Any:
     """TensorFlow's own variable behind one of Keras's."""
     return getattr(variable, "value", variable)
+
+
+@dataclass
+class Meetings(ABC):
+    """One cluster's side. `met` counts what was exchanged, `waited` are the seconds that steps waited for it."""
+
+    flat: Flat
+    ends: Ends
+    differences: Differences
+    steps: int = 0
+    met: int = 0
+    waited: float = 0.0
+    _shared: Numbers | None = None
+    _told: int = 0
+
+    def begin(self) -> None:
+        """From here on all clusters go their own way: what each has now is what all share."""
+        if self._shared is None:
+            self._shared = self._read_all()
+
+    @abstractmethod
+    def tell(self) -> None:
+        """A step is over: send what is due after it."""
+
+    @abstractmethod
+    def take(self) -> None:
+        """Take in what is due now; it waits for what has not come yet."""
+
+    @abstractmethod
+    def settle_tell(self) -> None:
+        """Everybody wants the weights now: send all that was gone since they met."""
+
+    @abstractmethod
+    def settle_take(self) -> None:
+        """Then all clusters have the same weights, bit for bit."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing was gone since all had the same."""
+        return self.steps == self._told
+
+    @property
+    def fragments(self) -> int:
+        """How many exchanges tell the others of all weights once."""
+        return 1
+
+    def restart(self) -> None:
+        """The weights were replaced, in all clusters by the same ones: what was remembered belongs to others."""
+        if self._shared is not None:
+            self._shared = self._read_all()
+            self.differences.forget()
+
+    def digest(self) -> int:
+        """A checksum of what all share: the same in all clusters after as many rounds."""
+        return google_crc32c.value(b"" if self._shared is None else self._shared.tobytes())
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let the threads go."""
+
+    def _read_all(self) -> Numbers:
+        return self.flat.read((0, self.flat.total))
