@@ -96,44 +96,23 @@ class Expected:
 
 def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
     """Everything that crosses between workers in a step, and what it may be."""
-    yield from _boundary_slots(cut)
-    yield from _parts(cut)
-    yield from _replica_slots(cut)
-    yield from _scalars(cut)
-
-
-def _boundary_slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
-    """Boundaries and their gradients, numbered as those who send them number them."""
     clusters = {worker.name: worker.cluster for worker in cut.workers}
     for each in Crossings(cut, cut.routing).by_value.values():
         near, far = _bound_of(each.spec), _bound_of(each.spec, each.way)
         for ends in cut.routing.joined(each.source, each.readers):
             same = clusters[ends[0]] == clusters[ends[1]]
             yield Slot(each.kind, each.phase, each.number, *ends), near if same else far
-
-
-def _parts(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
     for phase in cut.phases:
         for part in shared_parts(cut, phase):
-            bound = _bound_of(part.spec)
             for destination in part.destinations:
-                yield Slot("part", phase.index, part.slot, part.source, destination), bound
-
-
-def _replica_slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
-    """What replicas of a stage tell one another."""
-    for phase in cut.phases:
-        for each in replica_messages(cut, phase):
-            bound = _bound_of(each.specs[0])
-            if each.kind == "numbers":
-                most = cut.program.pipeline.micro_batch * sum(spec.nbytes() for spec in each.specs)
+                yield Slot("part", phase.index, part.slot, part.source, destination), _bound_of(part.spec)
+        for message in replica_messages(cut, phase):
+            bound = _bound_of(message.specs[0])
+            if message.kind == "numbers":
+                most = cut.program.pipeline.micro_batch * sum(spec.nbytes() for spec in message.specs)
                 bound = Bound("uint8", (most,))
-            for ends in permutations(cut.routing.of(each.stage), 2):
-                yield Slot("result", phase.index, each.slot, *ends), bound
-
-
-def _scalars(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
-    for phase in cut.phases:
+            for ends in permutations(cut.routing.of(message.stage), 2):
+                yield Slot("result", phase.index, message.slot, *ends), bound
         for bundle in bundles(cut, phase):
             ends = bundle.source, bundle.destination
             yield Slot("scalar", phase.index, bundle.number, *ends), _bound_of(bundle.spec)
