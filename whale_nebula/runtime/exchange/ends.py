@@ -78,8 +78,8 @@ class Outgoing:
         made = self._encode(x, asked, state, at, residue, ids, tally)
         seconds, state, notes = perf_counter() - began, made.state, made.notes
         if asked not in (None, made.codec) and not tally.left_out:
-            lost = f"{asked} would not make {x.dtype.name}{list(x.shape)} smaller"
-            notes = (*notes, f"{lost}, so it crosses as {made.codec or NONE}")
+            kind, dims, used = x.dtype.name, list(x.shape), made.codec or NONE
+            notes = (*notes, f"{asked} would not make {kind}{dims} smaller, so it crosses as {used}")
         if at.training and at.first and not tally.left_out:
             state = note_changes(tally, self.name, self.way, self.states.of(self.key), state, made.codec)
             if not self.way.lossless and (state.error is None or is_due(state.steps)):
@@ -201,8 +201,8 @@ class Outgoing:
                 micro_batch=at.micro_batch,
                 why="it would stay in what both sides of this boundary remember, and spoil all steps after this one",
             )
-        where = f"in micro-batch {at.micro_batch} of stage {self.stage!r}"
-        tally.leave_out(f"{self.name} has a NaN or an infinity {where}")
+        name, stage = self.name, self.stage
+        tally.leave_out(f"{name} has a NaN or an infinity in micro-batch {at.micro_batch} of stage {stage!r}")
 
 
 @dataclass
