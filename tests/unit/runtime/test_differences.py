@@ -9,13 +9,11 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.codec import INT4, INT8
-from whale_nebula.codec.deltas import Cache
+from whale_nebula.codec import INT4, INT8, deltas
+from whale_nebula.codec.deltas import LIMIT, Cache, most_bytes
 from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.runtime.exchange import differences
-from whale_nebula.runtime.exchange.differences import LIMIT, most_bytes
 from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
 from whale_nebula.runtime.exchange.state import At, States, Tally
 from whale_nebula.transport.protocol import Packed
@@ -162,8 +160,8 @@ def test_what_is_no_number_crosses_whole_is_seen_and_is_not_held(bad: float) -> 
     here, there, x, ids = Cache(LIMIT), Cache(LIMIT), drawn(), array(range(SAMPLES))
 
     def cross(x: np.ndarray) -> tuple[np.ndarray, int]:
-        data, made = differences.encode(INT8(), tf.constant(x), ids, here)
-        np.testing.assert_array_equal(differences.decode(INT8(), data, x.shape, ids, there), made)
+        data, made = deltas.encode(INT8(), tf.constant(x), ids, here)
+        np.testing.assert_array_equal(deltas.decode(INT8(), data, x.shape, ids, there), made)
         assert here.version == there.version and np.isfinite(here.get(ids)).all()
         return made, data.size
 

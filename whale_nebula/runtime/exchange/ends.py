@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.codec import blocks
+from whale_nebula.codec import blocks, deltas
 from whale_nebula.codec.deltas import Cache
 from whale_nebula.codec.objects import PLAIN, Codec, Structure
 from whale_nebula.codec.packing import Dims, Payload, join, read_payload, split, write_payload
 from whale_nebula.codec.sizes import elides, fitting, nbytes
 from whale_nebula.codec.way import NONE, Way
 from whale_nebula.errors import NonFiniteError, RemoteProtocolError
-from whale_nebula.runtime.exchange import differences
 from whale_nebula.runtime.exchange.crossing import AT, LANE
 from whale_nebula.runtime.exchange.state import (
     At,
@@ -65,7 +64,7 @@ class Outgoing:
     way: Way
     states: States
     back: bool = False
-    limit: int = differences.LIMIT
+    limit: int = deltas.LIMIT
     stage: str = ""
 
     def send(
@@ -123,10 +122,10 @@ class Outgoing:
             return _Made(payload, codec, residue, state, clamped, _CLAMPED if clamped else ())
         if codec is None and residue.rows is None and not way.zstd:
             return _Made(x, None, residue, state)
-        if way.delta is not None and differences.keeps_differences(codec, dims, ids):
+        if way.delta is not None and deltas.keeps_differences(codec, dims, ids):
             held = Cache(self.limit) if state.held is None else state.held
-            notes, stamp = differences.doubts(held, dims, ids), held.stamp(ids)
-            data, again = differences.encode(codec, x, ids, held, residue.rows)
+            notes, stamp = deltas.doubts(held, dims, ids), held.stamp(ids)
+            data, again = deltas.encode(codec, x, ids, held, residue.rows)
             packed = self._pack(x, codec, stamp, Payload(data, residue.rows, changes=True))
             state = replace(state, held=held, version=held.version)
             return _Made(packed, codec, residue, state, 0, notes, again)
@@ -217,7 +216,7 @@ class Incoming:
     way: Way
     states: States
     back: bool = False
-    limit: int = differences.LIMIT
+    limit: int = deltas.LIMIT
     dtype: str = ""
 
     def take(
@@ -269,7 +268,7 @@ class Incoming:
         if structure is not None and came.dims and structure.numbers(came.dims) is not None:
             news = nbytes(structure.news(came.dims))
         if self.way.delta is not None:
-            most = max(most, differences.most_bytes(came.dims))
+            most = max(most, deltas.most_bytes(came.dims))
         return read_payload(came.data, prod(came.dims[:-1]), news, most, zstd=self.way.zstd)
 
     def _decode_changes(self, codec: Codec | None, payload: Payload, came: Packed, ids: Any) -> Any:
@@ -278,7 +277,7 @@ class Incoming:
         held = Cache(self.limit) if state.held is None else state.held
         if ids is not None and held.stamp(ids) != came.state:
             raise self._unlike("of what they hold, or different samples", came.state, held.stamp(ids))
-        made = differences.decode(codec, payload.data, came.dims, ids, held, payload.rows)
+        made = deltas.decode(codec, payload.data, came.dims, ids, held, payload.rows)
         self.states.put(self.key, replace(state, held=held, version=held.version))
         return made
 
