@@ -22,7 +22,6 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.codec import packing, parse
-from whale_nebula.runtime.exchange import coding
 
 DIMS, TIMES = (32, 64), 200
 CODECS = ("fp16", "bf16", "int8", "int4", "rank(8)", "rank(8) >> int8", "svd(0.5) >> fp16", "topk(0.1) >> int8")
@@ -40,12 +39,12 @@ def taken(run: Callable[[], Any]) -> float:
 def of(text: str) -> tuple[float, float]:
     """Milliseconds to encode and to decode a small tensor."""
     codec, x = parse(text), tf.constant(np.random.default_rng(0).standard_normal(DIMS, "float32"))
-    structure = coding.structure_in(codec)
+    structure = codec.structure
     state = None if structure is None else structure.init(DIMS)
     state = None if structure is None else structure.refresh(state, x, 0)[0]
-    data = coding.encode(codec, x, state).data
-    there = taken(lambda: coding.encode(codec, x, state))
-    return there, taken(lambda: coding.decode(codec, data, DIMS, "float32", state))
+    data = codec.compress(x, state).data
+    there = taken(lambda: codec.compress(x, state))
+    return there, taken(lambda: codec.restore(data, DIMS, "float32", state))
 
 
 def main() -> None:

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from whale_nebula.codec import low_rank
 from whale_nebula.codec.low_rank import Matrix, leading
-from whale_nebula.codec.objects import Dims, Part, Reduced, Structure
+from whale_nebula.codec.objects import Reduced, Structure
+from whale_nebula.codec.packing import Dims, Part
 from whale_nebula.codec.structures import LOOKED_AT, RENEWED, matrix, reshape
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.tf.lazy import tf
@@ -72,8 +73,6 @@ class Axes(Structure):
         """Look at what crosses; axes are sent with the first step, every fiftieth, and when there is something to make
         them of for the first time.
         """
-        from whale_nebula.codec import low_rank
-
         rows = reshape(x, matrix(x.shape))
         looked = gram_of(rows, most=LOOKED_AT if state.found else 0)
         gram = looked if state.gram is None else low_rank.running(state.gram, looked)
@@ -89,21 +88,15 @@ class Axes(Structure):
 
     def reduce(self, state: Held, x: Any) -> Reduced:
         """Coordinates."""
-        from whale_nebula.codec.low_rank import project
-
-        return Reduced((project(_single(x), state.q),))
+        return Reduced((low_rank.project(_single(x), state.q),))
 
     def expand(self, state: Held, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """The rows that have them."""
-        from whale_nebula.codec.low_rank import expand
-
-        return expand(numbers[0], state.q), None
+        return low_rank.expand(numbers[0], state.q), None
 
 
 def _single(x: Any) -> Any:
     """In float32 at least: a row of half precision may be longer than its largest number can be."""
-    import tensorflow as tf
-
     return tf.cast(x, tf.float32) if x.dtype.size < 4 else x
 
 

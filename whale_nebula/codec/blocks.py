@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from whale_nebula.codec.objects import Part
+from whale_nebula.codec.packing import Part
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.tf.lazy import tf
 
@@ -59,6 +59,7 @@ def _fold(x: Any, shift: int) -> Any:
 
 
 _UPPER_HALF, _LARGEST = 0xFFFF0000, 0x7F7FFFFF
+_BEYOND = 65520.0  # what half precision rounds to infinity, and all above
 
 
 def to_fp16(x: Any) -> Any:
@@ -81,6 +82,20 @@ def count_overflows(x: Any) -> Any:
     2
     """
     return tf.math.count_nonzero(tf.math.is_finite(x) & ~tf.math.is_finite(_half(x)))
+
+
+def count_clamped(x: Any) -> int:
+    """How many numbers of a tensor half precision has to make smaller.
+
+    Nearly always none: so its largest and its least are looked at, and counted is where they do not fit.
+
+    >>> [count_clamped(tf.constant(x)) for x in ([1e9, -1e9, 1.0, float("inf")], [65504.0], [])]
+    [2, 0, 0]
+    """
+    if x.dtype.size < 4 or not x.shape.num_elements():
+        return 0 if x.dtype != tf.bfloat16 else int(count_overflows(x))
+    fits = float(tf.reduce_max(x)) < _BEYOND and float(tf.reduce_min(x)) > -_BEYOND
+    return 0 if fits else int(count_overflows(x))
 
 
 def to_bf16(x: Any, key: Any = None) -> Any:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from whale_nebula.codec.blocks import rows_and_columns
-from whale_nebula.codec.objects import Dims, Part, Precision
+from whale_nebula.codec.blocks import restore, rows_and_columns
+from whale_nebula.codec.objects import Precision
+from whale_nebula.codec.packing import Dims, Part
 from whale_nebula.errors import OptionError, RemoteProtocolError
 from whale_nebula.wire.tensor import Bytes
 
@@ -57,8 +58,6 @@ class Coded(Precision):
 
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
         """With the least error; with a key so that the tensor's own share of it is whole."""
-        import numpy as np
-
         dims = tuple(int(size) for size in x.shape)
         (size,) = self.parts(dims, x.dtype.name)[0].dims
         if not size:
@@ -71,10 +70,6 @@ class Coded(Precision):
 
     def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
         """Whole numbers times scales, and not beyond what its type can hold."""
-        import numpy as np
-
-        from whale_nebula.codec.blocks import restore
-
         data = np.asarray(parts[0])
         made = dequantise(data, *rows_and_columns(dims)) if data.size else data.astype(np.float32)
         return restore(made.reshape(dims), dtype)

@@ -2,7 +2,7 @@
 
 A *precision* takes fewer bits for each number, and keeps nothing. A *structure* leaves fewer numbers, for which a
 precision may follow; what it has to remember is passed to it, and given back. Built-in codecs and those of users are
-made alike: see `registry.register`.
+made alike: see `registry.register`. `Codec.compress` and `Codec.restore` compose the two.
 """
 
 from __future__ import annotations
@@ -12,29 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
-from whale_nebula.errors import OptionError
-
-
-class Part(NamedTuple):
-    """An array that both sides know to come: its element type and its sizes.
-
-    >>> Part("bfloat16", (3, 2)).nbytes
-    12
-    """
-
-    dtype: str
-    dims: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Its size in bytes."""
-        from whale_nebula.wire.tensor import dtype_code, raw_bytes
-
-        return raw_bytes(dtype_code(self.dtype), self.dims)
-
+from whale_nebula.codec import blocks
+from whale_nebula.codec.packing import Dims, Part, join, split
+from whale_nebula.errors import OptionError, RemoteProtocolError
+from whale_nebula.spec import Spec
+from whale_nebula.wire.tensor import Bytes
 
 STRUCTURE, PRECISION = "structure", "precision"
-Dims = tuple[int, ...]
+
+
+class Compressed(NamedTuple):
+    """Bytes, the structure's new state, and its residue; `clamped` numbers were too large for half precision."""
+
+    data: Bytes
+    state: Any = None
+    residue: Any = None
+    clamped: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +45,58 @@ class Codec:
     def members(self) -> tuple[Codec, ...]:
         """The simple codecs that this one is made of, in the order in which they encode."""
         return (self,)
+
+    @property
+    def structure(self) -> Structure | None:
+        """Its structure, if it has one."""
+        return None
+
+    @property
+    def precision(self) -> Precision | None:
+        """Its precision, if it has one."""
+        return None
+
+    @property
+    def returned(self) -> Codec:
+        """The codec of the gradient of what crossed by this one."""
+        return self
+
+    def arrays(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
+        """The arrays that a tensor becomes, in the order in which they cross.
+
+        >>> from whale_nebula.codec import FP16, TopK
+        >>> (TopK(0.5) >> FP16()).arrays((2, 8), "float32")
+        (Part(dtype='float16', dims=(2, 4)), Part(dtype='uint8', dims=(2,)))
+        """
+        structure, precision = self.structure, self.precision or PLAIN
+        left = (dims,) if structure is None else structure.numbers(dims) or ()
+        encoded = (part for each in left for part in precision.parts(each, dtype))
+        return (*encoded, *(() if structure is None else structure.extras(dims)))
+
+    def compress(self, x: Any, state: Any = None, key: Any = None) -> Compressed:
+        """At the side that makes the tensor: first the structure, then the precision."""
+        structure, precision = self.structure, self.precision or PLAIN
+        reduced = Reduced((x,)) if structure is None else structure.reduce(state, x)
+        arrays = [part for each in reduced.numbers for part in precision.encode(each, key)]
+        clamped = sum(map(blocks.count_clamped, reduced.numbers)) if precision.clamps else 0
+        return Compressed(join([*arrays, *reduced.extras]), reduced.state, reduced.residue, clamped)
+
+    def restore(self, data: Bytes, dims: Dims, dtype: str, state: Any = None) -> tuple[Any, Any]:
+        """At the side that reads it: the tensor and the residue."""
+        structure, precision = self.structure, self.precision or PLAIN
+        left = (dims,) if structure is None else structure.numbers(dims)
+        if left is None:
+            raise RemoteProtocolError(f"a tensor of sizes {dims} came as {self}, which would not make it smaller")
+        found, place, numbers = split(data, self.arrays(dims, dtype)), 0, []
+        wide = structure is not None and structure.widens and Spec(dtype, ()).nbytes() < 4
+        for each in left:
+            count = len(precision.parts(each, dtype))
+            numbers.append(precision.decode(found[place : place + count], each, "float32" if wide else dtype))
+            place += count
+        if structure is None:
+            return numbers[0], None
+        x, residue = structure.expand(state, numbers, found[place:], dims)
+        return blocks.restore(x, dtype), residue
 
     def __rshift__(self, other: Codec) -> Codec:
         """First this, then `other`: a structure, then a precision."""
@@ -81,6 +126,22 @@ class Chain(Codec):
     def __post_init__(self) -> None:
         if [part.layer for part in self.members] != [STRUCTURE, PRECISION]:
             raise _bad_chain(self.members)
+
+    @property
+    def structure(self) -> Structure | None:
+        """The first of the two."""
+        return self.members[0].structure
+
+    @property
+    def precision(self) -> Precision | None:
+        """The second."""
+        return self.members[1].precision
+
+    @property
+    def returned(self) -> Codec:
+        """The structure's, and the same precision."""
+        structure, precision = self.members
+        return self if structure.returned is structure else structure.returned >> precision
 
     def __str__(self) -> str:
         return " >> ".join(str(part) for part in self.members)
@@ -113,6 +174,11 @@ class Precision(Codec, ABC):
     casts: ClassVar[bool] = False
     """Whether it is a cast, which takes hardly any time."""
 
+    @property
+    def precision(self) -> Precision:
+        """Itself."""
+        return self
+
     @abstractmethod
     def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
         """The arrays that `encode` makes of a tensor of these sizes."""
@@ -126,6 +192,28 @@ class Precision(Codec, ABC):
     @abstractmethod
     def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
         """The tensor again, as near as it goes."""
+
+
+@dataclass(frozen=True)
+class Plain(Precision):
+    """Numbers as they are: what follows a structure that stands alone."""
+
+    name = "none"
+
+    def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
+        """The tensor itself."""
+        return (Part(dtype, dims),)
+
+    def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
+        """As it is."""
+        return (x,)
+
+    def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
+        """As it is."""
+        return blocks.restore(parts[0], dtype)
+
+
+PLAIN = Plain()
 
 
 class Reduced(NamedTuple):
@@ -143,6 +231,8 @@ class Structure(Codec, ABC):
     """Fewer numbers. A tensor is seen as a matrix: its last axis are the columns, all others its rows."""
 
     layer = STRUCTURE
+    follows: ClassVar[bool] = False
+    """Whether it is the form of a gradient whose tensor crossed by a structure that returns."""
     returns: ClassVar[bool] = False
     """Whether the gradient crosses in the same form: in the same subspace, at the same positions."""
     keeps: ClassVar[str] = "basis"
@@ -153,6 +243,20 @@ class Structure(Codec, ABC):
     """Whether what it leaves of half precision is float32."""
     careful: ClassVar[bool] = False
     """Whether a NaN or an infinity passes, and never enters what it remembers: then nobody has to look for them."""
+
+    @property
+    def structure(self) -> Structure:
+        """Itself."""
+        return self
+
+    @property
+    def returned(self) -> Codec:
+        """For a gradient in the same form, where it returns."""
+        return Returned(self) if self.returns else self
+
+    def remembers(self, dims: Dims) -> bool:
+        """Whether a NaN would stay in what it remembers of tensors of these sizes."""
+        return not self.careful and (self.init(dims) is not None or bool(self.news(dims)))
 
     @abstractmethod
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
@@ -205,3 +309,26 @@ class Structure(Codec, ABC):
         why = "it does not say how a gradient is reduced"
         mend = "returns = False, or def reduce_back(self, residue, gradient), expand_back(self, residue, numbers, dims)"
         return OptionError(f"a gradient cannot cross in the form of {self}", why=why, mend=mend)
+
+
+@dataclass(frozen=True)
+class Returned(Structure):
+    """The form of a gradient whose tensor crossed by a structure that returns: its state is the tensor's residue."""
+
+    forward: Structure
+    follows = True
+
+    def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
+        """As many as of the tensor."""
+        return self.forward.numbers(dims)
+
+    def reduce(self, state: Any, x: Any) -> Reduced:
+        """In the tensor's form."""
+        return Reduced(self.forward.reduce_back(state, x))
+
+    def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
+        """The gradient again."""
+        return self.forward.expand_back(state, numbers, dims), None
+
+    def __str__(self) -> str:
+        return str(self.forward)

@@ -10,14 +10,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from enum import IntFlag
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from whale_nebula.codec.objects import Part
 from whale_nebula.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from whale_nebula.wire.tensor import Bytes, array_bytes, array_from, dtype_code
+from whale_nebula.wire.tensor import Bytes, array_bytes, array_from, dtype_code, raw_bytes
+
+Dims = tuple[int, ...]
+
+
+class Part(NamedTuple):
+    """An array that both sides know to come: its element type and its sizes.
+
+    >>> Part("bfloat16", (3, 2)).nbytes
+    12
+    """
+
+    dtype: str
+    dims: Dims
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return raw_bytes(dtype_code(self.dtype), self.dims)
+
 
 _Words = npt.NDArray[Any]  # of an unsigned type
 
@@ -324,3 +343,64 @@ def _package() -> Any:
             mend="pip install 'whale-nebula[zstd]' on every host",
         ) from None
     return zstandard
+
+
+PREFIX = 4
+"""Bytes before what was encoded: which parts there are."""
+_SIZE = 4  # bytes that say how many there were before zstd
+
+
+class Has(IntFlag):
+    """What a payload has, one bit each."""
+
+    ROWS = 1
+    NEWS = 2
+    ZSTD = 4
+    CHANGES = 8
+
+
+class Payload(NamedTuple):
+    """The bytes of a codec with what belongs to them: the mask of the rows, and news of the state.
+
+    `changes` says that they are those of differences of samples.
+    """
+
+    data: Bytes
+    rows: Mask | None = None
+    news: Bytes | None = None
+    changes: bool = False
+
+
+def write_payload(payload: Payload, *, zstd: bool) -> Bytes:
+    """As it crosses."""
+    has = Has.ROWS * (payload.rows is not None) | Has.NEWS * (payload.news is not None) | Has.CHANGES * payload.changes
+    body = [] if payload.rows is None else [pack_mask(payload.rows)]
+    body += [] if payload.news is None else [payload.news]
+    whole = np.concatenate([*body, payload.data])
+    small = shrink(whole, Zstd()) if zstd else None
+    if small is not None and _SIZE + small.size < whole.size:
+        whole = np.concatenate([np.array([whole.size], "<u4").view(np.uint8), small])
+        has |= Has.ZSTD
+    return np.concatenate([np.array([has, 0, 0, 0], np.uint8), whole])
+
+
+def read_payload(data: Bytes, rows: int, news: int, most: int, *, zstd: bool = True) -> Payload:
+    """What crossed, for a tensor of so many rows and so many bytes of news if there are any; `most` bounds the rest."""
+    known = int(Has.ROWS | Has.NEWS | Has.ZSTD | Has.CHANGES)
+    if data.size < PREFIX or int(data[0]) & ~known or data[1:PREFIX].any():
+        raise RemoteProtocolError("an encoded tensor begins with bytes that mean nothing")
+    has, body = Has(int(data[0])), data[PREFIX:]
+    if (Has.ZSTD in has and not zstd) or (Has.NEWS in has and not news):
+        raise RemoteProtocolError("an encoded tensor has what this boundary never sends")
+    if Has.ZSTD in has:
+        most += rows // 8 + 1 + news
+        size = int(body[:_SIZE].view("<u4")[0]) if body.size >= _SIZE else most + 1
+        if size > most:
+            raise RemoteProtocolError(f"{size} bytes are said to be packed where there are at most {most}")
+        body = unshrink(body[_SIZE:], size, Zstd())
+    mask = told = None
+    if Has.ROWS in has:
+        mask, body = unpack_mask(body[: -(-rows // 8)], rows), body[-(-rows // 8) :]
+    if Has.NEWS in has:
+        told, body = body[:news], body[news:]
+    return Payload(body, mask, told, Has.CHANGES in has)

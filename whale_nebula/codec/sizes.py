@@ -11,7 +11,6 @@ much with int8, and nearly four times as much with int4.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
@@ -20,29 +19,19 @@ from typing import NamedTuple
 from whale_nebula.codec.axes import Axes
 from whale_nebula.codec.entropy_coding import LOOKED_AT as TRIED
 from whale_nebula.codec.entropy_coding import Coded
-from whale_nebula.codec.objects import Codec, Dims, Part, Precision, Structure
-from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8, Plain, is_integers
+from whale_nebula.codec.objects import PLAIN, Codec, Precision, Structure
+from whale_nebula.codec.packing import PREFIX, Dims, Part
+from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8, is_integers
 from whale_nebula.codec.structures import LOOKED_AT, RENEWED, SVD, Rank, TopK, matrix
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.spec import Spec
 
-PREFIX = 4
-"""Bytes before what was encoded: which parts there are."""
-
-
-def structure_in(codec: Codec | None) -> Structure | None:
-    """The structure of a codec, if it has one."""
-    return next((part for part in _members(codec) if isinstance(part, Structure)), None)
-
-
-def precision_in(codec: Codec | None) -> Precision | None:
-    """Its precision."""
-    return next((part for part in _members(codec) if isinstance(part, Precision)), None)
-
 
 @lru_cache(maxsize=4096)
-def fitting(codec: Codec | None, dtype: str, dims: Dims) -> Codec | None:
+def fitting(codec: Codec | None, dtype: str, dims: Dims, *, taken: bool = False) -> Codec | None:
     """The codec itself, its precision alone where its structure would not make the bytes fewer, or None: no codec does.
+
+    The structure of a gradient that returns is used just where the tensor crossed by it (`taken`).
 
     >>> from whale_nebula.codec import FP16, INT4, SVD, TopK
     >>> str(fitting(SVD(0.6) >> FP16(), "float32", (8192, 768))), str(fitting(SVD(0.6) >> FP16(), "float32", (4, 1)))
@@ -50,36 +39,18 @@ def fitting(codec: Codec | None, dtype: str, dims: Dims) -> Codec | None:
     >>> str(fitting(TopK(0.9) >> INT4(), "float32", (64, 64))), fitting(INT4(), "float32", (64, 0))
     ('int4', None)
     """
-    alone, structure = precision_in(codec), structure_in(codec)
-    raw = Spec(dtype, dims).nbytes()
-    small = alone if alone is not None and dims and PREFIX + _size(alone, dtype, dims) < raw else None
+    if codec is None:
+        return None
+    alone, structure = codec.precision, codec.structure
+    if structure is not None and structure.follows:
+        return codec if taken else fitting(alone, dtype, dims)
+    raw, least = Spec(dtype, dims).nbytes(), _size(alone, dtype, dims)
+    small = alone if alone is not None and dims and PREFIX + least < raw else None
     if structure is None or not dims or structure.numbers(dims) is None:
         return small
     if not structure.shrinks:
         return None if small is None else codec
-    return codec if PREFIX + _size(codec, dtype, dims) < min(_size(alone, dtype, dims), raw) else small
-
-
-def fitting_back(codec: Codec | None, dtype: str, dims: Dims, *, taken: bool) -> Codec | None:
-    """The same for a gradient: a structure that returns is used just where the tensor crossed by it (`taken`)."""
-    structure = structure_in(codec)
-    if structure is None or not structure.returns:
-        return fitting(codec, dtype, dims)
-    return codec if taken else fitting(precision_in(codec), dtype, dims)
-
-
-def parts_of(codec: Codec | None, dtype: str, dims: Dims, *, back: bool = False) -> tuple[Part, ...]:
-    """The arrays that a tensor becomes, in the order in which they cross; of a gradient, where `back`.
-
-    >>> from whale_nebula.codec import FP16, TopK
-    >>> parts_of(TopK(0.5) >> FP16(), "float32", (2, 8))
-    (Part(dtype='float16', dims=(2, 4)), Part(dtype='uint8', dims=(2,)))
-    """
-    structure, precision = structure_in(codec), precision_in(codec) or Plain()
-    left = (dims,) if structure is None else structure.numbers(dims) or ()
-    encoded = [part for each in left for part in precision.parts(each, dtype)]
-    extras = () if structure is None or (back and structure.returns) else structure.extras(dims)
-    return (*encoded, *extras)
+    return codec if PREFIX + _size(codec, dtype, dims) < min(least, raw) else small
 
 
 def nbytes(parts: Sequence[Part]) -> int:
@@ -95,15 +66,11 @@ def elides(codec: Codec | None, dtype: str, dims: Dims, kept: int) -> bool:
     """
     rows = (kept, dims[-1])
     some, every = fitting(codec, dtype, rows), fitting(codec, dtype, dims)
-    return nbytes(parts_of(some, dtype, rows)) + -(-prod(dims[:-1]) // 8) < nbytes(parts_of(every, dtype, dims))
+    return _size(some, dtype, rows) + -(-prod(dims[:-1]) // 8) < _size(every, dtype, dims)
 
 
 def _size(codec: Codec | None, dtype: str, dims: Dims) -> int:
-    return nbytes(parts_of(codec, dtype, dims))
-
-
-def _members(codec: Codec | None) -> tuple[Codec, ...]:
-    return () if codec is None else codec.members
+    return nbytes((codec or PLAIN).arrays(dims, dtype))
 
 
 _SLACK = 64  # bytes: what is said before packed numbers and in front of zstd
@@ -111,39 +78,37 @@ _MARKS = 1 << 16  # bytes: a bit for each row or sample, of which only a step kn
 
 
 @lru_cache(maxsize=65536)
-def payload_bytes(way: str, dtype: str, dims: Dims, forward: str | None = None) -> int:
+def payload_bytes(text: str, dtype: str, dims: Dims, forward: str | None = None) -> int:
     """Bytes of a micro-batch of a boundary; of its gradient, where `forward` says how the tensor itself crosses.
+
+    It is counted on the last rung of the way, once it has begun.
 
     >>> payload_bytes("none", "float32", (8, 64)), payload_bytes("fp16", "float32", (8, 64))
     (2048, 1024)
     >>> payload_bytes("topk(0.25)", "float32", (8, 64)), payload_bytes("topk(0.25)", "float32", (8, 64), "topk(0.25)")
     (580, 516)
     """
-    return encoded_bytes(parse_way(way), dtype, dims, None if forward is None else parse_way(forward))
-
-
-def encoded_bytes(way: Way, dtype: str, dims: Dims, forward: Way | None = None) -> int:
-    """The same for a way that was read already: on its last rung, once it has begun."""
-    raw = nbytes([Part(dtype, dims)])
+    way, raw = parse_way(text), nbytes([Part(dtype, dims)])
     if way.plain or not dims:
         return raw
     if way.cast is not None:
-        return nbytes(parts_of(way.codec, dtype, dims))
+        return _size(way.codec, dtype, dims)
     if way.lossless:
         return PREFIX + raw
-    used = used_codec(way, dtype, dims, forward)
+    used = used_codec(way, dtype, dims, None if forward is None else parse_way(forward))
     if used is None and way.mask is None and not way.zstd:
         return raw
-    marks = 0 if used is None else marks_bytes(way, dims)
-    return PREFIX + marks + nbytes(parts_of(used, dtype, dims, back=forward is not None))
+    marks, crossing = (0, used) if used is None else (marks_bytes(way, dims), used.returned if forward else used)
+    return PREFIX + marks + _size(crossing, dtype, dims)
 
 
 def used_codec(way: Way, dtype: str, dims: Dims, forward: Way | None = None) -> Codec | None:
     """What of a way's codec a tensor of these sizes gets, or its gradient."""
     if forward is None:
         return fitting(way.codec, dtype, dims)
-    taken = structure_in(fitting(forward.codec, dtype, dims)) is not None
-    return fitting_back(way.codec, dtype, dims, taken=taken)
+    there, back = fitting(forward.codec, dtype, dims), way.returned.codec
+    used = fitting(back, dtype, dims, taken=there is not None and there.structure is not None)
+    return way.codec if used == back else used
 
 
 def marks_bytes(way: Way, dims: Dims) -> int:
@@ -160,40 +125,6 @@ def extra_bytes(way: Way, dims: Dims) -> int:
     news = () if way.structure is None else way.structure.news(dims)
     marks = 0 if way.mask is None and way.delta is None else _MARKS
     return PREFIX + _SLACK + marks + nbytes(news)
-
-
-def number(way: Way, codec: Codec | None) -> int:
-    """The number of a codec among those of a way, never 0; None is what encodes nothing, and leaves out rows at most.
-
-    >>> from whale_nebula.codec.way import parse_way
-    >>> way = parse_way("int4, ramp int8 below 0.05")
-    >>> [number(way, codec) > 0 for codec in (*way.rungs, None)], number(way, way.codec) == number(way, None)
-    ([True, True, True], False)
-    """
-    return next(found for found, each in by_number(way).items() if each == codec)
-
-
-@lru_cache(maxsize=1024)
-def by_number(way: Way) -> dict[int, Codec | None]:
-    """The codecs that may come on a way: those of its ladder, the precisions of each alone, and none.
-
-    Two whose texts give the same 16 bits have neighbouring numbers: the order is the way's.
-    """
-    found: dict[int, Codec | None] = {}
-    for codec in (None, *way.rungs, *map(precision_in, way.rungs)):
-        if codec not in found.values():
-            found[_free(zlib.crc32(str(codec or Plain()).encode()) % 0xFFFF + 1, found)] = codec
-    return found
-
-
-def numbers(way: Way) -> frozenset[int]:
-    """Their numbers."""
-    return frozenset(by_number(way))
-
-
-def _free(wanted: int, taken: dict[int, Codec | None]) -> int:
-    """The first from the wanted one on that is not taken."""
-    return next(each % 0xFFFF + 1 for each in range(wanted - 1, wanted + len(taken)) if each % 0xFFFF + 1 not in taken)
 
 
 CALL, CAST = 0.6e-3, 0.15e-3
@@ -281,7 +212,7 @@ def cost(codec: Codec | None, dims: Dims, *, back: bool = False, delta: bool = F
         return Cost()
     if codec.lossless:
         return _times(_BITS, 1e-9 * prod(dims)) + Cost(CALL, CALL)
-    structure, precision = structure_in(codec), precision_in(codec)
+    structure, precision = codec.structure, codec.precision
     left = (dims,) if structure is None else structure.numbers(dims)
     if left is None:
         structure, left = None, (dims,)
@@ -300,7 +231,7 @@ def renewing(codec: Codec | None, dims: Dims) -> float:
     >>> [round(1e3 * renewing(parse(text), (8192, 768)), 1) for text in ("rank(96) >> int8", "int8")]
     [5.0, 0.0]
     """
-    structure = structure_in(codec)
+    structure = None if codec is None else codec.structure
     if not isinstance(structure, Rank | Axes) or len(dims) < 1 or structure.numbers(dims) is None:
         return 0.0
     rows, n = matrix(dims)

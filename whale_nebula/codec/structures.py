@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
+from whale_nebula.codec import low_rank, sparse
 from whale_nebula.codec.low_rank import kept_count, rank_of
-from whale_nebula.codec.objects import Dims, Part, Reduced, Structure
+from whale_nebula.codec.objects import Reduced, Structure
+from whale_nebula.codec.packing import Dims, Part
 from whale_nebula.errors import OptionError
 from whale_nebula.errors.text import did_you_mean
+from whale_nebula.tf.lazy import tf
 
 BASES = ("shared", "learned")
 RENEWED = 50  # steps, after which a shared basis is made anew
@@ -49,16 +52,12 @@ class SVD(Structure):
 
     def reduce(self, state: Any, x: Any) -> Reduced:
         """The two factors."""
-        from whale_nebula.codec.low_rank import factor
-
         m, n = matrix(x.shape)
-        return Reduced(tuple(factor(reshape(x, (m, n)), rank_of(m, n, self.ratio))))
+        return Reduced(tuple(low_rank.factor(reshape(x, (m, n)), rank_of(m, n, self.ratio))))
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """Their product."""
-        from whale_nebula.codec.low_rank import restore
-
-        return reshape(restore(*numbers), dims), None
+        return reshape(low_rank.restore(*numbers), dims), None
 
 
 @dataclass(frozen=True)
@@ -101,17 +100,15 @@ class Rank(Structure):
 
     def refresh(self, state: Shared, x: Any, step: int) -> tuple[Shared, tuple[Any, ...] | None]:
         """Look at what crosses; the basis is sent with the first step, and every fiftieth."""
-        from whale_nebula.codec import low_rank as basis
-
         rows = reshape(x, matrix(x.shape))
         if state.q is None:
-            gram = basis.gram_of(rows)
-            made = Shared(basis.first(gram.numpy(), self.r), gram)
+            gram = low_rank.gram_of(rows)
+            made = Shared(low_rank.first(gram.numpy(), self.r), gram)
             return made, (made.q,)
-        gram = basis.running(state.gram, basis.gram_of(rows, rows=LOOKED_AT))
+        gram = low_rank.running(state.gram, low_rank.gram_of(rows, rows=LOOKED_AT))
         if step == 0 or step % RENEWED:
             return Shared(state.q, gram), None
-        made = Shared(basis.renew_basis(gram.numpy(), state.q), gram)
+        made = Shared(low_rank.renew_basis(gram.numpy(), state.q), gram)
         return made, (made.q,)
 
     def learn(self, state: Shared, news: Sequence[Any], dims: Dims) -> Shared:
@@ -120,27 +117,19 @@ class Rank(Structure):
 
     def reduce(self, state: Shared, x: Any) -> Reduced:
         """Coordinates on the basis."""
-        from whale_nebula.codec.low_rank import project
-
-        return Reduced((project(x, state.q),), residue=state.q)
+        return Reduced((low_rank.project(x, state.q),), residue=state.q)
 
     def expand(self, state: Shared, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """The rows that have these coordinates."""
-        from whale_nebula.codec.low_rank import expand
-
-        return expand(numbers[0], state.q), state.q
+        return low_rank.expand(numbers[0], state.q), state.q
 
     def reduce_back(self, residue: Any, gradient: Any) -> tuple[Any, ...]:
         """The gradient's coordinates are the gradient of the coordinates."""
-        from whale_nebula.codec.low_rank import project
-
-        return (project(gradient, residue),)
+        return (low_rank.project(gradient, residue),)
 
     def expand_back(self, residue: Any, numbers: Sequence[Any], dims: Dims) -> Any:
         """And the map is its own transpose."""
-        from whale_nebula.codec.low_rank import expand
-
-        return expand(numbers[0], residue)
+        return low_rank.expand(numbers[0], residue)
 
 
 @dataclass(frozen=True)
@@ -161,40 +150,29 @@ class TopK(Structure):
 
     def extras(self, dims: Dims) -> tuple[Part, ...]:
         """Where they stood."""
-        from whale_nebula.codec import sparse
-
         m, n = matrix(dims)
         return (Part("uint8", (sparse.packed_bytes(m, n, self._kept_count(n)),)),)
 
     def reduce(self, state: Any, x: Any) -> Reduced:
         """The largest of each row, and where they stand."""
-        from whale_nebula.codec import sparse
-        from whale_nebula.codec.sparse import gather, largest
-
         m, n = matrix(x.shape)
         rows = reshape(x, (m, n))
-        places = largest(rows, self._kept_count(n))
-        return Reduced((gather(rows, places),), (sparse.pack(places, n),), places)
+        places = sparse.largest(rows, self._kept_count(n))
+        return Reduced((sparse.gather(rows, places),), (sparse.pack(places, n),), places)
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """Zeros but for them."""
-        from whale_nebula.codec import sparse
-
         m, n = matrix(dims)
         places = sparse.unpack(extras[0], m, n, self._kept_count(n))
         return self.expand_back(places, numbers, dims), places
 
     def reduce_back(self, residue: Any, gradient: Any) -> tuple[Any, ...]:
         """The gradient at the same places."""
-        from whale_nebula.codec.sparse import gather
-
-        return (gather(reshape(gradient, matrix(gradient.shape)), residue),)
+        return (sparse.gather(reshape(gradient, matrix(gradient.shape)), residue),)
 
     def expand_back(self, residue: Any, numbers: Sequence[Any], dims: Dims) -> Any:
         """Zeros but for it."""
-        from whale_nebula.codec.sparse import scatter
-
-        return reshape(scatter(numbers[0], residue, dims[-1]), dims)
+        return reshape(sparse.scatter(numbers[0], residue, dims[-1]), dims)
 
     def _kept_count(self, n: int) -> int:
         return kept_count(n, self.fraction)
@@ -211,8 +189,6 @@ def matrix(dims: Sequence[int]) -> tuple[int, int]:
 
 def reshape(x: Any, dims: Sequence[int]) -> Any:
     """The same numbers in another shape."""
-    import tensorflow as tf
-
     return tf.reshape(x, dims)
 
 

@@ -7,12 +7,13 @@ rank(96) >> int8, from step 100, mask tokens
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
-from whale_nebula.codec.objects import Codec, Precision, Structure
+from whale_nebula.codec.objects import PLAIN, Codec, Precision, Structure
 from whale_nebula.codec.precisions import INT8, is_integers
 from whale_nebula.codec.registry import parse
 from whale_nebula.codec.structures import RENEWED, Rank
@@ -47,26 +48,53 @@ class Way:
     @property
     def structure(self) -> Structure | None:
         """The structure of the codec, if it has one."""
-        return next((part for part in self._members if isinstance(part, Structure)), None)
+        return None if self.codec is None else self.codec.structure
 
     @property
     def precision(self) -> Precision | None:
         """The precision of the codec, if it has one."""
-        return next((part for part in self._members if isinstance(part, Precision)), None)
+        return None if self.codec is None else self.codec.precision
 
-    @property
+    @cached_property
     def lossless(self) -> bool:
         """Whether these are whole numbers, in as many bits as they need."""
         return self.codec is not None and self.codec.lossless
 
-    @property
-    def _members(self) -> tuple[Codec, ...]:
-        return () if self.codec is None else self.codec.members
-
-    @property
+    @cached_property
     def rungs(self) -> tuple[Codec | None, ...]:
         """The codecs of the ladder from the mildest to the codec itself."""
         return (*(self._with(name) for name in self.ladder), *([] if self.auto else [self.codec]))
+
+    @cached_property
+    def by_number(self) -> Mapping[int, Codec | None]:
+        """The codecs that may come, by their numbers on the wire, never 0: those of the ladder, the precisions
+        of each alone, and None, which encodes nothing and leaves out rows at most.
+
+        Two whose texts give the same 16 bits have neighbouring numbers: the order is the way's.
+        """
+        found: dict[int, Codec | None] = {}
+        alone = (None if codec is None else codec.precision for codec in self.rungs)
+        for codec in (None, *self.rungs, *alone):
+            if codec not in found.values():
+                number = zlib.crc32(str(codec or PLAIN).encode()) % 0xFFFF + 1
+                while number in found:
+                    number = number % 0xFFFF + 1
+                found[number] = codec
+        return found
+
+    @cached_property
+    def numbers(self) -> Mapping[Codec | None, int]:
+        """The numbers of these codecs.
+
+        >>> sorted(map(str, parse_way("int4, ramp int8 below 0.05").numbers))
+        ['None', 'int4', 'int8']
+        """
+        return {codec: number for number, codec in self.by_number.items()}
+
+    @property
+    def returned(self) -> Way:
+        """How a gradient crosses by this way: where its codec's structure returns, in the form of its tensor."""
+        return self if self.codec is None else replace(self, codec=self.codec.returned)
 
     def _with(self, precision: str) -> Codec | None:
         """The codec with this precision in the place of its own."""
@@ -76,18 +104,18 @@ class Way:
         chosen = parse(precision)
         return chosen if structure is None else structure >> chosen
 
-    @property
+    @cached_property
     def plain(self) -> bool:
         """Whether the tensor crosses as it is."""
         return self.codec is None and not self.auto and self.mask is None and not self.zstd
 
-    @property
+    @cached_property
     def cast(self) -> str | None:
         """The name of the codec where it is a mere cast from the first step on: such a tensor crosses as an array."""
         simple = replace(self, codec=None) == Way()
         return str(self.codec) if simple and str(self.codec) in ("fp16", "bf16") else None
 
-    @property
+    @cached_property
     def coded(self) -> bool:
         """Whether it takes more than a cast."""
         return not self.plain and self.cast is None
@@ -191,7 +219,7 @@ def _common(options: Mapping[str, Any]) -> Way:
 
 def _back(forward: Codec | None, backward: Any) -> Codec | None:
     """The gradient's codec: an object replaces all; a text, or the default, is the precision of what is left."""
-    structure = None if forward is None else next((p for p in forward.members if isinstance(p, Structure)), None)
+    structure = None if forward is None else forward.structure
     kept = structure if structure is not None and structure.returns else None
     if backward == DEFAULT:
         backward = None if forward is None else INT8.name
@@ -200,14 +228,14 @@ def _back(forward: Codec | None, backward: Any) -> Codec | None:
     chosen = parse(backward) if isinstance(backward, str) and backward != NONE else backward
     if chosen == NONE:
         return kept
-    if isinstance(backward, str) and isinstance(chosen, Precision):
+    if isinstance(backward, str) and chosen is chosen.precision:
         return chosen if kept is None else kept >> chosen
     _check_back(chosen, kept)
     return chosen
 
 
 def _check_back(backward: Codec, kept: Structure | None) -> None:
-    own = next((p for p in backward.members if isinstance(p, Structure)), None)
+    own = backward.structure
     if own is not None and own.returns and own != kept:
         raise OptionError(
             f"backward={str(backward)!r} has a {own.name} that the forward has not",
@@ -218,9 +246,8 @@ def _check_back(backward: Codec, kept: Structure | None) -> None:
 
 def _without_learned(codec: Codec | None) -> Codec | None:
     """A learned basis is a part of the model: what is left to do for what crosses is its precision."""
-    if codec is None or not any(isinstance(part, Rank) and part.basis == "learned" for part in codec.members):
-        return codec
-    return next((part for part in codec.members if isinstance(part, Precision)), None)
+    learned = codec is not None and isinstance(codec.structure, Rank) and codec.structure.basis == "learned"
+    return codec.precision if codec is not None and learned else codec
 
 
 def _add_ramp(way: Way, options: Mapping[str, Any]) -> Way:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from whale_nebula.codec.objects import Dims
+from whale_nebula.codec.packing import Dims
 from whale_nebula.codec.precisions import FP16
 from whale_nebula.codec.sizes import Cost, cost, payload_bytes, renewing, used_codec
 from whale_nebula.codec.way import NONE, Way, has_open_size, parse_way

@@ -17,7 +17,7 @@ import whale_nebula
 from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.step import Captured, Signature
-from whale_nebula.codec.sizes import fitting, nbytes, parts_of
+from whale_nebula.codec.sizes import fitting, nbytes
 from whale_nebula.codec.way import parse_way
 from whale_nebula.feed.batch import micro_batches
 from whale_nebula.feed.checks import Missing, absent_in
@@ -64,7 +64,7 @@ def _bytes(count: int, way: str) -> int:
     """So many weights as they cross."""
     dims = dims_of(count)
     codec = fitting(parse_way(way).codec, "float32", dims)
-    return nbytes(parts_of(codec, "float32", dims)) if codec is not None else 4 * count
+    return nbytes(codec.arrays(dims, "float32")) if codec is not None else 4 * count
 
 
 def plan_step(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:

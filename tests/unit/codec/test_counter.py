@@ -48,12 +48,6 @@ def test_numbers_lie_below_one_and_are_spread_evenly() -> None:
     assert abs(surprise(np.bincount((numbers * 1024).astype(int), minlength=1024))) < 5
 
 
-@pytest.mark.parametrize("bit", range(0, 32, 5))
-def test_each_bit_is_set_half_of_the_time(bit: int) -> None:
-    is_set = blocks.bits(key(3, 4), PLACES).numpy() >> bit & 1
-    assert abs(is_set.mean() - 0.5) < 5 * 0.5 / np.sqrt(COUNT)
-
-
 @pytest.mark.parametrize("distance", [1, 2, 32, 64, 768])
 def test_a_number_says_nothing_about_another_place(distance: int) -> None:
     numbers = drawn(1, 2)
@@ -65,8 +59,3 @@ def test_a_number_says_nothing_about_another_place(distance: int) -> None:
 def test_a_key_says_nothing_about_its_neighbours(words: tuple[int, int]) -> None:
     one, other = drawn(1, 2), drawn(*words)
     assert abs(surprise(np.histogram2d(one, other, 32, [[0, 1], [0, 1]])[0])) < 5
-
-
-def test_two_keys_do_not_draw_the_same_numbers_in_another_order() -> None:
-    one, other = (blocks.bits(key(1, last), PLACES).numpy() for last in (2, 3))
-    assert len(np.intersect1d(one, other)) < 4 * COUNT**2 / 2**32

@@ -55,20 +55,6 @@ def test_two_sides_that_see_the_same_hold_the_same_bits(writes: Writes, limit: i
     assert stored(here) == stored(there)
 
 
-@settings(deadline=None, max_examples=30)
-@given(WRITES, WRITES)
-def test_a_cache_goes_on_from_its_arrays(before: Writes, after: Writes) -> None:
-    cache = Cache(900)
-    for seed, (whole, numbers) in enumerate(before):
-        write(cache, whole, numbers, seed)
-    again = Cache.from_arrays(cache.as_arrays(), 900)
-    assert stored(again) == stored(cache)
-    for seed, (whole, numbers) in enumerate(after):
-        write(cache, whole, numbers, seed)
-        write(again, whole, numbers, seed)
-    assert stored(again) == stored(cache)
-
-
 def test_a_change_is_added_in_single_precision_and_rounded_once() -> None:
     cache, draw = Cache(ROOM), np.random.default_rng(0)
     old = cache.put(ids(1, 2), draw.standard_normal((2, COLUMNS)).astype(np.float16))

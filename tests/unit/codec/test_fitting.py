@@ -7,20 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.codec import BF16, FP16, INT4, INT8, SVD, Codec, Rank, TopK
-from whale_nebula.codec.sizes import (
-    PREFIX,
-    elides,
-    encoded_bytes,
-    extra_bytes,
-    fitting,
-    fitting_back,
-    nbytes,
-    parts_of,
-    payload_bytes,
-    precision_in,
-    structure_in,
-    used_codec,
-)
+from whale_nebula.codec.objects import PLAIN
+from whale_nebula.codec.packing import PREFIX
+from whale_nebula.codec.sizes import elides, extra_bytes, fitting, nbytes, payload_bytes, used_codec
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.spec import Spec
 
@@ -37,19 +26,19 @@ DTYPES = st.sampled_from(["float16", "bfloat16", "float32", "float64"])
 
 def size(codec: Codec | None, dtype: str, dims: tuple[int, ...]) -> int:
     """Bytes as they cross."""
-    return nbytes(parts_of(codec, dtype, dims)) + PREFIX * (codec is not None)
+    return nbytes((codec or PLAIN).arrays(dims, dtype)) + PREFIX * (codec is not None)
 
 
 @given(CODECS, DTYPES, SIZES)
 def test_less_of_a_codec_is_used_where_all_is_not_smaller(codec: Codec, dtype: str, dims: tuple[int, ...]) -> None:
     used = fitting(codec, dtype, dims)
     raw = Spec(dtype, dims).nbytes()
-    assert used in (codec, precision_in(codec), None)
+    assert used in (codec, codec.precision, None)
     assert used is None or size(used, dtype, dims) < raw
-    if structure_in(used) is not None:
-        assert size(used, dtype, dims) < size(precision_in(codec), dtype, dims)
-    elif used is None and precision_in(codec) is not None:
-        assert size(precision_in(codec), dtype, dims) >= raw
+    if used is not None and used.structure is not None:
+        assert size(used, dtype, dims) < size(codec.precision, dtype, dims)
+    elif used is None and codec.precision is not None:
+        assert size(codec.precision, dtype, dims) >= raw
 
 
 @pytest.mark.parametrize(
@@ -75,9 +64,9 @@ def test_examples(codec: Codec, dims: tuple[int, ...], used: str) -> None:
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_gradient_returns_in_the_form_that_its_tensor_had(taken: bool) -> None:
-    back = TopK(0.9) >> INT8()
-    assert fitting_back(back, "float32", (64, 768), taken=taken) == (back if taken else INT8())
-    assert fitting_back(SVD(0.5), "float32", (64, 768), taken=taken) == SVD(0.5)
+    back = (TopK(0.9) >> INT8()).returned
+    assert fitting(back, "float32", (64, 768), taken=taken) == (back if taken else INT8())
+    assert fitting(SVD(0.5).returned, "float32", (64, 768), taken=taken) == SVD(0.5)
 
 
 def test_the_plan_knows_of_a_gradient_whose_tensor_fell_back() -> None:
@@ -100,8 +89,8 @@ def test_no_payload_is_larger_than_its_tensor_and_what_may_come_on_top(
 ) -> None:
     for way in (Way(codec), Way(codec, mask=""), Way(codec, zstd=True), Way(None, mask="")):
         raw = Spec(dtype, dims).nbytes()
-        assert encoded_bytes(way, dtype, dims) <= raw + extra_bytes(way, dims)
-        assert encoded_bytes(way, dtype, dims, way) <= raw + extra_bytes(way, dims)
+        assert payload_bytes(str(way), dtype, dims) <= raw + extra_bytes(way, dims)
+        assert payload_bytes(str(way), dtype, dims, str(way)) <= raw + extra_bytes(way, dims)
 
 
 @given(st.none() | CODECS, DTYPES, SIZES, st.data())

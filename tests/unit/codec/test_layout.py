@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from whale_nebula.codec.objects import Part
-from whale_nebula.codec.packing import join, split
+from whale_nebula.codec.packing import Part, join, split
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
 from whale_nebula.wire.tensor import DTYPE_NAMES, dtype_code, dtype_of
 

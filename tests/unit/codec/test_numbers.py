@@ -4,7 +4,6 @@ import zlib
 
 import pytest
 
-from whale_nebula.codec.sizes import by_number, number, numbers
 from whale_nebula.codec.way import Way, parse_way
 
 TEXTS = [
@@ -21,13 +20,13 @@ TEXTS = [
 def test_every_codec_that_may_come_has_a_number_of_its_own(text: str) -> None:
     way = parse_way(text)
     for codec in (*way.rungs, None):
-        assert by_number(way)[number(way, codec)] == codec
-    assert all(0 < each < 1 << 16 for each in numbers(way))
+        assert way.by_number[way.numbers[codec]] == codec
+    assert all(0 < each < 1 << 16 for each in way.by_number)
 
 
 def test_the_precision_alone_has_a_number_too() -> None:
     way = parse_way("topk(0.1) >> int8")
-    assert {str(codec) for codec in by_number(way).values()} == {"topk(0.1) >> int8", "int8", "None"}
+    assert {str(codec) for codec in way.by_number.values()} == {"topk(0.1) >> int8", "int8", "None"}
 
 
 def clashing() -> Way:
@@ -41,5 +40,5 @@ def clashing() -> Way:
 
 def test_two_texts_with_the_same_bits_have_two_numbers() -> None:
     way = clashing()
-    assert len(by_number(way)) == 3
-    assert len({number(way, codec) for codec in (*way.rungs, way.precision, None)}) == 3
+    assert len(way.by_number) == 3
+    assert len({way.numbers[codec] for codec in (*way.rungs, way.precision, None)}) == 3

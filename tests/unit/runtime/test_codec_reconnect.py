@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import permutations
 from typing import Any
 
@@ -31,13 +31,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "delta": {"int8": True, "delta": "ids"},
     "shared rank": {"rank": 8, "int8": True, "backward": "int4"},
 }
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 class Wire:

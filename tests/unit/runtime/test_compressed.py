@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -20,13 +19,6 @@ from whale_nebula.codec import FP16, INT4, SVD
 THERE, BACK = "b0 gpu->npu", "b0 npu->gpu"
 SCHEDULES = ("gpipe", "1f1b", "eager-1f1b")
 BOUNDED = ("bf16", "mask", "mask and rank")  # values decide how many bytes there are, at most
-
-
-@pytest.fixture(autouse=True)
-def closed_run() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def trained(options: dict[str, Any], **how: Any) -> Left:

@@ -9,15 +9,13 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.codec import INT4, INT8
-from whale_nebula.codec.deltas import Cache
+from whale_nebula.codec import INT4, INT8, deltas
+from whale_nebula.codec.deltas import LIMIT, Cache, most_bytes
 from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.runtime.exchange import differences
-from whale_nebula.runtime.exchange.differences import LIMIT, most_bytes
 from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
-from whale_nebula.runtime.exchange.state import At, ChannelState, States, Tally
+from whale_nebula.runtime.exchange.state import At, States, Tally
 from whale_nebula.transport.protocol import Packed
 
 EVERY_WAY = INT8_WAY, INT4_WAY = [Way(codec(), delta="ids") for codec in (INT8, INT4)]
@@ -162,8 +160,8 @@ def test_what_is_no_number_crosses_whole_is_seen_and_is_not_held(bad: float) -> 
     here, there, x, ids = Cache(LIMIT), Cache(LIMIT), drawn(), array(range(SAMPLES))
 
     def cross(x: np.ndarray) -> tuple[np.ndarray, int]:
-        data, made = differences.encode(INT8(), tf.constant(x), ids, here)
-        np.testing.assert_array_equal(differences.decode(INT8(), data, x.shape, ids, there), made)
+        data, made = deltas.encode(INT8(), tf.constant(x), ids, here)
+        np.testing.assert_array_equal(deltas.decode(INT8(), data, x.shape, ids, there), made)
         assert here.version == there.version and np.isfinite(here.get(ids)).all()
         return made, data.size
 
@@ -321,15 +319,6 @@ def test_a_failed_step_leaves_what_is_held_as_it_was() -> None:
     ends.there.restore(before[1])
     assert (stored(ends.here, OUT), stored(ends.there, IN)) == (here, there)
     assert ends.cross(x, range(SAMPLES))[1] < whole(SAMPLES)
-
-
-def test_a_state_goes_on_from_its_arrays() -> None:
-    ends, x = Ends(), drawn()
-    ends.cross(x, range(SAMPLES))
-    for states, name in ((ends.here, OUT), (ends.there, IN)):
-        again = Cache.from_arrays(held(states, name).as_arrays(), LIMIT)
-        states.put(name, ChannelState(steps=1, version=again.version, held=again))
-    assert ends.cross(x, range(SAMPLES))[1] == payload_bytes(str(INT8_WAY), "float32", x.shape)
 
 
 MICRO_BATCHES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), max_size=12)

@@ -17,13 +17,6 @@ TABLE, WIDTH = 50, 4
 Look = Callable[[Any, Any], Any]
 
 
-@pytest.fixture(autouse=True)
-def closed():
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 def looked_up(table: Any, ids: Any) -> Any:
     """A row of the table for each index: several for a row of the batch."""
     return tf.reduce_mean(tf.gather(table, ids), 1)

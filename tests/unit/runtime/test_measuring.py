@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from whale_nebula.codec import blocks
 from whale_nebula.codec.way import parse_way
 from whale_nebula.report.records import BoundaryReport
-from whale_nebula.runtime.exchange import coding
-from whale_nebula.runtime.exchange.coding import decode_cast
+from whale_nebula.runtime.exchange import ends as channel_ends
 from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
 from whale_nebula.runtime.exchange.state import At, States, Tally
 
@@ -36,9 +36,9 @@ class Ends:
     training: bool = True
 
     def __post_init__(self) -> None:
-        there, back = parse_way(self.forward), parse_way(self.backward)
+        there, back = parse_way(self.forward), parse_way(self.backward).returned
         self.out = Outgoing("b0 a->b", "x at a", there, self.here)
-        self.into = Incoming("b0 a->b", "x at b", there, self.there)
+        self.into = Incoming("b0 a->b", "x at b", there, self.there, dtype="float32")
         self.up = Outgoing("b0 b->a", "g at b", back, self.there, back=True)
         self.down = Incoming("b0 b->a", "g at a", back, self.here, back=True)
 
@@ -49,7 +49,7 @@ class Ends:
         payload, residue = self.out.send(x, at, tally, None, rows)
         made, there = self.into.take(payload, Tally())
         if gradient is None:
-            return tally.reports()["b0 a->b"], decode_cast(made, x.dtype)
+            return tally.reports()["b0 a->b"], made
         payload, _ = self.up.send(gradient, at, tally, there)
         made, _ = self.down.take(payload, Tally(), residue)
         return tally.reports()["b0 b->a"], made
@@ -96,7 +96,7 @@ def test_what_crosses_as_it_is_has_none() -> None:
 def test_between_measurements_the_last_is_told() -> None:
     ends = Ends("int4")
     first = [ends.cross((step + 1.0) * drawn(step))[0].error for step in range(9)]
-    measured = [coding.due(step + 1) for step in range(9)]
+    measured = [channel_ends.is_due(step + 1) for step in range(9)]
     assert measured == [True, True, False, True, False, False, False, True, False]
     for step in range(1, 9):
         assert (first[step] != first[step - 1]) == measured[step]
@@ -132,7 +132,7 @@ def test_further_micro_batches_are_not_measured() -> None:
 def test_measuring_leaves_what_both_sides_remember_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ends, others = Ends("rank(8) >> int8"), Ends("rank(8) >> int8")
     made = [ends.cross(drawn(step))[1] for step in range(4)]
-    monkeypatch.setattr(coding, "due", lambda step: False)
+    monkeypatch.setattr(channel_ends, "is_due", lambda step: False)
     for step in range(4):
         np.testing.assert_array_equal(made[step], others.cross(drawn(step))[1])
     assert ends.there.of("x at b").version == ends.here.of("x at a").version == 1
@@ -164,8 +164,8 @@ def test_a_gradient_that_is_clamped_is_counted() -> None:
 
 def test_infinities_are_nothing_to_clamp() -> None:
     x = tf.constant([[np.inf, 1.0, -np.inf, np.nan]])
-    assert coding.count_clamped(x) == 0
-    assert coding.count_clamped(tf.concat([x, x + 1e6], axis=0)) == 1
+    assert blocks.count_clamped(x) == 0
+    assert blocks.count_clamped(tf.concat([x, x + 1e6], axis=0)) == 1
 
 
 # ----------------------------------------------------------------------------------- smaller

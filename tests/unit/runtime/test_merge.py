@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from whale_nebula.ir.graph import CAPTURE, Graph, Op
 from whale_nebula.ir.program import GradientPart, Holder, Leaf, Program, Request, Variable
-from whale_nebula.runtime.exchange.coding import decode_cast, encode_cast
 from whale_nebula.runtime.step.gradients import Sums, merge, total
 from whale_nebula.spec import Spec, Value
 
@@ -91,14 +90,3 @@ def test_a_tied_variable_mixes_dense_and_sparse() -> None:
     sparse.add(0, part(0, 1, 2), [tf.ones((2, 3)), tf.constant([1, 1])])
     found = total(program(), {**dense.parts(), **sparse.parts()})
     assert found[Value(1, 0)].numpy().tolist() == [[1.0] * 3, [3.0] * 3]
-
-
-@pytest.mark.parametrize("codec", ["none", "fp16", "bf16"])
-def test_codecs_give_back_the_element_type(codec: str) -> None:
-    given = tf.constant([1.5, -2.0])
-    assert decode_cast(encode_cast(codec, given), given.dtype).numpy().tolist() == [1.5, -2.0]
-
-
-def test_what_is_no_number_is_not_cast() -> None:
-    given = tf.constant([1, 2])
-    assert encode_cast("fp16", given) is given

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from whale_nebula.codec.sizes import PREFIX
+from whale_nebula.codec.packing import PREFIX, Payload, read_payload, write_payload
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.runtime.exchange.coding import Payload, payload_bytes, read
 
 BYTES = st.binary(max_size=300).map(lambda data: np.frombuffer(data, np.uint8))
 ROWS = st.none() | st.lists(st.booleans(), min_size=1, max_size=70).map(np.array)
@@ -19,8 +18,8 @@ NEWS = st.none() | st.binary(min_size=1, max_size=40).map(lambda data: np.frombu
 @given(BYTES, ROWS, NEWS, st.booleans(), st.booleans())
 def test_what_was_written_is_read(data: Any, rows: Any, news: Any, changes: bool, zstd: bool) -> None:
     given = Payload(data, rows, news, changes)
-    crossed = payload_bytes(given, zstd=zstd)
-    found = read(crossed, 0 if rows is None else rows.size, 0 if news is None else news.size, data.size)
+    crossed = write_payload(given, zstd=zstd)
+    found = read_payload(crossed, 0 if rows is None else rows.size, 0 if news is None else news.size, data.size)
     assert found.data.tobytes() == data.tobytes()
     assert found.changes == changes
     for sent, came in ((rows, found.rows), (news, found.news)):
@@ -37,7 +36,7 @@ def test_what_was_written_is_read(data: Any, rows: Any, news: Any, changes: bool
 @example(b"\x02\x00\x00\x00\x01", 0, 40, 10)
 def test_any_bytes_are_read_or_refused(data: bytes, rows: int, news: int, most: int) -> None:
     try:
-        found = read(np.frombuffer(data, np.uint8), rows, news, most)
+        found = read_payload(np.frombuffer(data, np.uint8), rows, news, most)
     except RemoteProtocolError:
         return
     assert found.rows is None or found.rows.size == rows
@@ -45,13 +44,13 @@ def test_any_bytes_are_read_or_refused(data: bytes, rows: int, news: int, most: 
 
 
 def test_what_is_said_to_be_packed_is_bounded_before_it_is_unpacked() -> None:
-    crossed = payload_bytes(Payload(np.zeros(100_000, np.uint8)), zstd=True)
+    crossed = write_payload(Payload(np.zeros(100_000, np.uint8)), zstd=True)
     assert crossed.size < 1000
     with pytest.raises(RemoteProtocolError, match=r"100000 bytes are said to be packed where there are at most 60."):
-        read(crossed, 0, 0, 600)
+        read_payload(crossed, 0, 0, 600)
 
 
 @pytest.mark.parametrize("head", [b"", b"\x00\x00\x00", b"\x80\x00\x00\x00", b"\x00\x00\x00\x01"])
 def test_heads_that_mean_nothing_are_refused(head: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="mean nothing"):
-        read(np.frombuffer(head, np.uint8), 0, 0, 100)
+        read_payload(np.frombuffer(head, np.uint8), 0, 0, 100)

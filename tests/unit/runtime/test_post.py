@@ -12,7 +12,7 @@ from tests.unit.passes.examples import DESCENT, TWO_STAGES
 from tests.unit.passes.programs import apart, cut
 from whale_nebula.errors import DeadlineError
 from whale_nebula.runtime.exchange.channels import Channels
-from whale_nebula.runtime.exchange.post import Post, Slots
+from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.transport import MemoryNetwork
 
@@ -26,7 +26,7 @@ def posted(patience: float = 20.0) -> Post:
     links = {pair: network.link(*pair, *pair) for pair in ((HERE, THERE), (THERE, HERE))}
     channels = Channels(PLAN, PLAN.routing, States())
     channels.begin()
-    return Post(Slots(PLAN), PLAN.routing, links, 0, 0, patience, channels=channels)
+    return Post(channels, links, 0, 0, patience)
 
 
 def tensor(micro_batch: int) -> Any:

@@ -19,13 +19,6 @@ Y = np.random.default_rng(1).random((24, 1)).astype("float32")
 LINE = "1gbit,0ms"
 
 
-@pytest.fixture(autouse=True)
-def no_run() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 def model(
     copies: tuple[int, ...] = (),
     micro_batch: int = 1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -17,13 +17,6 @@ import whale_nebula as nb
 ROWS, LENGTH, WIDTH, TOKENS = 8, 5, 4, 7
 IDS = np.random.default_rng(0).integers(0, TOKENS, (ROWS, LENGTH)).astype("int32")
 Y = np.random.default_rng(1).random((ROWS, LENGTH, 1)).astype("float32")
-
-
-@pytest.fixture(autouse=True)
-def no_run() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 class Lookup(keras.layers.Layer):

@@ -7,8 +7,8 @@ import numpy as np
 from tests.unit.passes.examples import SKIP
 from tests.unit.passes.programs import apart, cut
 from whale_nebula.ir.routing import Routing
-from whale_nebula.runtime.exchange.channels import Routes
-from whale_nebula.runtime.exchange.state import AT, ChannelState, States
+from whale_nebula.runtime.exchange.crossing import AT, Crossings
+from whale_nebula.runtime.exchange.state import ChannelState, States
 
 CHANNEL = "gpu->npu float32[?,4] 1"
 FULL = f"model 0: {CHANNEL}"
@@ -72,14 +72,14 @@ def test_the_ends_of_a_program_are_those_that_take_more_than_a_cast() -> None:
     found = cut(SKIP, apart)
     ways = ("rank(2) >> int8", "fp16")
     boundaries = tuple(replace(b, codec=ways[b.slot], backward_codec="int8") for b in found.boundaries)
-    routes = Routes(replace(found, boundaries=boundaries), Routing.plain(worker.name for worker in found.workers))
-    of = {host: routes.ends(host.__eq__) for (host,) in routes.routing.hosts}
-    everything = set(routes.ends(lambda host: True))
+    crossings = Crossings(replace(found, boundaries=boundaries), Routing.plain(worker.name for worker in found.workers))
+    of = {host: crossings.ends(host.__eq__) for (host,) in crossings.routing.hosts}
+    everything = set(crossings.ends(lambda host: True))
     assert set().union(*of.values()) == everything
     for name in everything:
         assert sum(name in ends for ends in of.values()) >= 2, "each channel has an end at both sides"
-    coded = [value for value in routes.of if routes.way(value).coded]
-    assert len(everything) == len(coded) < len(routes.of)
-    assert routes.ends(lambda host: False) == ()
-    together = Routes(routes.cut, Routing.plain(["one"] * len(routes.routing.hosts)))
+    coded = [each for each in crossings.of_boundaries if each.way.coded]
+    assert len(everything) == len(coded) < len(crossings.of_boundaries)
+    assert crossings.ends(lambda host: False) == ()
+    together = Crossings(crossings.cut, Routing.plain(["one"] * len(crossings.routing.hosts)))
     assert together.ends(lambda host: True) == (), "within a host nothing crosses"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -23,13 +22,6 @@ from whale_nebula.runtime.step.compiled import Workshop
 from whale_nebula.runtime.step.engine import Engine
 
 LINE = "1gbit,0ms"
-
-
-@pytest.fixture(autouse=True)
-def no_run() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 @pytest.fixture(scope="module")

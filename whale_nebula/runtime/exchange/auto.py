@@ -11,11 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from whale_nebula.codec.objects import Codec
-from whale_nebula.codec.sizes import PREFIX, fitting, nbytes, parts_of
+from whale_nebula.codec.objects import PLAIN, Codec
+from whale_nebula.codec.packing import PREFIX
+from whale_nebula.codec.sizes import fitting, nbytes
 from whale_nebula.codec.way import NONE, Way
 from whale_nebula.report.records import BoundaryReport, duration
-from whale_nebula.runtime.exchange.coding import LADDER_EVERY as EVERY
+from whale_nebula.runtime.exchange.ends import LADDER_EVERY as EVERY
 from whale_nebula.runtime.exchange.state import States, Tally
 from whale_nebula.spec import Spec
 from whale_nebula.wire.frame import wire_bytes
@@ -157,4 +158,4 @@ def _wire(codec: Codec | None, spec: Spec, rows: int) -> int:
     """Bytes of a micro-batch on the wire."""
     dims = _UNKNOWN if spec.shape is None else spec.sized(rows)
     used = fitting(codec, spec.dtype, dims)
-    return wire_bytes(nbytes(parts_of(used, spec.dtype, dims)) + PREFIX * (used is not None))
+    return wire_bytes(nbytes((used or PLAIN).arrays(dims, spec.dtype)) + PREFIX * (used is not None))

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import permutations
 from typing import NamedTuple
 
-from whale_nebula.codec.sizes import extra_bytes, numbers
-from whale_nebula.codec.way import parse_way
+from whale_nebula.codec.sizes import extra_bytes
+from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.ir.cut import Cut
 from whale_nebula.passes.exchange import bundles, replica_messages, shared_parts
-from whale_nebula.runtime.exchange.post import Slots
+from whale_nebula.runtime.exchange.crossing import Crossings
 from whale_nebula.spec import Spec
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.assembly import Bound
@@ -96,59 +96,36 @@ class Expected:
 
 def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
     """Everything that crosses between workers in a step, and what it may be."""
-    yield from _boundary_slots(cut)
-    yield from _parts(cut)
-    yield from _replica_slots(cut)
-    yield from _scalars(cut)
-
-
-def _boundary_slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
-    """Boundaries and their gradients, numbered as those who send them number them."""
     clusters = {worker.name: worker.cluster for worker in cut.workers}
-    for value, slot in Slots(cut).by_value.items():
-        spec = cut.program.graph.spec(value)
-        near, far = _bound_of(spec), _bound_of(spec, slot.codec)
-        for ends in cut.routing.joined(slot.source, slot.readers):
+    for each in Crossings(cut, cut.routing).by_value.values():
+        near, far = _bound_of(each.spec), _bound_of(each.spec, each.way)
+        for ends in cut.routing.joined(each.source, each.readers):
             same = clusters[ends[0]] == clusters[ends[1]]
-            yield Slot(slot.kind, slot.phase, slot.number, *ends), near if same else far
-
-
-def _parts(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
+            yield Slot(each.kind, each.phase, each.number, *ends), near if same else far
     for phase in cut.phases:
         for part in shared_parts(cut, phase):
-            bound = _bound_of(part.spec)
             for destination in part.destinations:
-                yield Slot("part", phase.index, part.slot, part.source, destination), bound
-
-
-def _replica_slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
-    """What replicas of a stage tell one another."""
-    for phase in cut.phases:
-        for each in replica_messages(cut, phase):
-            bound = _bound_of(each.specs[0])
-            if each.kind == "numbers":
-                most = cut.program.pipeline.micro_batch * sum(spec.nbytes() for spec in each.specs)
+                yield Slot("part", phase.index, part.slot, part.source, destination), _bound_of(part.spec)
+        for message in replica_messages(cut, phase):
+            bound = _bound_of(message.specs[0])
+            if message.kind == "numbers":
+                most = cut.program.pipeline.micro_batch * sum(spec.nbytes() for spec in message.specs)
                 bound = Bound("uint8", (most,))
-            for ends in permutations(cut.routing.of(each.stage), 2):
-                yield Slot("result", phase.index, each.slot, *ends), bound
-
-
-def _scalars(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
-    for phase in cut.phases:
+            for ends in permutations(cut.routing.of(message.stage), 2):
+                yield Slot("result", phase.index, message.slot, *ends), bound
         for bundle in bundles(cut, phase):
             ends = bundle.source, bundle.destination
             yield Slot("scalar", phase.index, bundle.number, *ends), _bound_of(bundle.spec)
 
 
-def _bound_of(spec: Spec, way: str = "none") -> Bound:
+def _bound_of(spec: Spec, way: Way | None = None) -> Bound:
     """The bound of a tensor as it is sent."""
     if spec.shape is None:
         return ANYTHING
     most = tuple(ANY_SIZE if axis is None else axis for axis in spec.shape)
-    read = parse_way(way)
-    if read.cast is not None and spec.floating and not spec.dtype.startswith("complex"):
-        return Bound(_NARROW[read.cast], most)
-    if not read.coded:
+    if way is not None and way.cast is not None and spec.floating and not spec.dtype.startswith("complex"):
+        return Bound(_NARROW[way.cast], most)
+    if way is None or not way.coded:
         return Bound(spec.dtype, most)
     columns = spec.shape[-1] if spec.shape and spec.shape[-1] is not None else _COLUMNS
-    return Bound(spec.dtype, most, numbers(read), extra_bytes(read, (*spec.sized(unknown=1)[:-1], columns)))
+    return Bound(spec.dtype, most, frozenset(way.by_number), extra_bytes(way, (*spec.sized(unknown=1)[:-1], columns)))

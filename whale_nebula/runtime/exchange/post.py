@@ -10,169 +10,107 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, cast
 
 import tensorflow as tf
 
-from whale_nebula.codec.way import NONE
 from whale_nebula.errors import DeadlineError
-from whale_nebula.ir.cut import Cut
-from whale_nebula.ir.routing import Routing, Seat
+from whale_nebula.ir.routing import Seat
 from whale_nebula.runtime.exchange.channels import Channels
-from whale_nebula.runtime.exchange.coding import decode_cast, encode_cast
+from whale_nebula.runtime.exchange.crossing import Crossing
 from whale_nebula.runtime.step.clock import StageClock
 from whale_nebula.spec import Value
 from whale_nebula.transport.protocol import Key, KeyKind, Link, Packed
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A value that may cross: its number, who makes it, who reads it, and how it is encoded."""
-
-    kind: str
-    number: int
-    phase: int
-    source: int
-    readers: tuple[int, ...]
-    codec: str
-    dtype: Any
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Every value of a plan that goes from one stage to another."""
-
-    cut: Cut
-
-    @cached_property
-    def by_value(self) -> Mapping[Value, Slot]:
-        """Boundaries forward, and their gradients' shares backward."""
-        found: dict[Value, Slot] = {}
-        spec = self.cut.program.graph.spec
-        codecs: dict[Value, str] = {}
-        for b in self.cut.boundaries:
-            dtype = tf.as_dtype(spec(b.value).dtype)
-            found[b.value] = Slot("forward", b.slot, b.phase, b.source, b.destinations, b.codec, dtype)
-            codecs[b.value] = b.backward_codec
-        phases = {request: phase.index for phase in self.cut.phases for request in phase.requests}
-        flows = [(phases[r.index], flow) for r in self.cut.program.requests for flow in r.flows]
-        for number, (phase, flow) in enumerate(flows):
-            target = self.cut.program.labels.get(flow.boundary.op, 0)
-            dtype = tf.as_dtype(spec(flow.gradient).dtype)
-            codec = codecs.get(flow.boundary, "none")
-            found[flow.gradient] = Slot("backward", number, phase, flow.stage, (target,), codec, dtype)
-        return found
 
 
 @dataclass
 class Post:
     """The exchange of one step, shared by the stages of a process."""
 
-    slots: Slots
-    routing: Routing
+    channels: Channels
     links: Mapping[tuple[str, str], Link]
     program: int
     step: int
     patience: float
     here: Callable[[str], bool] = lambda host: True
-    channels: Channels | None = None
     clocks: Mapping[Seat, StageClock] = field(default_factory=dict)
-    clusters: Mapping[str, str] = field(default_factory=dict)
     _shelf: dict[tuple[str, Value, int], Any] = field(default_factory=dict)
     _left: dict[tuple[str, Value, int], int] = field(default_factory=dict)
     _coded: set[tuple[str, Value, int]] = field(default_factory=set)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _failed: BaseException | None = None
 
+    def __post_init__(self) -> None:
+        self.crossings, self.routing = self.channels.crossings, self.channels.routing
+
     def put(
         self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any, rows: Any = None
     ) -> None:
         """Give a value to other stages: once to each host."""
-        slot = self.slots.by_value[value]
-        home = self.routing.host(source, micro_batch)
+        crossing = self.crossings.by_value[value]
+        home, cluster = self.routing.host(source, micro_batch), self.crossings.cluster
         encoded = None
         for host in dict.fromkeys(self.routing.host(d, micro_batch) for d in destinations):
             if host == home:
                 self._lay(host, value, micro_batch, tensor)
-                continue
-            if self._near(home, host):
-                self._send(slot, home, host, micro_batch, tensor, _size(tensor))
-                continue
-            if encoded is None:
-                with self._time_codec("encode", slot, source, micro_batch):
-                    encoded = self._encode_value(value, slot, home, micro_batch, tensor, rows)
-            self._send(slot, home, host, micro_batch, encoded, _size(tensor))
-
-    def _near(self, home: str, host: str) -> bool:
-        """Whether two hosts are in one cluster: between them things go as they are."""
-        return self.clusters.get(home, home) == self.clusters.get(host, host)
-
-    def _encode_value(self, value: Value, slot: Slot, home: str, micro_batch: int, tensor: Any, rows: Any) -> Any:
-        if self.channels is not None and self.channels.takes(value):
-            with self._in_order(self.channels, value, home, micro_batch):
-                return self.channels.encode(value, tensor, home, self.step, micro_batch, rows)
-        return encode_cast(slot.codec, tensor)
-
-    def _decode_value(self, value: Value, slot: Slot, host: str, micro_batch: int, came: Any) -> Any:
-        if self.channels is not None and self.channels.takes(value):
-            with self._in_order(self.channels, value, host, micro_batch):
-                return self.channels.decode(value, came, host, micro_batch)
-        return decode_cast(tf.convert_to_tensor(came), slot.dtype)
+            elif cluster(home) == cluster(host) or not self.channels.takes(value):
+                self._send(crossing, home, host, micro_batch, tensor, _size(tensor))
+            else:
+                if encoded is None:
+                    with self._coding("encode", crossing, source, home, micro_batch):
+                        encoded = self.channels.encode(value, tensor, home, self.step, micro_batch, rows)
+                self._send(crossing, home, host, micro_batch, encoded, _size(tensor))
 
     @contextlib.contextmanager
-    def _in_order(self, channels: Channels, value: Value, host: str, micro_batch: int) -> Iterator[None]:
-        """What an end of a channel remembers goes from micro-batch to micro-batch, whichever replica here is faster."""
-        before = channels.before(value, micro_batch)
-        with self._changed:
-            self._await(lambda: before is None or (host, value, before) in self._coded, value, host, before)
-        yield
-        with self._changed:
-            self._coded.add((host, value, micro_batch))
-            self._changed.notify_all()
+    def _coding(self, what: str, crossing: Crossing, stage: int, host: str, micro_batch: int) -> Iterator[None]:
+        """A codec takes the time of the stage that sends, or that is the first to read. What an end of a channel
+        remembers goes from micro-batch to micro-batch, whichever replica here is faster.
+        """
+        value, before = crossing.value, self.crossings.lane(crossing, micro_batch).before
+        clock = (
+            None
+            if crossing.way.codec is None and crossing.way.plain
+            else self.clocks.get(self.routing.seat(stage, micro_batch))
+        )
+        with (
+            contextlib.nullcontext() if clock is None else clock.codes(what, crossing.kind, micro_batch, crossing.phase)
+        ):
+            if before is not None:
+                with self._changed:
+                    self._await(lambda: (host, value, before) in self._coded, value, host, before)
+            yield
+            with self._changed:
+                self._coded.add((host, value, micro_batch))
+                self._changed.notify_all()
 
-    def _send(self, slot: Slot, home: str, host: str, micro_batch: int, tensor: Any, raw: int) -> None:
+    def _send(self, crossing: Crossing, home: str, host: str, micro_batch: int, tensor: Any, raw: int) -> None:
         link = self.links[home, host]
         by_reference = isinstance(tensor, Packed) or self.here(host)
         payload = tensor if by_reference else tensor.numpy()
         size = tensor.nbytes if isinstance(tensor, Packed) else _size(tensor)
-        link.send(self._key(slot, micro_batch, home, host), payload, raw_bytes=raw, size=size)
+        link.send(self._key(crossing, micro_batch, home, host), payload, raw_bytes=raw, size=size)
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
         """Take a value; the first stage of a host to ask for it waits at the link for all."""
-        slot = self.slots.by_value[value]
-        host, home = self.routing.host(stage, micro_batch), self.routing.host(slot.source, micro_batch)
+        crossing = self.crossings.by_value[value]
+        host, home = self.routing.host(stage, micro_batch), self.routing.host(crossing.source, micro_batch)
         if host != home and self._first(host, value, micro_batch):
-            received = self.links[host, home].receive(self._key(slot, micro_batch, home, host), self.patience)
-            self._lay(
-                host, value, micro_batch, self._open_value(value, slot, stage, (home, host), micro_batch, received)
-            )
+            x = self.links[host, home].receive(self._key(crossing, micro_batch, home, host), self.patience)
+            if self.crossings.cluster(home) == self.crossings.cluster(host) or not self.channels.takes(value):
+                x = tf.convert_to_tensor(x)
+            else:
+                with self._coding("decode", crossing, stage, host, micro_batch):
+                    x = self.channels.decode(value, x, host, micro_batch)
+            self._lay(host, value, micro_batch, x)
         return self._take(host, value, micro_batch)
 
-    def _open_value(
-        self, value: Value, slot: Slot, stage: int, ends: tuple[str, str], micro_batch: int, came: Any
-    ) -> Any:
-        if self._near(*ends):
-            return tf.convert_to_tensor(came)
-        with self._time_codec("decode", slot, stage, micro_batch):
-            return self._decode_value(value, slot, ends[1], micro_batch, came)
-
-    def _time_codec(
-        self, what: str, slot: Slot, stage: int, micro_batch: int
-    ) -> contextlib.AbstractContextManager[None]:
-        """A codec takes the time of the stage that sends, or that is the first to read."""
-        clock = self.clocks.get(self.routing.seat(stage, micro_batch))
-        if clock is None or slot.codec == NONE:
-            return contextlib.nullcontext()
-        return clock.codes(what, slot.kind, micro_batch, slot.phase)
-
-    def _key(self, slot: Slot, micro_batch: int, home: str, host: str) -> Key:
-        kind = cast(KeyKind, slot.kind)
-        return Key(kind, self.program, self.step, slot.phase, micro_batch, slot.number, home, host)
+    def _key(self, crossing: Crossing, micro_batch: int, home: str, host: str) -> Key:
+        kind = cast(KeyKind, crossing.kind)
+        return Key(kind, self.program, self.step, crossing.phase, micro_batch, crossing.number, home, host)
 
     def _readers(self, host: str, value: Value, micro_batch: int) -> int:
-        slot = self.slots.by_value[value]
-        readers = (stage for stage in slot.readers if stage != slot.source)
+        crossing = self.crossings.by_value[value]
+        readers = (stage for stage in crossing.readers if stage != crossing.source)
         return sum(self.routing.host(stage, micro_batch) == host for stage in readers)
 
     def _first(self, host: str, value: Value, micro_batch: int) -> bool:
@@ -206,10 +144,10 @@ class Post:
             raise self._late(value, host, micro_batch)
 
     def _late(self, value: Value, host: str, micro_batch: int | None) -> DeadlineError:
-        slot = self.slots.by_value[value]
-        stage = self.slots.cut.program.stages[slot.source].key
+        crossing = self.crossings.by_value[value]
+        stage = self.crossings.cut.program.stages[crossing.source].key
         return DeadlineError(
-            f"{host} waited {self.patience:.0f} s for {slot.kind} {slot.number} of micro-batch {micro_batch}",
+            f"{host} waited {self.patience:.0f} s for {crossing.kind} {crossing.number} of micro-batch {micro_batch}",
             where=f"stage {stage!r}",
             why=f"stage {stage!r} of the same host has not made it",
             mend="raise patience in the configuration if a micro-batch really takes that long",

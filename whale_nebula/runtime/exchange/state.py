@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from whale_nebula.codec.objects import Codec
-from whale_nebula.codec.sizes import by_number, structure_in
 from whale_nebula.codec.way import NONE, Way
 from whale_nebula.report.records import BoundaryReport
+from whale_nebula.runtime.exchange.crossing import AT
 from whale_nebula.transport.protocol import Packed
 from whale_nebula.wire.frame import frame_count, wire_bytes
-
-AT = " at "
-"""Between a channel's name and the host whose end of it a state is of."""
-LANE = " by "
-"""Between its name and the hosts that it joins, where replicas make several channels of one boundary."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +24,7 @@ class ChannelState:
 
     `steps` are those of training that were begun, `rung` the place on the ladder of precisions, `structure` what the
     codec's structure remembers, and `version` how often that was sent to the other side. `held` is what differences
-    are kept of (`codec.bytes.deltas.Cache`), for a checkpoint as `held.as_arrays()`; then `version` is its version.
+    are kept of (a `codec.deltas.Cache`); then `version` is its version.
     `codec` is what the last step of training used, and `error` how exact that was when it was last measured.
     """
 
@@ -179,20 +172,6 @@ class Tally:
         with self._lock:
             self.left_out = self.left_out or why
 
-    @contextmanager
-    def encoding(self, name: str) -> Iterator[None]:
-        """Around what makes a tensor small."""
-        start = perf_counter()
-        yield
-        self.add(name, BoundaryReport(encode_seconds=perf_counter() - start))
-
-    @contextmanager
-    def decoding(self, name: str) -> Iterator[None]:
-        """Around what makes it whole again."""
-        start = perf_counter()
-        yield
-        self.took(name, BoundaryReport(decode_seconds=perf_counter() - start))
-
     def reports(self) -> dict[str, BoundaryReport]:
         """By name, with what changed among the notes."""
         with self._lock:
@@ -228,25 +207,14 @@ def note_changes(
     told, known = str(codec or NONE), after.codec or (NONE if way.auto else "")
     if known and told != known:
         tally.changed(name, f"{known} -> {told}")
-    structure = structure_in(codec)
+    structure = None if codec is None else codec.structure
     if structure is not None and before.version != after.version:
         tally.changed(name, f"{structure.keeps} {before.version} -> {after.version}")
     return replace(after, codec=told, error=after.error if told == known else None)
 
 
-def report_crossing(payload: Any, tensor: Any, codec: Codec | None, error: float | None = None) -> BoundaryReport:
+def report_crossing(payload: Any, x: Any, codec: Codec | None, **more: Any) -> BoundaryReport:
     """What is told of a tensor that has crossed as a payload."""
-    raw = _bytes(tensor)
-    size = payload.nbytes if isinstance(payload, Packed) else _bytes(payload)
-    return BoundaryReport(str(codec or NONE), raw, size, wire_bytes(size), frame_count(size), error=error)
-
-
-def _bytes(tensor: Any) -> int:
-    return prod(int(size) for size in tensor.shape) * int(tf.as_dtype(tensor.dtype).size)
-
-
-def codec_of(came: Any, way: Way) -> Codec | None:
-    """What was used for something that has crossed."""
-    if isinstance(came, Packed):
-        return by_number(way).get(came.codec)
-    return way.codec if way.cast is not None else None
+    raw = prod(x.shape) * int(tf.as_dtype(x.dtype).size)
+    size = payload.nbytes if isinstance(payload, Packed) else prod(payload.shape) * int(tf.as_dtype(payload.dtype).size)
+    return BoundaryReport(str(codec or NONE), raw, size, wire_bytes(size), frame_count(size), **more)

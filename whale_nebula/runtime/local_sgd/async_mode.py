@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-import google_crc32c
 import numpy as np
 
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import DeadlineError, LinkClosedError
 from whale_nebula.ir.outer_optimizer import Numbers
-from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Flat
+from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Meetings
 from whale_nebula.wire.tensor import Bytes
 
 _LOOK = 1.0
@@ -154,30 +153,21 @@ class Pushed(NamedTuple):
 
 
 @dataclass
-class Pushes:
+class Pushes(Meetings):
     """One cluster's side. The first cluster's first worker has the `server`."""
 
-    flat: Flat
-    ends: Ends
-    every: int
-    differences: Differences
+    every: int = field(kw_only=True)
     server: Server | None = None
-    steps: int = 0
-    met: int = 0
-    waited: float = 0.0
-    fragments: int = 1
-    _known: Numbers | None = None
     _on_way: Pushed | None = None
-    _told: int = 0
     _agreed: int = 0
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-pushes"))
 
     def begin(self) -> None:
-        """From here on all clusters go their own way: what each has now is what all share."""
-        if self._known is None:
-            self._known = self.flat.read((0, self.flat.total))
-            if self.server is not None:
-                self.server.begin(self._known)
+        """The server begins with what all share, too."""
+        begun = self._shared is not None
+        super().begin()
+        if not begun and self.server is not None and self._shared is not None:
+            self.server.begin(self._shared)
 
     def tell(self) -> None:
         """A step is over: every so many, take the answer to the last push, and push again."""
@@ -199,20 +189,13 @@ class Pushes:
         """Then all clusters have the same weights, bit for bit."""
         self._take(exactly=True)
         self._told = self.steps
-        self._agreed = google_crc32c.value(b"" if self._known is None else self._known.tobytes())
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing was gone since all had the same."""
-        return self.steps == self._told
+        self._agreed = super().digest()
 
     def restart(self) -> None:
-        """The weights were replaced in all clusters, by the same ones."""
-        if self._known is not None:
-            self._known = self.flat.read((0, self.flat.total))
-            self.differences.forget()
-            if self.server is not None:
-                self.server.again(self._known)
+        """The server begins anew, too."""
+        super().restart()
+        if self.server is not None and self._shared is not None:
+            self.server.again(self._shared)
 
     def digest(self) -> int:
         """A checksum of what all had when they met last."""
@@ -226,8 +209,8 @@ class Pushes:
 
     # ------------------------------------------------------------------ a difference's way
     def _push(self, *, last: bool = False) -> None:
-        own = self.flat.read((0, self.flat.total))
-        known = own if self._known is None else self._known
+        own = self._read_all()
+        known = own if self._shared is None else self._shared
         self.met += 1
         self._on_way = Pushed(own, self._thread.submit(self._exchange, self.met, known, own, last))
 
@@ -257,4 +240,4 @@ class Pushes:
             self.flat.write((0, self.flat.total), known)
         else:
             self.flat.add((0, self.flat.total), known - self._on_way.own)
-        self._known, self._on_way = known.copy(), None
+        self._shared, self._on_way = known.copy(), None

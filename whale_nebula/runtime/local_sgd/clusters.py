@@ -105,10 +105,12 @@ class OfClusters:
         opened: Opened = run.rounds
         make = partial(opened.here, self.apart, self.sites, weights, variables)
         if run.alone:
-            return TakesTurns(inner, program.leaves, self.sites, variables, opened.copies, make)
+            return TakesTurns(inner, program.leaves, self.sites, make, variables=variables, copies=opened.copies)
         own, session = run.here().cluster, run.ledger.session
         leaving = LeavesTogether(opened.asked, run.programs, self.apart.every, self.apart.staleness)
-        return TrainsApart(inner, program.leaves, self.sites, own, session, lambda: make()[own], leaving, opened.settle)
+        return TrainsApart(
+            inner, program.leaves, self.sites, make, cluster=own, session=session, leaving=leaving, settle=opened.settle
+        )
 
 
 def of_clusters(apart: Apart, captured: Captured, run: Run, name: str, models: Sequence[Any]) -> OfClusters:

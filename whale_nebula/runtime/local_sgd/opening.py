@@ -17,9 +17,9 @@ from whale_nebula.errors import NotYetError, PlanMismatchError
 from whale_nebula.ir.program import ASYNC, Apart
 from whale_nebula.runtime.local_sgd.async_mode import Pushes, Server
 from whale_nebula.runtime.local_sgd.shutdown import Asked
-from whale_nebula.runtime.local_sgd.step import Copies, Meetings
+from whale_nebula.runtime.local_sgd.step import Copies
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
-from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Flat, Sites, seeds_of, sow
+from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Flat, Meetings, Sites, seeds_of, sow
 from whale_nebula.runtime.run import Run
 from whale_nebula.schedule.rounds import Timetable, pieces
 from whale_nebula.transport import MemoryNetwork
@@ -58,7 +58,8 @@ class Opened:
         key, said = frozenset(id(variable) for variable in weights.values()), replace(apart, where="")
         if key in self._known and self._said[key] != said:
             self.settle()
-            self._close(self._known.pop(key))
+            for each in self._known.pop(key).values():
+                each.close()
         if key not in self._known:
             self._said[key] = said
             self._check(key, weights, apart)
@@ -118,11 +119,7 @@ class Opened:
 
     def close(self) -> None:
         """Let all threads go."""
-        for rounds in self._known.values():
-            self._close(rounds)
-
-    def _close(self, rounds: Mapping[str, Meetings]) -> None:
-        for each in rounds.values():
+        for each in [each for rounds in self._known.values() for each in rounds.values()]:
             each.close()
 
     def _check(self, key: frozenset[int], weights: Mapping[str, Any], apart: Apart) -> None:
@@ -200,6 +197,6 @@ def _meetings(apart: Apart, sites: Sites, weights: Mapping[str, Any], ends: Ends
     if apart.mode == ASYNC:
         serves = ends.worker == ends.server
         server = Server(ends, way, sites.shares, apart.staleness, waits) if serves else None
-        return Pushes(flat, ends, apart.every, Differences(way), server)
+        return Pushes(flat, ends, Differences(way), every=apart.every, server=server)
     table = Timetable(apart.every, apart.fragments or pieces(flat.total, apart.every), apart.delay)
-    return Rounds(flat, ends, table, apart.outer, Differences(way), sites.shares)
+    return Rounds(flat, ends, Differences(way), table=table, outer=apart.outer, shares=sites.shares)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from whale_nebula import scopes
+from whale_nebula.capture.keras_scopes import bears_scopes
 from whale_nebula.runtime.run import Run, opened_run
 
 READS = (
@@ -20,69 +21,34 @@ WRITES = ("set_weights", "load_weights")
 TRAINS = ("fit", "train_on_batch")
 """What trains apart inside the scopes, and writes alike in every process outside them."""
 
-Method = Callable[..., Any]
-
 
 def meet_before_reads(models: Iterable[Any], run: Run) -> None:
     """In a run whose clusters train apart, let reads of these models settle what they have not told each other yet, and
     writes of them start anew.
     """
     for model in models if run.rounds is not None else ():
-        for names, change in ((READS, _reading), (WRITES, _writing), (TRAINS, _training)):
-            for name in names:
-                _replace(model, name, change)
+        for name in (*READS, *WRITES, *TRAINS):
+            plain = getattr(model, name)
+            if not hasattr(plain, "nebula_meets"):
+                changed = functools.wraps(plain)(functools.partial(_call_after_meeting, plain, name))
+                changed.nebula_meets = True  # type: ignore[attr-defined]
+                changed.nebula_collective = True  # type: ignore[attr-defined]
+                object.__setattr__(model, name, changed)
 
 
-def _replace(model: Any, name: str, change: Callable[[Method], Method]) -> None:
-    plain = getattr(model, name)
-    if not hasattr(plain, "nebula_meets"):
-        changed = functools.wraps(plain)(change(plain))
-        changed.nebula_meets = True  # type: ignore[attr-defined]
-        changed.nebula_collective = True  # type: ignore[attr-defined]
-        object.__setattr__(model, name, changed)
+def _call_after_meeting(plain: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a model's method when all clusters have the same weights; after one that writes them, the rounds begin anew.
 
-
-def _settle() -> None:
-    run = opened_run()
+    Inside the scopes the step itself meets the others. A model that was built in them is never outside.
+    """
+    inside = name in TRAINS and (
+        scopes.apart_of(scopes.open_frames()) or bears_scopes(getattr(plain, "__self__", None))
+    )
+    run = None if inside else opened_run()
     if run is not None:
         run.settle()
-
-
-def _restart() -> None:
-    run = opened_run()
+    found = plain(*args, **kwargs)
+    run = None if inside or name in READS else opened_run()
     if run is not None and run.rounds is not None:
         run.rounds.restart()
-
-
-def _reading(plain: Method) -> Method:
-    def read(*args: Any, **kwargs: Any) -> Any:
-        _settle()
-        return plain(*args, **kwargs)
-
-    return read
-
-
-def _writing(plain: Method) -> Method:
-    def write(*args: Any, **kwargs: Any) -> Any:
-        _settle()
-        found = plain(*args, **kwargs)
-        _restart()
-        return found
-
-    return write
-
-
-def _training(plain: Method) -> Method:
-    writing = _writing(plain)
-
-    def train(*args: Any, **kwargs: Any) -> Any:
-        """Inside the scopes the step itself meets the others. A model that was built in them is never outside."""
-        return (plain if scopes.apart_of(scopes.open_frames()) or _bears(plain) else writing)(*args, **kwargs)
-
-    return train
-
-
-def _bears(method: Method) -> bool:
-    from whale_nebula.capture.keras_scopes import bears_scopes
-
-    return bool(bears_scopes(getattr(method, "__self__", None)))
+    return found

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from whale_nebula.errors import DeadlineError
 from whale_nebula.launch.leaving import departure
@@ -35,8 +35,8 @@ class Asked:
     def hear(self) -> None:
         """Take what others have said by now. Raises where one of them is gone."""
         for peer, link in self.links.items():
-            said = _take_word(link)
-            if said is not None:
+            with contextlib.suppress(DeadlineError):  # it has said nothing
+                said = link.take(_KIND, 0.0)
                 self._take(peer, said["program"], said["step"], said["why"])
 
     def after(self, program: int, steps: int) -> bool:
@@ -77,15 +77,3 @@ class LeavesTogether:
     def now(self, steps: int) -> bool:
         """After a step: whether it was the last one."""
         return self.asked.after(self.program, steps)
-
-    def leave(self) -> None:
-        """All have met: the next step is not begun."""
-        self.asked.leave()
-
-
-def _take_word(link: Link) -> Mapping[str, Any] | None:
-    """What a peer has said of it by now."""
-    try:
-        return link.take(_KIND, 0.0)
-    except DeadlineError:
-        return None

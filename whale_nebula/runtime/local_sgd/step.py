@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,52 +19,10 @@ from whale_nebula.ir.program import Leaf
 from whale_nebula.launch.leaving import Leaving
 from whale_nebula.report.records import LinkReport, MeetingsReport
 from whale_nebula.runtime.local_sgd.shutdown import LeavesTogether
-from whale_nebula.runtime.local_sgd.topology import Ends, Flat, Sites, seeds_of, sow
+from whale_nebula.runtime.local_sgd.topology import Meetings, Sites, seeds_of, sow
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step.clock import StepOutcome
 from whale_nebula.runtime.step.distributed import DistributedStep
-
-
-class Meetings(Protocol):
-    """One cluster's side. `met` counts what was exchanged, `waited` are the seconds that steps waited for it."""
-
-    flat: Flat
-    ends: Ends
-    steps: int
-    met: int
-    waited: float
-
-    def begin(self) -> None:
-        """From here on all clusters go their own way: what each has now is what all share."""
-
-    def tell(self) -> None:
-        """A step is over: send what is due after it."""
-
-    def take(self) -> None:
-        """Take in what is due now; it waits for what has not come yet."""
-
-    def settle_tell(self) -> None:
-        """Everybody wants the weights now: send all that was gone since they met."""
-
-    def settle_take(self) -> None:
-        """Then all clusters have the same weights, bit for bit."""
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing was gone since all had the same."""
-
-    @property
-    def fragments(self) -> int:
-        """How many exchanges tell the others of all weights once."""
-
-    def restart(self) -> None:
-        """The weights were replaced, in all clusters by the same ones: what was remembered belongs to others."""
-
-    def digest(self) -> int:
-        """A checksum of weights that all clusters share by now: the same in all of them."""
-
-    def close(self) -> None:
-        """Let the threads go."""
 
 
 class Runner(Protocol):
@@ -94,20 +53,39 @@ class Since:
 
 
 @dataclass
-class TrainsApart:
-    """One cluster's part in this process; the others are in processes of their own."""
+class BetweenClusters:
+    """A step of clusters that train apart. `make` gives the rounds of each cluster that is here, at the first step."""
 
     inner: Runner
     leaves: Sequence[Leaf]
     sites: Sites
-    cluster: str
-    session: Session
-    make: Callable[[], Meetings]
-    leaving: LeavesTogether
-    settle: Callable[[], None]
-    _rounds: Meetings | None = None
+    make: Callable[[], Mapping[str, Meetings]]
     _sent: Mapping[str, LinkReport] = field(default_factory=dict)
     _since: Since = field(default_factory=Since)
+
+    @cached_property
+    def rounds(self) -> Mapping[str, Meetings]:
+        """Those of each cluster that is here, made together with the other clusters at the first step."""
+        made = self.make()
+        self._sent = sent_reports(made)
+        return made
+
+    def report(self, outcome: StepOutcome, cluster: str, seconds: float) -> StepOutcome:
+        """An outcome with what crossed between the clusters since the step before, and where this one stands."""
+        before, self._sent = self._sent, sent_reports(self.rounds)
+        links = {name: less(now, before.get(name)) for name, now in self._sent.items()}
+        meetings = self._since.step(self.rounds[cluster], seconds)
+        return replace(outcome, seconds=seconds, links={**outcome.links, **links}, meetings=meetings)
+
+
+@dataclass
+class TrainsApart(BetweenClusters):
+    """One cluster's part in this process; the others are in processes of their own."""
+
+    cluster: str = field(kw_only=True)
+    session: Session = field(kw_only=True)
+    leaving: LeavesTogether = field(kw_only=True)
+    settle: Callable[[], None] = field(kw_only=True)
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step; what fails here is told to all."""
@@ -120,7 +98,7 @@ class TrainsApart:
             raise
 
     def _run(self, tensors: Sequence[Any]) -> StepOutcome:
-        rounds = self.rounds
+        rounds = self.rounds[self.cluster]
         rounds.begin()
         self.leaving.look(rounds.steps)
         waited = rounds.waited
@@ -130,20 +108,8 @@ class TrainsApart:
         rounds.take()
         if self.leaving.now(rounds.steps):
             self.settle()
-            self.leaving.leave()
-        before, self._sent = self._sent, rounds.ends.sent()
-        links = {name: less(sent, before.get(name)) for name, sent in self._sent.items()}
-        seconds = outcome.seconds + rounds.waited - waited
-        meetings = self._since.step(rounds, seconds)
-        return replace(outcome, seconds=seconds, links={**outcome.links, **links}, meetings=meetings)
-
-    @property
-    def rounds(self) -> Meetings:
-        """Those of its weights, made together with the other clusters at the first step."""
-        if self._rounds is None:
-            self._rounds = self.make()
-            self._sent = self._rounds.ends.sent()
-        return self._rounds
+            self.leaving.asked.leave()
+        return self.report(outcome, self.cluster, outcome.seconds + rounds.waited - waited)
 
 
 def own_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], sites: Sites, cluster: str) -> list[Any]:
@@ -206,18 +172,11 @@ class Copies:
 
 
 @dataclass
-class TakesTurns:
+class TakesTurns(BetweenClusters):
     """Runs a step as each cluster in turn. Its results are those of the first, on that one's rows."""
 
-    inner: Runner
-    leaves: Sequence[Leaf]
-    sites: Sites
-    variables: Mapping[str, Any]
-    copies: Copies
-    make: Callable[[], Mapping[str, Meetings]]
-    _rounds: Mapping[str, Meetings] | None = None
-    _sent: Mapping[str, LinkReport] = field(default_factory=dict)
-    _since: Since = field(default_factory=Since)
+    variables: Mapping[str, Any] = field(kw_only=True)
+    copies: Copies = field(kw_only=True)
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step."""
@@ -236,19 +195,7 @@ class TakesTurns:
         for each in rounds.values():
             each.take()
         self.copies.left(self.variables.values())
-        before, self._sent = self._sent, sent_reports(rounds)
-        links = {name: less(now, before.get(name)) for name, now in self._sent.items()}
-        seconds = time.perf_counter() - began
-        said = self._since.step(rounds[first], seconds)
-        return replace(outcome, seconds=seconds, links={**outcome.links, **links}, meetings=said)
-
-    @property
-    def rounds(self) -> Mapping[str, Meetings]:
-        """Those of each cluster, made at the first step."""
-        if self._rounds is None:
-            self._rounds = self.make()
-            self._sent = sent_reports(self._rounds)
-        return self._rounds
+        return self.report(outcome, first, time.perf_counter() - began)
 
     @contextlib.contextmanager
     def _turn(self, cluster: str) -> Iterator[None]:

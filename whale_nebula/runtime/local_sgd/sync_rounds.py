@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import google_crc32c
 import numpy as np
 
 from whale_nebula.ir.outer_optimizer import Numbers, Outer
-from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Flat, Range
+from whale_nebula.runtime.local_sgd.topology import Meetings, Range
 from whale_nebula.schedule.rounds import Timetable, ranges
 
 
@@ -33,30 +32,17 @@ class Sent(NamedTuple):
 
 
 @dataclass
-class Rounds:
+class Rounds(Meetings):
     """One cluster's side. `shares` are the weights of the clusters' differences in their mean, by name."""
 
-    flat: Flat
-    ends: Ends
-    table: Timetable
-    outer: Outer
-    differences: Differences
-    shares: Mapping[str, float]
-    steps: int = 0
-    met: int = 0
-    waited: float = 0.0
-    _shared: Numbers | None = None
+    table: Timetable = field(kw_only=True)
+    outer: Outer = field(kw_only=True)
+    shares: Mapping[str, float] = field(kw_only=True)
     _states: dict[int, Any] = field(default_factory=dict)
     _on_way: list[Sent] = field(default_factory=list)
     _when: int = 0
-    _told: int = 0
     _telling: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-tells"))
     _hearing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-hears"))
-
-    def begin(self) -> None:
-        """From here on all clusters go their own way: what each has now is what all share."""
-        if self._shared is None:
-            self._shared = self.flat.read((0, self.flat.total))
 
     def tell(self) -> None:
         """A step is over: send what is due after it."""
@@ -84,21 +70,10 @@ class Rounds:
             self._take(sent.fragment, exactly=True)
         self._told = self.steps
 
-    @property
-    def settled(self) -> bool:
-        """Whether nothing was gone since all had the same."""
-        return self.steps == self._told
-
     def restart(self) -> None:
-        """The weights were replaced in all clusters, by the same ones: what was remembered belongs to others."""
-        if self._shared is not None:
-            self._shared = self.flat.read((0, self.flat.total))
-            self._states.clear()
-            self.differences.forget()
-
-    def digest(self) -> int:
-        """A checksum of what all share: the same in all clusters after as many rounds."""
-        return google_crc32c.value(b"" if self._shared is None else self._shared.tobytes())
+        """The outer optimizer begins anew, too."""
+        super().restart()
+        self._states.clear()
 
     def close(self) -> None:
         """Let the threads go."""

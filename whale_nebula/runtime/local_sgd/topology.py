@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import google_crc32c
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.codec.objects import Codec
+from whale_nebula.codec.objects import PLAIN, Codec
+from whale_nebula.codec.packing import Payload, read_payload, write_payload
 from whale_nebula.codec.sizes import fitting
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import ConfigError
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import Apart, Program
 from whale_nebula.report.records import LinkReport
-from whale_nebula.runtime.exchange import coding
-from whale_nebula.runtime.exchange.coding import Payload, payload_bytes, read
 from whale_nebula.runtime.run import Run
 from whale_nebula.schedule.rounds import GRAIN, shared_out
 from whale_nebula.scopes.identity import LOCAL
@@ -227,8 +228,8 @@ class Differences:
         if not self._codec(numbers.size) and not self.way.zstd:
             return numbers.view(np.uint8), numbers
         wanted = numbers + self._left[fragment] if fragment in self._left else numbers
-        made = coding.encode(self._codec(numbers.size), tf.convert_to_tensor(_rows(wanted)))
-        data = payload_bytes(Payload(made.data), zstd=self.way.zstd)
+        made = (self._codec(numbers.size) or PLAIN).compress(tf.convert_to_tensor(_rows(wanted)))
+        data = write_payload(Payload(made.data), zstd=self.way.zstd)
         there = self.decode(data, numbers.size)
         self._left[fragment] = wanted - there
         return data, there
@@ -238,8 +239,8 @@ class Differences:
         if not self._codec(size) and not self.way.zstd:
             return np.ascontiguousarray(data).view(np.float32)
         dims = dims_of(size)
-        payload = read(data, dims[0], 0, 4 * dims[0] * dims[1] + _MORE, zstd=self.way.zstd)
-        found, _ = coding.decode(self._codec(size), payload.data, dims, "float32")
+        payload = read_payload(data, dims[0], 0, 4 * dims[0] * dims[1] + _MORE, zstd=self.way.zstd)
+        found, _ = (self._codec(size) or PLAIN).restore(payload.data, dims, "float32")
         return np.asarray(found, np.float32).reshape(-1)[:size]
 
     def forget(self) -> None:
@@ -348,3 +349,65 @@ def sow(variables: Mapping[str, Any], place: int) -> None:
 def _plain(variable: Any) -> Any:
     """TensorFlow's own variable behind one of Keras's."""
     return getattr(variable, "value", variable)
+
+
+@dataclass
+class Meetings(ABC):
+    """One cluster's side. `met` counts what was exchanged, `waited` are the seconds that steps waited for it."""
+
+    flat: Flat
+    ends: Ends
+    differences: Differences
+    steps: int = 0
+    met: int = 0
+    waited: float = 0.0
+    _shared: Numbers | None = None
+    _told: int = 0
+
+    def begin(self) -> None:
+        """From here on all clusters go their own way: what each has now is what all share."""
+        if self._shared is None:
+            self._shared = self._read_all()
+
+    @abstractmethod
+    def tell(self) -> None:
+        """A step is over: send what is due after it."""
+
+    @abstractmethod
+    def take(self) -> None:
+        """Take in what is due now; it waits for what has not come yet."""
+
+    @abstractmethod
+    def settle_tell(self) -> None:
+        """Everybody wants the weights now: send all that was gone since they met."""
+
+    @abstractmethod
+    def settle_take(self) -> None:
+        """Then all clusters have the same weights, bit for bit."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing was gone since all had the same."""
+        return self.steps == self._told
+
+    @property
+    def fragments(self) -> int:
+        """How many exchanges tell the others of all weights once."""
+        return 1
+
+    def restart(self) -> None:
+        """The weights were replaced, in all clusters by the same ones: what was remembered belongs to others."""
+        if self._shared is not None:
+            self._shared = self._read_all()
+            self.differences.forget()
+
+    def digest(self) -> int:
+        """A checksum of what all share: the same in all clusters after as many rounds."""
+        return google_crc32c.value(b"" if self._shared is None else self._shared.tobytes())
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let the threads go."""
+
+    def _read_all(self) -> Numbers:
+        return self.flat.read((0, self.flat.total))

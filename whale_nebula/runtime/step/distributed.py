@@ -24,7 +24,7 @@ from whale_nebula.passes.readings import check_here, rows_read
 from whale_nebula.passes.replicas import sums_of
 from whale_nebula.report.records import Elsewhere, LinkReport, StageReport
 from whale_nebula.runtime.exchange.channels import Channels
-from whale_nebula.runtime.exchange.post import Post, Slots
+from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.replicas.bucketed_allreduce import find_groups
 from whale_nebula.runtime.replicas.collectives import Collectives
@@ -157,7 +157,6 @@ class DistributedStep:
         self.seats = seat_replicas(self.compiled, self.routing)
         self.added = find_groups(self.compiled, self.collectives, self.program)
         self.actors = ActorStep(self.compiled, self.routing, len(self.seats), self.added)
-        self.slots = Slots(self.compiled.cut)
         here = partial(eq, self.session.worker)
         self.channels = Channels(self.compiled.cut, self.routing, self.states, self.seed, here, self.clusters)
         clusters = [stage.cluster for stage in self.compiled.cut.program.stages]
@@ -308,10 +307,7 @@ class DistributedStep:
         )  # fmt: skip
         patience = self.session.patience
         self.channels.begin(batch.slices, self.carried.outlook(batch.rows, self.pace), batch.rows)
-        post = Post(
-            self.slots, self.routing, self.links, self.program, self.steps, patience, lambda host: False,
-            self.channels, clocks.stages, self.clusters,
-        )  # fmt: skip
+        post = Post(self.channels, self.links, self.program, self.steps, patience, lambda host: False, clocks.stages)
         agreed.add_done_callback(lambda done: _abort(post, done, self.session))
         cut, links, here = self.compiled.cut, self.session.links, self.session.worker
         mates = Mates(self.compiled, links, self.program, self.steps, patience, self.variables, self.added)

@@ -16,7 +16,7 @@ from whale_nebula.passes.replicas import pieces_here
 from whale_nebula.report.records import LinkReport
 from whale_nebula.runtime.exchange.auto import Outlook
 from whale_nebula.runtime.exchange.channels import Channels
-from whale_nebula.runtime.exchange.post import Post, Slots
+from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.step.actors import ActorStep, seat_replicas
 from whale_nebula.runtime.step.clock import Clocks, LineClock, StepOutcome, add_line_seconds
@@ -105,7 +105,6 @@ class EmulatedStep:
         self.routing = self.compiled.cut.routing_by_cluster
         self.seats = seat_replicas(self.compiled, self.routing)
         self.actors = ActorStep(self.compiled, self.routing, len(self.seats))
-        self.slots = Slots(self.compiled.cut)
         self.channels = Channels(self.compiled.cut, self.routing, self.states, self.seed)
         self.measured = Measured(self.compiled.cut, self.hosts, self.lines)
         self.seen = Seen([f"{a}->{b}" for a, b in permutations(dict.fromkeys(self.hosts), 2)], self.lines, exact=True)
@@ -152,10 +151,7 @@ class EmulatedStep:
         self, batch: Batch, clocks: Clocks, guard: Guard, paces: Sequence[Pace], outlook: Outlook
     ) -> list[Any]:
         self.channels.begin(batch.slices, outlook, batch.rows)
-        post = Post(
-            self.slots, self.routing, self.links, self.program, self.steps, PATIENCE,
-            channels=self.channels, clocks=clocks.stages,
-        )  # fmt: skip
+        post = Post(self.channels, self.links, self.program, self.steps, PATIENCE, clocks=clocks.stages)
         try:
             peers = self._rehearsal(sum(batch.rows))
             results = self.actors.run(

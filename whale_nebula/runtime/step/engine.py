@@ -32,7 +32,8 @@ from whale_nebula.passes.replicas import check_hosts, spread, sums_of
 from whale_nebula.report.published import begin, publish
 from whale_nebula.report.records import StageReport
 from whale_nebula.report.report import Report
-from whale_nebula.runtime.exchange.channels import Models, Routes, has_codecs
+from whale_nebula.runtime.exchange.channels import Models
+from whale_nebula.runtime.exchange.crossing import Crossings, has_codecs
 from whale_nebula.runtime.exchange.state import Said, States
 from whale_nebula.runtime.local_sgd.clusters import OfClusters, of_clusters
 from whale_nebula.runtime.local_sgd.step import TakesTurns, TrainsApart
@@ -407,7 +408,7 @@ def _states(run: Run, captured: Captured) -> States:
 def _ends(cut: Cut, here: str) -> tuple[str, ...]:
     """The channels of a program that this process has an end of."""
     clusters = {worker.name: worker.cluster for worker in cut.workers}
-    return Routes(cut, cut.routing, clusters).ends(here.__eq__)
+    return Crossings(cut, cut.routing, clusters).ends(here.__eq__)
 
 
 def _close_with(run: Run, step: DistributedStep | EmulatedStep) -> None:

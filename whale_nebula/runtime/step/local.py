@@ -21,9 +21,7 @@ from whale_nebula.ir.sizes import fill_cut_sizes, is_sized
 from whale_nebula.passes.batch import lines_of
 from whale_nebula.passes.replicas import pieces_here
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
-from whale_nebula.runtime.exchange.channels import Routes
-from whale_nebula.runtime.exchange.coding import decode_cast, encode_cast
-from whale_nebula.runtime.exchange.post import Slots
+from whale_nebula.runtime.exchange.crossing import Crossings
 from whale_nebula.runtime.step.clock import StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.estimates import link_reports
@@ -42,7 +40,7 @@ NOT_BEGUN = float("inf")
 class Shelf:
     """An exchange within one trace: a dict. What goes to another cluster passes its codec, as over any link."""
 
-    slots: Slots
+    crossings: Crossings
     hosts: Sequence[str]
     held: dict[tuple[Value, int, str], Any] = field(default_factory=dict)
 
@@ -50,10 +48,11 @@ class Shelf:
         self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any, rows: Any = None
     ) -> None:
         """Lay a value down for each cluster that reads it."""
-        slot = self.slots.by_value[value]
+        precision = self.crossings.by_value[value].way.precision if tensor.dtype.is_floating else None
         for host in dict.fromkeys(self.hosts[stage] for stage in destinations):
-            crosses = host != self.hosts[source]
-            given = decode_cast(encode_cast(slot.codec, tensor), tensor.dtype) if crosses else tensor
+            given = tensor
+            if precision is not None and host != self.hosts[source]:
+                given = precision.decode(precision.encode(tensor), (), tensor.dtype.name)
             self.held[value, micro_batch, host] = given
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
@@ -70,7 +69,7 @@ def run_in_sequence(
     """
     program = compiled.cut.program
     once: dict[Value, Any] = {}
-    shelf = Shelf(Slots(compiled.cut), [stage.cluster for stage in program.stages])
+    shelf = Shelf(Crossings(compiled.cut, compiled.cut.routing_by_cluster), [stage.cluster for stage in program.stages])
     worker = OnceRun(compiled, batch, once)
     batch = worker.weighed()
     runs = [StageRun(compiled, s, batch, shelf, once, Sums(program)) for s in range(len(program.stages))]
@@ -227,15 +226,14 @@ def count_casts(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mappin
     """Every direction of a boundary that is cast, for micro-batches of so many rows; sizes that only a step knows are
     left out.
     """
-    routes = Routes(cut, Routing.plain(hosts))
+    crossings = Crossings(cut, Routing.plain(hosts))
     found: dict[str, BoundaryReport] = {}
-    for value, (boundary, back) in routes.of.items():
-        cast, spec = routes.way(value).cast, cut.program.graph.spec(value)
-        if cast is None or not routes.links(value) or spec.shape is None or None in spec.shape[1:]:
+    for each in crossings.of_boundaries:
+        cast, spec = each.way.cast, each.spec
+        if cast is None or not crossings.links(each) or spec.shape is None or None in spec.shape[1:]:
             continue
-        label = routes.label(boundary, back=back)
         for rows in counts:
             size = payload_bytes(cast, spec.dtype, spec.sized(rows))
             told = BoundaryReport(cast, spec.nbytes(rows), size, wire_bytes(size), frame_count(size))
-            found[label] = found.get(label, BoundaryReport()) + told
+            found[each.label] = found.get(each.label, BoundaryReport()) + told
     return found

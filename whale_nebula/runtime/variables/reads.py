@@ -26,8 +26,8 @@ def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str 
     """
     _replace(model, "get_weights", functools.partial(_reading, ledger, lambda: _ids(model)))
     if ledger.own:
-        _replace(model, "save_weights", functools.partial(_mark_read, save_own(ledger, cluster, first)))
-        _replace(model, "load_weights", functools.partial(_mark_read, load_own(cluster)))
+        _replace(model, "save_weights", save_own(ledger, cluster, first))
+        _replace(model, "load_weights", load_own(cluster))
     for name in WRITES:
         _replace(model, name, functools.partial(_writing, ledger, writes_here))
 
@@ -73,32 +73,25 @@ def _ids(model: Any) -> set[int]:
     return {id(getattr(variable, "value", variable)) for variable in model.weights}
 
 
-def _replace(model: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def _replace(model: Any, name: str, make: Callable[[Plain], Plain]) -> None:
     plain = getattr(model, name)
     if not hasattr(plain, "nebula_collective"):
-        object.__setattr__(model, name, make(plain))
+        changed = functools.wraps(plain)(make(plain))
+        changed.nebula_collective = True  # type: ignore[attr-defined]
+        object.__setattr__(model, name, changed)
 
 
-def _reading(ledger: Ledger, only: Callable[[], set[int]], plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
+def _reading(ledger: Ledger, only: Callable[[], set[int]], plain: Plain) -> Plain:
     def whole(*args: Any, **kwargs: Any) -> Any:
         with ledger.gathered(only()):
             return plain(*args, **kwargs)
 
-    whole.nebula_collective = True  # type: ignore[attr-defined]
     return whole
 
 
-def _mark_read(change: Callable[[Plain], Plain], plain: Plain) -> Plain:
-    changed = functools.wraps(plain)(change(plain))
-    changed.nebula_collective = True  # type: ignore[attr-defined]
-    return changed
-
-
-def _writing(ledger: Ledger, writes_here: bool, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _writing(ledger: Ledger, writes_here: bool, plain: Plain) -> Plain:
     """Gather the model and leave the file to the process of this host that writes it; it is there on return."""
 
-    @functools.wraps(plain)
     def whole(*args: Any, **kwargs: Any) -> None:
         with ledger.gathered():
             with ledger.told():
@@ -106,11 +99,7 @@ def _writing(ledger: Ledger, writes_here: bool, plain: Callable[..., Any]) -> Ca
                     plain(*args, **kwargs)
             ledger.session.meet(f"the end of {plain.__name__}")
 
-    whole.nebula_collective = True  # type: ignore[attr-defined]
     return whole
-
-
-Method = Callable[..., Any]
 
 
 def share_files() -> None:
@@ -122,10 +111,11 @@ def share_files() -> None:
             tf_callbacks.silence(callback, functools.partial(_others_write, callback))
         if isinstance(callback, kinds) and not hasattr(callback, "nebula_shared"):
             callback.nebula_shared = True
-            tf_callbacks.exchange(callback, "save", functools.partial(_saving, callback))
+            hooks = {"save": _save}
             if isinstance(callback, tf_callbacks.BACKUP):
-                tf_callbacks.exchange(callback, "begin", functools.partial(_beginning, callback))
-                tf_callbacks.exchange(callback, "end", functools.partial(_ending, callback))
+                hooks |= {"begin": _begin, "end": _end}
+            for name, hook in hooks.items():
+                tf_callbacks.exchange(callback, name, functools.partial(_call_instead, hook, callback))
 
 
 def _together(callback: Any) -> bool:
@@ -138,21 +128,17 @@ def _others_write(callback: Any) -> bool:
     return _together(callback) and not current_run().writes_files
 
 
-def _saving(callback: Any, plain: Method) -> Method:
-    @functools.wraps(plain)
-    def save(*args: Any, **kwargs: Any) -> None:
-        if _together(callback):
-            tf_callbacks.make_folder(callback, *args, **kwargs)
-        if _together(callback) and isinstance(callback, tf_callbacks.BACKUP):
-            _back_up(callback, plain)
-        else:
-            plain(*args, **kwargs)
-
-    return save
+def _call_instead(hook: Plain, callback: Any, plain: Plain) -> Plain:
+    return functools.wraps(plain)(functools.partial(hook, callback, plain))
 
 
-def _back_up(callback: Any, plain: Method) -> None:
-    """One process writes what is beside the weights; it is there on return."""
+def _save(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
+    """Of a backup one process writes what is beside the weights; it is there on return."""
+    if _together(callback):
+        tf_callbacks.make_folder(callback, *args, **kwargs)
+    if not _together(callback) or not isinstance(callback, tf_callbacks.BACKUP):
+        plain(*args, **kwargs)
+        return
     run = current_run()
     if run.writes_files:
         with run.ledger.told():
@@ -162,29 +148,24 @@ def _back_up(callback: Any, plain: Method) -> None:
     run.ledger.session.meet("the end of a backup")
 
 
-def _beginning(callback: Any, plain: Method) -> Method:
+def _begin(callback: Any, plain: Plain, logs: Any = None) -> None:
     """Restore: first the process that may write, for it repairs a broken backup; and all from the same epoch."""
-
-    @functools.wraps(plain)
-    def begin(logs: Any = None) -> None:
-        if not _together(callback):
-            plain(logs)
-            return
-        run = current_run()
-        session = run.ledger.session
-        if run.writes_files:
-            with run.ledger.told():
-                _restore(callback, plain, logs)
-        session.meet("the restore of a backup")
-        if not run.writes_files:
+    if not _together(callback):
+        plain(logs)
+        return
+    run = current_run()
+    session = run.ledger.session
+    if run.writes_files:
+        with run.ledger.told():
             _restore(callback, plain, logs)
-        epoch = tf_callbacks.initial_epoch(callback.model)
-        session.exchange(f"a fit that begins with epoch {epoch}", {}, session.links.keys())
+    session.meet("the restore of a backup")
+    if not run.writes_files:
+        _restore(callback, plain, logs)
+    epoch = tf_callbacks.initial_epoch(callback.model)
+    session.exchange(f"a fit that begins with epoch {epoch}", {}, session.links.keys())
 
-    return begin
 
-
-def _restore(callback: Any, plain: Method, logs: Any) -> None:
+def _restore(callback: Any, plain: Plain, logs: Any) -> None:
     """Keras looks for the file of the whole model; with `weights: own` there are only those of the clusters."""
     run, path = current_run(), tf_callbacks.backup_path(callback)
     if run.ledger.own and path.endswith(SUFFIX) and os.path.exists(own_path(path, run.here().cluster)):
@@ -195,20 +176,15 @@ def _restore(callback: Any, plain: Method, logs: Any) -> None:
     plain(logs)
 
 
-def _ending(callback: Any, plain: Method) -> Method:
+def _end(callback: Any, plain: Plain, logs: Any = None) -> None:
     """Remove the backup when nobody is about to write it; it is gone on return."""
-
-    @functools.wraps(plain)
-    def end(logs: Any = None) -> None:
-        if not _together(callback):
+    if not _together(callback):
+        plain(logs)
+        return
+    run = current_run()
+    session = run.ledger.session
+    session.meet("the end of a fit with a backup")
+    if run.writes_files:
+        with run.ledger.told():
             plain(logs)
-            return
-        run = current_run()
-        session = run.ledger.session
-        session.meet("the end of a fit with a backup")
-        if run.writes_files:
-            with run.ledger.told():
-                plain(logs)
-        session.meet("the removal of a backup")
-
-    return end
+    session.meet("the removal of a backup")

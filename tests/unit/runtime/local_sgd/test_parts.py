@@ -91,7 +91,7 @@ class Together:
             links = {peer: network.link(worker, peer, name, other) for other, peer in others.items()}
             shares = {"a": 0.5, "b": 0.25, "c": 0.25}
             flat, ends = Flat([tf.Variable(self.start)]), Ends(worker, name, firsts, links, 10.0)
-            self.rounds.append(Rounds(flat, ends, table, outer, Differences(parse_way(way)), shares))
+            self.rounds.append(Rounds(flat, ends, Differences(parse_way(way)), table=table, outer=outer, shares=shares))
         for each in self.rounds:
             each.begin()
 

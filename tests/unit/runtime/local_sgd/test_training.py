@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,6 @@ from whale_nebula.schedule.rounds import GRAIN
 RNG = np.random.default_rng(0)
 X = RNG.random((48, 8)).astype("float32")
 Y = np.tanh(X @ RNG.random((8, 2)).astype("float32"))
-
-
-@pytest.fixture(autouse=True)
-def no_run() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def model(optimizer: Any = "sgd", *, dropout: float = 0.0, normed: bool = False) -> keras.Model:
