@@ -10,7 +10,7 @@ from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, StagePhase
 from whale_nebula.ir.program import GradientPart, Request, Variable
 from whale_nebula.ir.sizes import Exchanged
-from whale_nebula.plan.codec_advice import Direction, Warned, advice_text, holds, slowest, warn_of_codecs
+from whale_nebula.plan.codec_advice import CodecAdvice, Direction, holds, judge_codecs, slowest
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanOnce, PlanStage, PlanTied
 from whale_nebula.plan.timing import assumptions_of, times
@@ -73,17 +73,23 @@ class Overview:
         return tuple(self._boundary(boundary) for boundary in self.cut.boundaries)
 
     def advice(self, plan: Plan) -> tuple[str, ...]:
-        """Which codecs cost more time than they save, by the steps that the plan of all this foretells."""
+        """Which codecs cost more time than they save, by the steps that the plan foretells; once a line of the script,
+        about the boundary by which most is lost.
+        """
         stages = self.cut.program.stages
-        found: dict[tuple[str, str], list[tuple[Warned, str]]] = {}
+        found: dict[tuple[str, str], list[tuple[CodecAdvice, str]]] = {}
         for each in self.cut.boundaries:
             there, back = self._directions(each)
-            one = warn_of_codecs((there, back) if each.backward else (there,), partial(self._step, plan, each))
+            one = judge_codecs((there, back)[: 1 + each.backward], partial(self._step, plan, each))
             if one is not None:
                 readers = " and ".join(stages[number].key for number in each.destinations)
                 told = one, f"{_name(each)}, {stages[each.source].key} to {readers}"
                 found.setdefault((each.where, one.mend), []).append(told)
-        return tuple(_at_once(each, where) for (where, _), each in found.items())
+        notes = []
+        for (where, _), together in found.items():
+            together.sort(key=lambda told: -told[0].lost)
+            notes.append(together[0][0].text([name for _, name in together], where))
+        return tuple(notes)
 
     def _step(self, plan: Plan, boundary: Boundary, ways: Sequence[Direction]) -> float:
         """Seconds of a step in which a boundary crosses otherwise than planned, on the same assumption."""
@@ -298,12 +304,6 @@ class Overview:
     def _descended(self) -> frozenset[int]:
         """The variables that the step asks gradients for."""
         return frozenset(op for request in self.cut.program.requests for op in request.origins)
-
-
-def _at_once(found: Sequence[tuple[Warned, str]], where: str) -> str:
-    """What is to be said of the boundaries of one line of the script: of the one by which most is lost."""
-    ordered = sorted(found, key=lambda each: -each[0].lost)
-    return advice_text([name for _, name in ordered], ordered[0][0], where)
 
 
 def _ends(line: str) -> tuple[str, str]:

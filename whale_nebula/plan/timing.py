@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from whale_nebula.ir.routing import take_counts
+from whale_nebula.ir.routing import row_name, take_counts
 from whale_nebula.plan.records import PlanBoundary, PlanStage
-from whale_nebula.schedule import Hop, Line, Timeline, Work, limits, pace, simulate
+from whale_nebula.schedule import Hop, Line, Span, Timeline, Work, limits, pace, simulate
 from whale_nebula.wire.frame import wire_bytes
 
 if TYPE_CHECKING:
@@ -116,6 +116,14 @@ def speed_text(speed: float) -> str:
     return f"{speed:g} FLOP/s"
 
 
+class Row(NamedTuple):
+    """A row of the drawn schedule: of a replica of a stage, or of a line."""
+
+    name: str
+    stage: PlanStage | None
+    spans: tuple[Span, ...]
+
+
 @dataclass(frozen=True)
 class PhaseTimes:
     """One phase in time: the stages that take part, by their place in the timeline."""
@@ -124,6 +132,16 @@ class PhaseTimes:
     stages: tuple[PlanStage, ...]
     timeline: Timeline
     limits: tuple[int, ...]
+
+    def rows(self, *, lines: bool) -> list[Row]:
+        """The rows of its drawing: each replica of a stage and, if asked, each line has one for itself."""
+        found = [
+            Row(row_name(stage.name, stage.replicas, replica), stage, self.timeline.of(place, replica))
+            for place, stage in enumerate(self.stages)
+            for replica in self.timeline.replicas(place)
+        ]
+        shown = self.timeline.lines if lines else ()
+        return [*found, *(Row(line, None, self.timeline.of(line)) for line in shown)]
 
 
 @dataclass(frozen=True)
@@ -166,7 +184,7 @@ def as_long_as_a_message(plan: Plan) -> Assumed:
 def _travels(plan: Plan) -> dict[str, float]:
     """Seconds that a micro-batch is on its way on each line that takes any."""
     taken: dict[str, float] = {}
-    for phase in range(_phases(plan)):
+    for phase in range(count_phases(plan)):
         stages = [stage.name for stage in plan.stages.values() if stage.runs[phase]]
         for hop in _hops(plan, stages).values():
             for line, size in ((hop.there, hop.forward), (hop.back, hop.backward)):
@@ -179,7 +197,7 @@ def times(plan: Plan, given: Assumed | None = None, *, most: int | None = None) 
     """The schedule of a plan in time; `most` limits the micro-batches."""
     given = given or assumptions_of(plan)
     count = len(plan.rows) if most is None else min(len(plan.rows), most)
-    found = (_phase(plan, phase, count, given) for phase in range(_phases(plan)))
+    found = (_phase(plan, phase, count, given) for phase in range(count_phases(plan)))
     return Times(given, count, tuple(each for each in found if each.stages))
 
 
@@ -206,7 +224,8 @@ def count_in_flight(plan: Plan) -> Plan:
     return replace(plan, stages={name: replace(s, in_flight=held[name]) for name, s in plan.stages.items()})
 
 
-def _phases(plan: Plan) -> int:
+def count_phases(plan: Plan) -> int:
+    """How many phases a step has."""
     return max((len(stage.runs) for stage in plan.stages.values()), default=0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from whale_nebula.codec.way import has_open_size
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from whale_nebula.plan.plan import Plan
 
 COLORS = 8
+_GRAPH, _AFTER = "/* the graph */", "/* what opens beside it */"
+_FONT = '& { font-family: Inter, "Segoe UI", system-ui, sans-serif; background: var(--sheet); display: block }'
 _MARGIN = 24
 _LETTER = 6.7
 """The width of a letter of the small size, about."""
@@ -27,6 +30,16 @@ _LETTER = 6.7
 def graph(plan: Plan, *, style: str | None = None) -> Markup:
     """The whole drawing; with a style of its own it stands alone, outside the page."""
     return _Graph(plan, layout(plan)).svg(style)
+
+
+def plan_svg(plan: Plan) -> str:
+    """The graph as a picture of its own, with what it takes of the page's style, and no rule that other elements could
+    take for theirs: a notebook may have its own `.card`.
+    """
+    whole = files(__package__).joinpath("plan.css").read_text("utf-8")
+    colours = whole.split("\n\n", 1)[0].replace(":root", "&").replace("light dark;", "light;")
+    rules = whole.partition(_GRAPH)[2].partition(_AFTER)[0].replace("#graph ", "& ")
+    return graph(plan, style=f"#graph {{\n{colours}\n{_FONT}\n{rules}}}\n") + "\n"
 
 
 def color(plan: Plan, cluster: str) -> int:
