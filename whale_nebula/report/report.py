@@ -127,5 +127,5 @@ class Report:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[list[Report], int]:
-    """The reports in a file, one or many, and how many of its lines hold none, as the last one of a process that died."""
+    """The reports in a file, one or many, and how many of its lines hold none, as where a process died."""
     return saved.read(Report, path)

@@ -14,8 +14,9 @@ from functools import partial
 from itertools import count
 
 from whale_nebula.errors import OptionError
-from whale_nebula.schedule.lines import Hops, Line, Work, pace
-from whale_nebula.schedule.schedules import DEFAULT, Chosen, Instruction, instructions, limits
+from whale_nebula.schedule.lines import Hops, Line, Work
+from whale_nebula.schedule.lines import pace as pace_of
+from whale_nebula.schedule.schedules import DEFAULT, Chosen, Instruction, Pace, instructions, limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +94,14 @@ def simulate(
     name: str = DEFAULT,
     in_flight: Chosen | None = None,
     blocking: bool = False,
-    fused: bool = True,
+    fused: bool | Sequence[bool] = True,
+    pace: Pace | None = None,
 ) -> Timeline:
     """Time one phase of a step: `works` by stage, `hops` by (source, destination), both for one micro-batch.
 
     `blocking` lets a stage stand still until what it sent has arrived; with `fused=False` the last stage runs
-    its forward and its backward apart. Both are how systems without our runtime behave, for comparison.
+    its forward and its backward apart. Both are how systems without our runtime behave, for comparison. `fused` may
+    say it of each stage, and `pace` what limits go by, where that is not the pace of these works and hops.
 
     >>> from whale_nebula.schedule.lines import uniform
     >>> works = [Work(1.0, 2.0)] * 2
@@ -111,13 +114,13 @@ def simulate(
     """
     stages = len(works)
     chosen = limits(
-        name, stages, micro_batches, pace=pace(works, hops), in_flight=in_flight,
+        name, stages, micro_batches, pace=pace_of(works, hops) if pace is None else pace, in_flight=in_flight,
         replicas=[work.replicas for work in works], orders=[work.order for work in works],
     )  # fmt: skip
-    whole = None if fused else False
+    whole = [fused and stage == stages - 1 for stage in range(stages)] if isinstance(fused, bool) else fused
     lists = [
-        tuple(instructions(stage, stages, micro_batches, limit, backward=work.has_backward, fused=whole))
-        for stage, (work, limit) in enumerate(zip(works, chosen, strict=True))
+        tuple(instructions(stage, stages, micro_batches, limit, backward=work.has_backward, fused=one))
+        for stage, (work, limit, one) in enumerate(zip(works, chosen, whole, strict=True))
     ]
     return run_lists(lists, works, hops, blocking=blocking)
 
