@@ -115,6 +115,19 @@ class Direction:
         """What of `codec_seconds` the side takes that sends."""
         return None if self.codec_seconds is None or self.cost is None else self.cost.encode
 
+    def fields(self) -> dict[str, object]:
+        """What a plan says of it, by the names of the fields of a boundary."""
+        return {
+            "codec": self.way,
+            "bytes": self.each[0],
+            "step_bytes": self.total,
+            "seconds": self.seconds,
+            "codec_seconds": self.codec_seconds,
+            "encode_seconds": self.encode_seconds,
+            "used": self.used if self.used != self.way else "",
+            "rungs": self.rungs,
+        }
+
     def crossing_by(self, way: str) -> Direction:
         """The same tensors, crossing otherwise."""
         return replace(self, way=way, forward=None if self.forward is None else way)
