@@ -14,7 +14,6 @@ from whale_nebula.schedule import (
     Line,
     Timeline,
     Work,
-    from_text,
     hop_of_seconds,
     instructions,
     run_lists,
@@ -153,7 +152,7 @@ def test_blocking_lets_the_sender_stand_still() -> None:
 
 
 def test_lists_that_wait_for_each_other_are_named() -> None:
-    lists = [from_text("F0 B0 F1 B1"), from_text("F0 F1 B0 B1"), from_text("FB0 FB1")]
+    lists = [instructions(stage, 3, 2, limit) for stage, limit in enumerate((1, 2, 1))]
     with pytest.raises(OptionError, match="stage 0 at B0, stage 1 at F1, stage 2 at FB1"):
         run_lists(lists, [EVEN] * 3, uniform(3))
 
@@ -162,7 +161,7 @@ def test_limits_that_rise_wait_for_ever_and_so_are_never_given() -> None:
     """What `descending` is for: the same limits as lists of their own, and through `simulate`."""
     rising = [instructions(stage, 3, 4, limit) for stage, limit in enumerate((1, 2, 1))]
     with pytest.raises(OptionError, match="wait for each other"):
-        run_lists([tuple(made) for made in rising], [EVEN] * 3, uniform(3))
+        run_lists(rising, [EVEN] * 3, uniform(3))
     assert simulate([EVEN] * 3, uniform(3), 4, in_flight=[1, 2, 1]).seconds == 4 * 9.0
 
 
