@@ -62,9 +62,10 @@ def _list_facts(plan: Plan) -> list[dict[str, object]]:
         name = f"boundary {each.name}, from {each.source} to {' and '.join(each.destinations)},"
         crossing |= {name: Spec(each.dtype, each.shape), f"the codec of {name}": each.codec}
         crossing[f"the backward codec of {name}"] = each.backward_codec
+    written: dict[str, object] = dict(word.split("=", 1) for word in pipeline)
     return [
         {**stages, **counts, **turns, "the order of the stages": ", ".join(plan.stages)},
-        dict(word.split("=", 1) for word in pipeline),
+        written,
         {f"the version of {name}": version for name, version in plan.versions.items()},
         _find_lines(plan, "input"),
         crossing,

@@ -68,6 +68,10 @@ class Program:
             lambda predicted: getattr(predicted.stages.get(stage), name, None),
         )
 
+    def of_stage_timed(self, stage: str) -> list[Beside | None]:
+        """What a stage computes and what it waits."""
+        return [self.of_stage(stage, key) for key in _TIMED]
+
     def carries(self, link: str) -> Beside:
         """Bytes of a link in a step."""
         return self._beside(
@@ -92,8 +96,8 @@ class Program:
         """The last step, with the seconds that are usual: of it the bottleneck is told."""
         stages = {}
         for name, stage in self.last.stages.items():
-            usual = {key: each and each.measured for key in _TIMED for each in [self.of_stage(name, key)]}
-            stages[name] = replace(stage, **usual)
+            computes, waits = (None if one is None else one.measured for one in self.of_stage_timed(name))
+            stages[name] = replace(stage, compute_seconds=computes, wait_seconds=waits)
         return replace(self.last, step_seconds=self.seconds().measured, stages=stages)
 
     @property
@@ -157,7 +161,7 @@ def _program(program: Program) -> Iterator[str]:
         values = [report.scalars[name] for report in program.reports if name in report.scalars]
         yield f"  {name}: {values[0]:.4g} at first, {values[-1]:.4g} at last"
     for name in last.stages:
-        found = [program.of_stage(name, key) for key in _TIMED]
+        found = program.of_stage_timed(name)
         computes, waits = (each and each.text(duration, of_stage(last, name)) for each in found)
         if computes and waits:
             yield f"  stage {name}: computes {computes}, waits {waits}"

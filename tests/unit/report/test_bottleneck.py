@@ -153,15 +153,6 @@ def test_the_sentence_does_not_turn_over_where_two_waits_are_alike() -> None:
     assert len({re.sub(r"\d+ %|; .*", "", each) for each in told}) == 1
 
 
-def test_what_is_no_number_is_not_made_smaller() -> None:
-    given = basis(size=100_000, rate=1e5)
-    (phase,) = given.phases
-    found = Basis(
-        given.stages, (type(phase)(phase.works, phase.fused, phase.hops),), 4, 8, "eager-1f1b", bytes=given.bytes
-    )
-    assert "no codec would help" in sentence(measured(found))
-
-
 def test_stages_that_compute_unequally() -> None:
     given = basis(gpu=(0.05, 0.1), npu=0.01, micro_batches=16)
     found = sentence(measured(given))
@@ -181,11 +172,6 @@ def test_rows_that_depend_on_each_other_are_not_cut() -> None:
     given = replace(basis(micro_batches=1, rows=64), divides=False)
     said = ", other stages would not help, and micro-batches would change the result"
     assert sentence(measured(given)).endswith(said)
-
-
-def test_a_delay_where_rows_depend_on_each_other() -> None:
-    given = replace(basis(delay=0.5, micro_batches=1, rows=64), divides=False)
-    assert sentence(measured(given)).endswith("; the delay costs that, not the rate, and no codec shortens it")
 
 
 def test_rows_run_out() -> None:

@@ -138,11 +138,12 @@ def _schedule(plan: Plan) -> dict[str, Markup]:
     drawn = scenes(plan)
     choices, shown = [], []
     for number, scene in enumerate(drawn):
-        choice = {"id": f"scene-{number}", "checked": number == 0, "data_scene": number}
-        choices.append(element("input", type="radio", name="scene", **choice))
-        choices.append(element("label", scene.title, for_=f"scene-{number}"))
-        label = {"tabindex": 0, "role": "region", "aria_label": f"schedule: {scene.title}"}
-        clocks = element("div", list(scene.drawings), class_="scroll clocks", **label)
+        name = f"scene-{number}"
+        choices.append(element("input", type="radio", name="scene", id=name, checked=number == 0, data_scene=number))
+        choices.append(element("label", scene.title, for_=name))
+        label = f"schedule: {scene.title}"
+        drawings = list(scene.drawings)
+        clocks = element("div", drawings, class_="scroll clocks", tabindex=0, role="region", aria_label=label)
         note = element("p", scene.note, class_="note")
         shown.append(element("div", note, clocks, class_="scene", data_scene=number))
     picker = element("fieldset", element("legend", "a stage computes"), choices, class_="segments")
@@ -229,7 +230,7 @@ def _panels(plan: Plan) -> Iterator[Markup]:
         yield _panel(f"arrow-{number}", *_arrow_panel(plan, arrow))
 
 
-def _panel(name: str, title: str | Markup, *content: Markup) -> Markup:
+def _panel(name: str, title: str, *content: str) -> Markup:
     return element("section", element("h3", title, class_="panel-title"), content, id=f"panel-{name}", class_="panel")
 
 
