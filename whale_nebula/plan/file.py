@@ -62,7 +62,7 @@ def _list_facts(plan: Plan) -> list[dict[str, object]]:
         name = f"boundary {each.name}, from {each.source} to {' and '.join(each.destinations)},"
         crossing |= {name: Spec(each.dtype, each.shape), f"the codec of {name}": each.codec}
         crossing[f"the backward codec of {name}"] = each.backward_codec
-    written: dict[str, object] = dict(word.split("=", 1) for word in pipeline)
+    written: dict[str, object] = {name: value for name, _, value in (word.partition("=") for word in pipeline)}
     return [
         {**stages, **counts, **turns, "the order of the stages": ", ".join(plan.stages)},
         written,
