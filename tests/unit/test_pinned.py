@@ -68,7 +68,7 @@ def test_another_is_refused_before_anything_of_it_runs(pin: Path, how: str) -> N
     with pytest.raises(PlanMismatchError) as caught:
         other.fit(X, Y, verbose=0)
     assert caught.value.what == "small.train_step is not planned as it was pinned"
-    assert caught.value.why == "stage 'last' is on cluster 'tpu' now, on 'npu' in the pinned plan"
+    assert caught.value.why == "stage 'last' is on cluster 'tpu' now, on cluster 'npu' in the pinned plan"
     assert caught.value.where == (str(pin) if how != "loaded" else caught.value.where)
     assert "leave plan= out of nb.init" in caught.value.mend
     assert all(map(np.array_equal, before, other.get_weights()))
@@ -100,7 +100,7 @@ def test_a_step_without_scopes_is_not_the_pinned_one(tmp_path: Path) -> None:
     nb.shutdown()
     scoped = False
     nb.init(plan=tmp_path / "plan.json")
-    with pytest.raises(PlanMismatchError, match="stage number 0 is 'stage0' on cluster 'local' now, 'gpu'"):
+    with pytest.raises(PlanMismatchError, match="stage 'stage0' exists now, and not in the pinned plan"):
         double(tf.constant([1.0]))
 
 

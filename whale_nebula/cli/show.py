@@ -23,7 +23,7 @@ from whale_nebula.launch.last_error import own_lines
 from whale_nebula.plan.plan import Plan
 from whale_nebula.report.records import LinkReport, StageReport
 from whale_nebula.report.report import Report, read
-from whale_nebula.report.saved import finite, summary_document, summary_text
+from whale_nebula.report.summary import summary_document, summary_text
 from whale_nebula.scopes.observer import Observer, PlanShown, observed_by
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
             return _no_file(given.report, given.json, _NO_REPORT)
         reports, broken = read(given.report)
         if given.json:
-            print(json.dumps(finite(summary_document(reports, broken)), allow_nan=False))
+            print(json.dumps(summary_document(reports, broken), allow_nan=False))
         else:
             print(summary_text(reports, broken))
         return exits.DONE

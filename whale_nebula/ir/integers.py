@@ -7,6 +7,7 @@ know how large a tensor is has to follow these few ops; all others give None, wh
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ class Site:
         return None if shape is None else len(shape)
 
 
-Rule = Callable[[Site], "Sequence[Numbers | None]"]
+Rule = Callable[[Site], Numbers | None]
 
 
 def integers(site: Site) -> Sequence[Numbers | None]:
@@ -47,156 +48,106 @@ def integers(site: Site) -> Sequence[Numbers | None]:
     >>> integers(Site(Op(1, "Shape", outputs=(Spec("int32", (2,)),)), ((8, 64),), (None,)))
     [(8, 64)]
     """
-    rule = RULES.get(site.op.type)
-    unknown: list[Numbers | None] = [None] * len(site.op.outputs)
-    if rule is None:
-        return unknown
+    rule, several = RULES.get(site.op.type), SEVERAL.get(site.op.type)
     try:
-        found = list(rule(site))
+        found = [rule(site)] if rule is not None else list(several(site)) if several is not None else []
     except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
-        return unknown
-    return [None if each is None or len(each) > MOST else each for each in found]
+        found = []
+    kept = [None if each is None or len(each) > MOST else each for each in found]
+    return kept or [None] * len(site.op.outputs)
 
 
 # ---------------------------------------------------------------------- rules
-def _constant(site: Site) -> Sequence[Numbers | None]:
+def _of_known(compute: Callable[..., Numbers], *, vectors: int = 0) -> Rule:
+    """A rule for ops whose inputs are all known; the first so many must have one axis."""
+
+    def rule(site: Site) -> Numbers | None:
+        unknown = None in site.numbers or any(site.rank(place) != 1 for place in range(vectors))
+        return None if unknown else compute(*site.numbers)
+
+    return rule
+
+
+def _constant(site: Site) -> Numbers | None:
     values = site.op.constant
-    whole = values is not None and not site.op.outputs[0].floating
-    return [tuple(map(int, values))] if whole and values is not None else [None]
+    return None if values is None or site.op.outputs[0].floating else tuple(map(int, values))
 
 
-def _size(site: Site) -> Sequence[Numbers | None]:
-    shape = site.shapes[0]
-    return [None if shape is None else (math.prod(shape),)]
-
-
-def _rank(site: Site) -> Sequence[Numbers | None]:
-    shape = site.shapes[0]
-    return [None if shape is None else (len(shape),)]
-
-
-def _same(site: Site) -> Sequence[Numbers | None]:
-    return [site.numbers[0]]
-
-
-def _gather(site: Site) -> Sequence[Numbers | None]:
-    table, places = site.numbers[:2]
-    if table is None or places is None or site.rank(0) != 1:
-        return [None]
-    return [tuple(table[place] for place in places)]
-
-
-def _pack(site: Site) -> Sequence[Numbers | None]:
-    if any(each is None for each in site.numbers):
-        return [None]
-    return [tuple(number for each in site.numbers for number in each or ())]
-
-
-def _concat(site: Site) -> Sequence[Numbers | None]:
+def _concat(site: Site) -> Numbers | None:
     parts = site.numbers[:-1]
-    if any(each is None for each in parts) or any(site.rank(place) != 1 for place in range(len(parts))):
-        return [None]
-    return [tuple(number for each in parts for number in each or ())]
+    known = [each for place, each in enumerate(parts) if each is not None and site.rank(place) == 1]
+    return tuple(number for each in known for number in each) if len(known) == len(parts) else None
 
 
-def _strided_slice(site: Site) -> Sequence[Numbers | None]:
+def _strided_slice(site: Site) -> Numbers | None:
     given, begin, end, strides = site.numbers
     if given is None or begin is None or end is None or strides is None or site.rank(0) != 1 or len(begin) != 1:
-        return [None]
+        return None
     if site.attribute("ellipsis_mask") or site.attribute("new_axis_mask"):
-        return [None]
+        return None
     if site.attribute("shrink_axis_mask"):
-        return [(given[begin[0]],)]
+        return (given[begin[0]],)
     start = None if site.attribute("begin_mask") else begin[0]
     stop = None if site.attribute("end_mask") else end[0]
-    return [given[start : stop : strides[0]]]
+    return given[start : stop : strides[0]]
 
 
-def _slice(site: Site) -> Sequence[Numbers | None]:
-    given, begin, size = site.numbers
-    if given is None or begin is None or size is None or site.rank(0) != 1:
-        return [None]
-    stop = len(given) if size[0] < 0 else begin[0] + size[0]
-    return [given[begin[0] : stop]]
+def _slice(given: Numbers, begin: Numbers, size: Numbers) -> Numbers:
+    return given[begin[0] : len(given) if size[0] < 0 else begin[0] + size[0]]
 
 
-def _range(site: Site) -> Sequence[Numbers | None]:
-    start, limit, delta = site.numbers
-    if start is None or limit is None or delta is None or abs(limit[0] - start[0]) > MOST * abs(delta[0]):
-        return [None]
-    return [tuple(range(start[0], limit[0], delta[0]))]
+def _range(start: Numbers, limit: Numbers, delta: Numbers) -> Numbers:
+    return tuple(range(start[0], limit[0], delta[0])[: MOST + 1])
 
 
-def _fill(site: Site) -> Sequence[Numbers | None]:
-    dims, value = site.numbers
-    if dims is None or value is None or math.prod(dims) > MOST:
-        return [None]
-    return [value * math.prod(dims)]
+def _fill(dims: Numbers, value: Numbers) -> Numbers:
+    return value * min(math.prod(dims), MOST + 1)
 
 
-def _invert_permutation(site: Site) -> Sequence[Numbers | None]:
-    given = site.numbers[0]
-    return [None if given is None else tuple(given.index(place) for place in range(len(given)))]
-
-
-def _stitch_numbers(site: Site) -> Sequence[Numbers | None]:
+def _stitch_numbers(*inputs: Numbers) -> Numbers:
     """DynamicStitch: the first half of the inputs says where the numbers of the second half go."""
-    half = len(site.numbers) // 2
-    if any(each is None for each in site.numbers):
-        return [None]
-    pairs = zip(site.numbers[:half], site.numbers[half:], strict=True)
-    found = {place: n for places, given in pairs for place, n in zip(places or (), given or (), strict=True)}
-    return [tuple(found[place] for place in range(len(found)))]
+    half = len(inputs) // 2
+    pairs = zip(inputs[:half], inputs[half:], strict=True)
+    found = {place: n for places, given in pairs for place, n in zip(places, given, strict=True)}
+    return tuple(found[place] for place in range(len(found)))
 
 
-def _select(site: Site) -> Sequence[Numbers | None]:
-    chosen, yes, no = site.numbers
-    if chosen is None or yes is None or no is None or not len(chosen) == len(yes) == len(no):
-        return [None]
-    return [tuple(a if c else b for c, a, b in zip(chosen, yes, no, strict=True))]
+def _select(chosen: Numbers, yes: Numbers, no: Numbers) -> Numbers:
+    return tuple(a if c else b for c, a, b in zip(chosen, yes, no, strict=True))
 
 
-def _fold_numbers(fold: Callable[[Numbers], int]) -> Rule:
-    def rule(site: Site) -> Sequence[Numbers | None]:
+def _fold(fold: Callable[[Numbers], int]) -> Rule:
+    """A reduction of all numbers of a vector; over no axes, none."""
+
+    def rule(site: Site) -> Numbers | None:
         given = site.numbers[0]
         if given is None or (site.rank(0) or 0) > 1:
-            return [None]
-        no_axes = site.numbers[1] == ()
-        return [given if no_axes else (fold(given),)]
+            return None
+        return given if site.numbers[1] == () else (fold(given),)
 
     return rule
 
 
 def _elementwise(combine: Callable[[int, int], int]) -> Rule:
-    def rule(site: Site) -> Sequence[Numbers | None]:
-        left, right = site.numbers
-        if left is None or right is None:
-            return [None]
+    def compute(left: Numbers, right: Numbers) -> Numbers:
         if len(left) != len(right):
             left, right = (left * len(right), right) if len(left) == 1 else (left, right * len(left))
-        return [tuple(combine(a, b) for a, b in zip(left, right, strict=True))]
+        return tuple(combine(a, b) for a, b in zip(left, right, strict=True))
 
-    return rule
-
-
-def _broadcast_shape(site: Site) -> Sequence[Numbers | None]:
-    left, right = site.numbers
-    return [None if left is None or right is None else broadcast(left, right)]
+    return _of_known(compute)
 
 
-def _reduced_axes(site: Site) -> Sequence[Numbers | None]:
+def _find_reduced_axes(site: Site) -> Sequence[Numbers | None]:
     """BroadcastGradientArgs: the axes over which the gradient of either side is summed."""
     left, right = site.numbers
     if left is None or right is None:
         return [None, None]
-    whole = broadcast(left, right)
-    return [_expand_shape(left, whole), _expand_shape(right, whole)]
-
-
-def _expand_shape(shape: Numbers, whole: Numbers) -> Numbers:
-    padded = (1,) * (len(whole) - len(shape)) + shape
-    missing = len(whole) - len(shape)
-    return tuple(axis for axis, size in enumerate(padded) if axis < missing or (size == 1 and whole[axis] != 1))
+    whole, found = broadcast(left, right), []
+    for shape in (left, right):
+        missing = len(whole) - len(shape)
+        padded = (1,) * missing + shape
+        found.append(tuple(n for n, size in enumerate(padded) if n < missing or (size == 1 and whole[n] != 1)))
+    return found
 
 
 def broadcast(left: Shape, right: Shape) -> Shape:
@@ -210,44 +161,39 @@ def broadcast(left: Shape, right: Shape) -> Shape:
     return tuple(b if a == 1 else a for a, b in zip(*padded, strict=True))
 
 
+_BINARY: Mapping[str, Callable[[int, int], int]] = {
+    "AddV2": operator.add, "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul,
+    "FloorDiv": operator.floordiv, "FloorMod": operator.mod, "Maximum": max, "Minimum": min,
+    "Less": operator.lt, "LessEqual": operator.le, "Greater": operator.gt, "GreaterEqual": operator.ge,
+    "Equal": operator.eq, "NotEqual": operator.ne, "LogicalAnd": operator.and_,
+}  # fmt: skip
+_FOLDS: Mapping[str, Callable[[Numbers], int]] = {"Prod": math.prod, "Sum": sum, "Max": max, "Min": min, "All": all}
+
 RULES: Mapping[str, Rule] = {
     "Const": _constant,
-    "Shape": lambda site: [site.shapes[0]],
-    "ShapeN": lambda site: list(site.shapes),
-    "Size": _size,
-    "Rank": _rank,
-    **dict.fromkeys(("Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "StopGradient"), _same),
-    "GatherV2": _gather,
-    "Pack": _pack,
+    "Shape": lambda site: site.shapes[0],
+    "Size": lambda site: None if site.shapes[0] is None else (math.prod(site.shapes[0]),),
+    "Rank": lambda site: None if site.shapes[0] is None else (len(site.shapes[0]),),
+    **dict.fromkeys(
+        ("Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "StopGradient"), lambda site: site.numbers[0]
+    ),
+    "GatherV2": _of_known(lambda table, places, *_: tuple(table[place] for place in places), vectors=1),
+    "Pack": _of_known(lambda *parts: tuple(number for each in parts for number in each)),
     "ConcatV2": _concat,
     "StridedSlice": _strided_slice,
-    "Slice": _slice,
-    "Range": _range,
-    "Fill": _fill,
-    "InvertPermutation": _invert_permutation,
-    "DynamicStitch": _stitch_numbers,
-    "SelectV2": _select,
-    "Prod": _fold_numbers(math.prod),
-    "Sum": _fold_numbers(sum),
-    "Max": _fold_numbers(max),
-    "Min": _fold_numbers(min),
-    "All": _fold_numbers(lambda given: int(all(given))),
-    "Neg": lambda site: [None if site.numbers[0] is None else tuple(-number for number in site.numbers[0])],
-    "AddV2": _elementwise(lambda a, b: a + b),
-    "Add": _elementwise(lambda a, b: a + b),
-    "Sub": _elementwise(lambda a, b: a - b),
-    "Mul": _elementwise(lambda a, b: a * b),
-    "FloorDiv": _elementwise(lambda a, b: a // b),
-    "FloorMod": _elementwise(lambda a, b: a % b),
-    "Maximum": _elementwise(max),
-    "Minimum": _elementwise(min),
-    "Less": _elementwise(lambda a, b: a < b),
-    "LessEqual": _elementwise(lambda a, b: a <= b),
-    "Greater": _elementwise(lambda a, b: a > b),
-    "GreaterEqual": _elementwise(lambda a, b: a >= b),
-    "Equal": _elementwise(lambda a, b: a == b),
-    "NotEqual": _elementwise(lambda a, b: a != b),
-    "LogicalAnd": _elementwise(lambda a, b: a and b),
-    "BroadcastArgs": _broadcast_shape,
-    "BroadcastGradientArgs": _reduced_axes,
+    "Slice": _of_known(_slice, vectors=1),
+    "Range": _of_known(_range),
+    "Fill": _of_known(_fill),
+    "InvertPermutation": _of_known(lambda given: tuple(given.index(place) for place in range(len(given)))),
+    "DynamicStitch": _of_known(_stitch_numbers),
+    "SelectV2": _of_known(_select),
+    "Neg": _of_known(lambda given: tuple(-number for number in given)),
+    "BroadcastArgs": _of_known(broadcast),
+    **{name: _fold(fold) for name, fold in _FOLDS.items()},
+    **{name: _elementwise(combine) for name, combine in _BINARY.items()},
 }
+SEVERAL: Mapping[str, Callable[[Site], Sequence[Numbers | None]]] = {
+    "ShapeN": lambda site: site.shapes,
+    "BroadcastGradientArgs": _find_reduced_axes,
+}
+"""Ops with several outputs."""

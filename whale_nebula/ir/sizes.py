@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 
 from whale_nebula.ir.cut import Cut, Exchange
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.integers import MOST, Numbers, Shape, Site, broadcast, integers
-from whale_nebula.ir.program import GradientPart, Leaf, PartKey, Program, Variable
+from whale_nebula.ir.program import GradientPart, Leaf, PartKey, Variable
 from whale_nebula.spec import Spec, Value
+
+Rule = Callable[[Site], Shape | None]
+"""The shape of an op's output; None where it is not known."""
 
 _WHOLE = frozenset({"int32", "int64", "bool"})
 
@@ -70,12 +72,9 @@ class Sizes:
         site = self.site(op)
         for value, spec, shape in zip(op.values, op.outputs, _shapes(site, self._open(op), self.rows), strict=True):
             self.shapes.setdefault(value, shape if _fits(spec, shape) else fill_shape(spec, self.rows))
-        if any(spec.dtype in _WHOLE for spec in op.outputs):
-            self._count(op, integers(site))
-
-    def _count(self, op: Op, found: Sequence[Numbers | None]) -> None:
-        """Keep the numbers of an op's outputs; as many as there are, so long is a list of them."""
-        for value, spec, numbers in zip(op.values, op.outputs, found, strict=False):
+        if not any(spec.dtype in _WHOLE for spec in op.outputs):
+            return
+        for value, spec, numbers in zip(op.values, op.outputs, integers(site), strict=False):
             if numbers is not None and spec.dtype in _WHOLE:
                 self.numbers[value] = numbers
                 if spec.rank == 1:
@@ -102,12 +101,10 @@ def fill_shape(spec: Spec, rows: int) -> Shape:
 
 def _is_settled(op: Op) -> bool:
     """Nothing to find out: all sizes are written down, and nobody computes with the numbers."""
-    known = all(spec.shape is not None and None not in spec.shape for spec in op.outputs)
-    return known and not any(spec.dtype in _WHOLE and _few(spec) for spec in op.outputs)
-
-
-def _few(spec: Spec) -> bool:
-    return spec.shape is not None and math.prod(axis or 0 for axis in spec.shape) <= MOST
+    for spec in op.outputs:
+        if spec.shape is None or None in spec.shape or (spec.dtype in _WHOLE and math.prod(spec.sized(0)) <= MOST):
+            return False
+    return True
 
 
 def _fits(spec: Spec, shape: Shape) -> bool:
@@ -141,52 +138,42 @@ def _alike(site: Site, spec: Spec, open_size: int) -> Shape:
     return tuple(open_size if axis is None else axis for axis in spec.shape)
 
 
-def _reshape(site: Site) -> Shape | None:
-    wanted, given = site.numbers[1], site.shapes[0]
-    if wanted is None or given is None:
-        return None
-    rest = math.prod(size for size in wanted if size >= 0)
-    return tuple(math.prod(given) // rest if size < 0 else size for size in wanted)
+def _of_known(compute: Callable[..., Shape], shapes: int, *numbers: int) -> Rule:
+    """A rule that takes the op's site, its first so many shapes and the numbers of these inputs, all of them known."""
+
+    def rule(site: Site) -> Shape | None:
+        given = [*site.shapes[:shapes], *(site.numbers[place] for place in numbers)]
+        return None if None in given else compute(site, *given)
+
+    return rule
 
 
-def _shape_from_input(place: int) -> Callable[[Site], Shape | None]:
+def _shape_from_input(place: int) -> Rule:
     """An input says what the shape is."""
     return lambda site: site.numbers[place]
 
 
-def _tile(site: Site) -> Shape | None:
-    given, times = site.shapes[0], site.numbers[1]
-    return None if given is None or times is None else tuple(a * b for a, b in zip(given, times, strict=True))
+def _reshape(site: Site, given: Shape, wanted: Numbers) -> Shape:
+    rest = math.prod(size for size in wanted if size >= 0)
+    return tuple(math.prod(given) // rest if size < 0 else size for size in wanted)
 
 
-def _reduce(site: Site) -> Shape | None:
-    given, axes = site.shapes[0], site.numbers[1]
-    if given is None or axes is None:
-        return None
+def _tile(site: Site, given: Shape, times: Numbers) -> Shape:
+    return tuple(a * b for a, b in zip(given, times, strict=True))
+
+
+def _reduce(site: Site, given: Shape, axes: Numbers) -> Shape:
     gone = {axis % len(given) for axis in axes} if given else set()
     if site.attribute("keep_dims"):
         return tuple(1 if axis in gone else size for axis, size in enumerate(given))
     return tuple(size for axis, size in enumerate(given) if axis not in gone)
 
 
-def _join_shapes(site: Site) -> Shape | None:
-    first, second = site.shapes[:2]
-    return None if first is None or second is None else broadcast(first, second)
-
-
-def _product(site: Site) -> Shape | None:
-    left, right = site.shapes[:2]
-    if left is None or right is None:
-        return None
+def _product(site: Site, left: Shape, right: Shape) -> Shape:
     turned = ("transpose_a", "transpose_b") if site.op.type == "MatMul" else ("adj_x", "adj_y")
     rows = left[-1] if site.attribute(turned[0]) else left[-2]
     columns = right[-2] if site.attribute(turned[1]) else right[-1]
     return (*broadcast(left[:-2], right[:-2]), rows, columns)
-
-
-def _transpose(site: Site) -> Shape | None:
-    given, order = site.shapes[0], site.numbers[1]
-    return None if given is None or order is None else tuple(given[axis] for axis in order)
 
 
 def _gather(site: Site) -> Shape | None:
@@ -225,16 +212,16 @@ _DRAWN = (
     "StatelessRandomNormalV2", "StatelessTruncatedNormalV2", "StatelessRandomUniform", "StatelessRandomNormal",
 )  # fmt: skip
 
-RULES: Mapping[str, Callable[[Site], Shape | None]] = {
-    "Reshape": _reshape,
+RULES: Mapping[str, Rule] = {
+    "Reshape": _of_known(_reshape, 1, 1),
     "BroadcastTo": _shape_from_input(1),
     "Fill": _shape_from_input(0),
-    "Tile": _tile,
+    "Tile": _of_known(_tile, 1, 1),
     **dict.fromkeys(_DRAWN, _shape_from_input(0)),
-    **dict.fromkeys(_SUMS, _reduce),
-    **dict.fromkeys(_BOTH, _join_shapes),
-    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _product),
-    "Transpose": _transpose,
+    **dict.fromkeys(_SUMS, _of_known(_reduce, 1, 1)),
+    **dict.fromkeys(_BOTH, _of_known(lambda _, left, right: broadcast(left, right), 2)),
+    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _of_known(_product, 2)),
+    "Transpose": _of_known(lambda _, given, order: tuple(given[axis] for axis in order), 1, 1),
     "GatherV2": _gather,
     "ResourceGather": _lookup,
     "ConcatV2": _concat,
@@ -245,7 +232,7 @@ RULES: Mapping[str, Callable[[Site], Shape | None]] = {
 
 def is_sized(cut: Cut) -> bool:
     """Whether the plan knows the size of all that crosses between stages, given the rows."""
-    return not any(_open(cut.program, value) for value in _crossing(cut))
+    return not _open_crossings(cut)
 
 
 def fill_cut_sizes(cut: Cut, shapes: Sequence[Shape], rows: int) -> Cut:
@@ -255,33 +242,27 @@ def fill_cut_sizes(cut: Cut, shapes: Sequence[Shape], rows: int) -> Cut:
         Value(leaf.op): (rows, *shape[1:]) if leaf.batched else tuple(shape)
         for leaf, shape in zip(program.leaves, shapes, strict=True)
     }
-    open_ones = {value: of for value, of in _crossing(cut).items() if _open(program, value)}
-    above = program.graph.ascend([of.op for of in open_ones.values()])
+    crossing = _open_crossings(cut)
+    above = program.graph.ascend([of.op for of in crossing.values()])
     sizes = Sizes(program.graph, rows, leaves).follow(sorted(above))
     ops = list(program.graph.ops)
-    for value, of in open_ones.items():
-        ops[value.op] = _fill_op(ops[value.op], value.out, sizes.shape(of))
+    for value, of in crossing.items():
+        outputs, shape = list(ops[value.op].outputs), sizes.shape(of)
+        known = outputs[value.out].shape
+        first = (
+            (None,) if known and known[0] is None else shape[:1]
+        )  # the first axis stays open where it is the batch's
+        outputs[value.out] = Spec(outputs[value.out].dtype, (*first, *shape[1:]))
+        ops[value.op] = replace(ops[value.op], outputs=tuple(outputs))
     return replace(cut, program=replace(program, graph=replace(program.graph, ops=tuple(ops))))
 
 
-def _crossing(cut: Cut) -> dict[Value, Value]:
-    """What crosses between stages, there and back; a gradient is of the size of its boundary."""
+def _open_crossings(cut: Cut) -> dict[Value, Value]:
+    """What crosses between stages, there and back, with more than its rows open; a gradient is like its boundary."""
     back = {flow.gradient: flow.boundary for request in cut.program.requests for flow in request.flows}
-    return {**{boundary.value: boundary.value for boundary in cut.boundaries}, **back}
-
-
-def _open(program: Program, value: Value) -> bool:
-    shape = program.graph.spec(value).shape
-    return shape is None or None in shape[1:]
-
-
-def _fill_op(op: Op, out: int, shape: Shape) -> Op:
-    """The op with a size for each axis of an output but the first, where that is the batch's."""
-    outputs = list(op.outputs)
-    known = outputs[out].shape
-    first = (None,) if known and known[0] is None else shape[:1]
-    outputs[out] = Spec(outputs[out].dtype, (*first, *shape[1:]))
-    return replace(op, outputs=tuple(outputs))
+    crossing = {**{boundary.value: boundary.value for boundary in cut.boundaries}, **back}
+    shapes = {value: cut.program.graph.spec(value).shape for value in crossing}
+    return {value: of for value, of in crossing.items() if (shape := shapes[value]) is None or None in shape[1:]}
 
 
 _CHOOSES = frozenset({
@@ -302,13 +283,15 @@ class Exchanged:
     def nbytes(self, each: Exchange, counts: Sequence[int]) -> int | None:
         """Bytes of it in a step whose micro-batches have `counts` rows; None where only the step knows."""
         if each.part is None:
-            return _fill_rows(each.spec, sum(counts))
+            shape = each.spec.shape
+            return None if shape is None or None in shape[1:] else each.spec.nbytes(unknown=sum(counts))
         part, variable = self._part(each.part)
-        if not part.sparse:
-            return _dense(each.spec, variable)
+        shape = each.spec.shape if variable is None or each.piece else variable.spec.shape
+        if not part.sparse:  # a gradient has the form of its variable
+            return None if shape is None or None in shape else Spec(each.spec.dtype, shape).nbytes()
         rows = self._list_size(part, counts)
-        width = _width(each.spec, variable if each.piece == 0 else None)
-        return None if rows is None or width is None else rows * width
+        row = None if not shape or None in shape[1:] else Spec(each.spec.dtype, shape[1:]).nbytes()
+        return None if rows is None or row is None else rows * row
 
     def at_most(self, each: Exchange) -> bool:
         """Whether there may be less of it than `nbytes` says, because values decide how many rows there are."""
@@ -329,22 +312,21 @@ class Exchanged:
         return sum(known) if len(known) == len(found) else None
 
     def _of_one(self, indices: Value, rows: int) -> int | None:
-        if (indices, rows) not in self._rows:
-            self._rows[indices, rows] = self._follow_indices(indices, rows)
-        return self._rows[indices, rows]
-
-    def _follow_indices(self, indices: Value, rows: int) -> int | None:
-        graph = self.cut.program.graph
+        """How many rows a micro-batch of so many lists."""
+        if (indices, rows) in self._rows:
+            return self._rows[indices, rows]
+        graph, program = self.cut.program.graph, self.cut.program
         static = graph.spec(indices).shape
-        if static and static[0] is not None:
-            return static[0]
-        above = graph.ascend([indices.op])
-        leaves = {leaf.op: self._leaf(number, leaf, rows) for number, leaf in enumerate(self.cut.program.leaves)}
-        known = {Value(op): shape for op, shape in leaves.items() if op in above and shape is not None}
-        if len(known) < len(above & leaves.keys()):
-            return None
-        like = {feed: arrival.boundary for feed, (_, arrival) in self.cut.program.arrivals.items()}
-        return prod(Sizes(graph, rows, known, like=like).follow(sorted(above)).shape(indices))
+        found = static[0] if static else None
+        if found is None:
+            above = graph.ascend([indices.op])
+            leaves = {leaf.op: self._leaf(n, leaf, rows) for n, leaf in enumerate(program.leaves) if leaf.op in above}
+            known = {Value(op): shape for op, shape in leaves.items() if shape is not None}
+            if len(known) == len(leaves):
+                like = {feed: arrival.boundary for feed, (_, arrival) in program.arrivals.items()}
+                found = math.prod(Sizes(graph, rows, known, like=like).follow(sorted(above)).shape(indices))
+        self._rows[indices, rows] = found
+        return found
 
     def _leaf(self, number: int, leaf: Leaf, rows: int) -> Shape | None:
         """The shape of a leaf in a micro-batch of so many rows."""
@@ -354,22 +336,3 @@ class Exchanged:
         whole = (rows, *shape[1:]) if leaf.batched else tuple(shape)
         known = tuple(axis for axis in whole if axis is not None)
         return known if len(known) == len(whole) else None
-
-
-def _fill_rows(spec: Spec, rows: int) -> int | None:
-    """Bytes of a tensor of which the first axis at most is open."""
-    if spec.shape is None or None in spec.shape[1:]:
-        return None
-    return spec.nbytes(unknown=rows)
-
-
-def _dense(spec: Spec, variable: Variable | None) -> int | None:
-    """A gradient has the form of its variable."""
-    shape = spec.shape if variable is None else variable.spec.shape
-    return None if shape is None or None in shape else Spec(spec.dtype, shape).nbytes()
-
-
-def _width(spec: Spec, variable: Variable | None) -> int | None:
-    """Bytes of one listed row."""
-    shape = spec.shape if variable is None else variable.spec.shape
-    return None if not shape or None in shape[1:] else Spec(spec.dtype, shape[1:]).nbytes()

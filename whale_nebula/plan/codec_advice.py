@@ -14,9 +14,9 @@ from typing import NamedTuple
 from whale_nebula.codec.packing import Dims
 from whale_nebula.codec.precisions import FP16
 from whale_nebula.codec.sizes import Cost, cost, payload_bytes, renewing, used_codec
-from whale_nebula.codec.way import NONE, Way, has_open_size, parse_way
+from whale_nebula.codec.way import NONE, has_open_size, parse_way
 from whale_nebula.config import Links
-from whale_nebula.ir.cut import Boundary, Cut
+from whale_nebula.ir.cut import Cut
 from whale_nebula.plan.timing import duration
 from whale_nebula.spec import Spec
 from whale_nebula.wire.frame import wire_bytes
@@ -40,7 +40,12 @@ class Direction:
     @property
     def each(self) -> list[int | None]:
         """Bytes of each micro-batch; None where only a step knows."""
-        return [payload(self.spec, self.way, rows, self.forward) for rows in self.counts]
+        return [self._payload(self.way, rows) for rows in self.counts]
+
+    def _payload(self, way: str, rows: int) -> int | None:
+        shape = self.spec.shape
+        open_size = shape is None or None in shape[1:]
+        return None if open_size else payload_bytes(way, self.spec.dtype, self.spec.sized(rows), self.forward)
 
     @property
     def used(self) -> str:
@@ -65,7 +70,7 @@ class Direction:
         if not way.ladder or way.auto or not self.counts:
             return ()
         ways = (str(replace(way, codec=codec)) for codec in way.rungs[:-1])
-        sizes = [payload(self.spec, each, self.counts[0], self.forward) for each in ways]
+        sizes = [self._payload(each, self.counts[0]) for each in ways]
         return tuple(size for size in sizes if size is not None) if None not in sizes else ()
 
     @property
@@ -93,17 +98,12 @@ class Direction:
         known = [each for rows in self.counts if (each := by_rows[rows]) is not None]
         if len(known) < len(self.counts):
             return None
-        encoded = 1 if self.forward is None else len(self.lines)
-        each = Cost(encoded * sum(one.encode for one in known), len(self.lines) * sum(one.decode for one in known))
-        return each + Cost(self._renewing)
-
-    @property
-    def _renewing(self) -> float:
-        """What a structure does once a step, with the first micro-batch."""
-        if self.forward is not None or not self.counts:
-            return 0.0
-        dims = self.spec.sized(self.counts[0])
-        return renewing(used_codec(parse_way(self.way), self.spec.dtype, dims), dims)
+        encoded, renewed = 1 if self.forward is None else len(self.lines), 0.0
+        if self.forward is None and self.counts:  # a structure is renewed once a step, with the first micro-batch
+            dims = self.spec.sized(self.counts[0])
+            renewed = renewing(used_codec(parse_way(self.way), self.spec.dtype, dims), dims)
+        decoded = len(self.lines) * sum(one.decode for one in known)
+        return Cost(encoded * sum(one.encode for one in known) + renewed, decoded)
 
     @property
     def codec_seconds(self) -> float | None:
@@ -115,6 +115,19 @@ class Direction:
         """What of `codec_seconds` the side takes that sends."""
         return None if self.codec_seconds is None or self.cost is None else self.cost.encode
 
+    def fields(self) -> dict[str, object]:
+        """What a plan says of it, by the names of the fields of a boundary."""
+        return {
+            "codec": self.way,
+            "bytes": self.each[0],
+            "step_bytes": self.total,
+            "seconds": self.seconds,
+            "codec_seconds": self.codec_seconds,
+            "encode_seconds": self.encode_seconds,
+            "used": self.used if self.used != self.way else "",
+            "rungs": self.rungs,
+        }
+
     def crossing_by(self, way: str) -> Direction:
         """The same tensors, crossing otherwise."""
         return replace(self, way=way, forward=None if self.forward is None else way)
@@ -123,17 +136,6 @@ class Direction:
         way, forward = parse_way(self.way), None if self.forward is None else parse_way(self.forward)
         used = way.codec if way.lossless else used_codec(way, self.spec.dtype, dims, forward)
         return cost(used, dims, back=forward is not None, delta=way.delta is not None and forward is None)
-
-
-def payload(spec: Spec, way: str, rows: int, forward: str | None = None) -> int | None:
-    """Bytes of a boundary's tensor as its codec makes it; None where more than the rows is unknown.
-
-    >>> payload(Spec("float32", (None, 10)), "fp16", rows=4), payload(Spec("float32", None), "none", rows=4)
-    (80, None)
-    """
-    if spec.shape is None or None in spec.shape[1:]:
-        return None
-    return payload_bytes(way, spec.dtype, spec.sized(rows), forward)
 
 
 def holds(links: Links, a: str, b: str, sizes: Sequence[int]) -> float | None:
@@ -152,12 +154,17 @@ Step = Callable[[Sequence[Direction]], float]
 
 _ROUNDING = 1e-9
 _LITTLE = 0.02  # another codec in its place is worth a word from this share of a step on
-_HALF = 'nb.compress(..., backward="fp16")'
 
 
-class Loss(NamedTuple):
-    """What ways take one core more than others, what they save of the line, and the steps with these and with those."""
+class CodecAdvice(NamedTuple):
+    """A codec with which a step takes longer: what it is, what to change, and what that comes to.
 
+    `taken` is what it takes one core more than after the change, `saved` what it saves of the line.
+    """
+
+    what: str
+    mend: str
+    beside: str
     taken: float
     saved: float
     step: float
@@ -168,120 +175,95 @@ class Loss(NamedTuple):
         """Seconds that a step takes longer."""
         return self.step - self.other
 
-    def told(self, beside: str = "", *, several: bool = False) -> str:
-        """In words."""
-        taken = f"take{'s' * (not several)} one core {duration(self.taken)} a step, to encode and to decode"
-        saved = f"save{'s' * (not several)} {duration(max(self.saved, 0.0))} of the line{beside}"
-        return f"{taken}, and {saved}, so a step takes {duration(self.step)} instead of {duration(self.other)}"
+    def text(self, names: Sequence[str], where: str) -> str:
+        """The warning for boundaries that one line of the script is about; what it says is true of the first.
+
+        >>> found = CodecAdvice("'int8'", "leave nb.compress out", "", 1.0, 0.5, 2.5, 2.0)
+        >>> found.text(["b0, gpu to npu"], "t.py:3").partition(": ")[2][:56]
+        "b0, gpu to npu: 'int8' takes one core 1 s a step, to enc"
+        """
+        one = "" if _AND in self.what else "s"
+        taken = f"take{one} one core {duration(self.taken)} a step, to encode and to decode"
+        saved = f"save{one} {duration(max(self.saved, 0.0))} of the line{self.beside}"
+        steps = f"a step takes {duration(self.step)} instead of {duration(self.other)}"
+        others = ", ".join(name.partition(",")[0] for name in names[1:])
+        mend = f"{self.mend}{f', {where}' if where else ''}{f' (for {others}, too)' if others else ''}"
+        return f"warning: {names[0]}: {self.what} {taken}, and {saved}, so {steps}: {mend}"
 
 
-class Warned(NamedTuple):
-    """What is wrong with the ways of a boundary, the change after which a step is the shortest, and what is lost."""
+class _Change(NamedTuple):
+    """Another way to cross: what it speaks against, how it is written, and from which share of a step on it pays."""
 
     what: str
     mend: str
-    lost: float
+    others: Sequence[Direction]
+    beside: str = ""
+    least: float = _ROUNDING
 
 
-def advice(name: str, ways: Sequence[Direction], where: str, step: Step) -> Iterator[str]:
-    """A warning for one boundary, which is called `name`, with the line to change: see `warned`."""
-    found = warn_of_codecs(ways, step)
-    if found is not None:
-        yield advice_text([name], found, where)
+_AND = " and, of its gradient, "
 
 
-def advice_text(names: Sequence[str], found: Warned, where: str) -> str:
-    """A warning for boundaries that one line of the script is about; what it says is true of the first.
-
-    >>> found = Warned("'int8' takes long", "leave nb.compress out", 1.0)
-    >>> advice_text(["b0, gpu to npu", "b1, gpu to npu"], found, "t.py:3")
-    "warning: b0, gpu to npu: 'int8' takes long: leave nb.compress out, t.py:3 (for b1, too)"
-    """
-    others = [name.partition(",")[0] for name in names[1:]]
-    too = f" (for {', '.join(others)}, too)" if others else ""
-    return f"warning: {names[0]}: {found.what}: {found.mend}{f', {where}' if where else ''}{too}"
-
-
-def warn_of_codecs(ways: Sequence[Direction], step: Step) -> Warned | None:
-    """What to change of a codec with which a step takes longer, or with whose structure it does, or with that of its
-    gradient. Of several it is the one without which a step is the shortest.
+def judge_codecs(ways: Sequence[Direction], step: Step) -> CodecAdvice | None:
+    """What to change of a codec with which a step takes longer; of several changes the one with the shortest step.
 
     `ways` are those of the tensor and, if it returns, of its gradient. What saves more than sizes tell (a mask) may be
     worth it in ways that are not known before.
     """
-    found = [] if has_open_size(ways[0].way) else [*_without_codec(ways, step), *_milder(ways, step)]
-    found += _without_structure(ways, step)
+    found = [each for change in _changes(ways) if (each := _judge(ways, change, step)) is not None]
     return max(found, key=lambda each: each.lost, default=None)
 
 
-def _without_structure(ways: Sequence[Direction], step: Step) -> Iterator[Warned]:
+def _changes(ways: Sequence[Direction]) -> Iterator[_Change]:
+    """No codec, a gradient that costs hardly any time, and no structure."""
+    if not has_open_size(ways[0].way):
+        names = dict.fromkeys(f"'{each.way}'" for each in ways if not parse_way(each.way).plain)
+        yield _Change(_AND.join(names), "leave nb.compress out", [each.crossing_by(NONE) for each in ways])
+        for back in ways[1:]:
+            way = parse_way(back.way)
+            if way.precision is not None and way.structure is None and not way.precision.casts:
+                half = replace(back, way=str(replace(way, codec=FP16(), ladder=())))
+                mend = 'nb.compress(..., backward="fp16")'
+                yield _Change(f"'{back.way}' of its gradient", mend, [ways[0], half], " beside fp16", _LITTLE)
     way = parse_way(ways[0].way)
-    if way.structure is None or not way.structure.shrinks:
-        return
-    loss = _loss(ways, [each.crossing_by(_without(each.way)) for each in ways], step)
-    if loss is not None:
+    if way.structure is not None and way.structure.shrinks:
         beside = f" beside {way.precision} alone" if way.precision is not None else ""
-        yield Warned(f"{way.structure} {loss.told(beside)}", f"leave {way.structure.name} out", loss.lost)
+        others = [each.crossing_by(_without_structure(each.way)) for each in ways]
+        yield _Change(str(way.structure), f"leave {way.structure.name} out", others, beside)
 
 
-def _milder(ways: Sequence[Direction], step: Step) -> Iterator[Warned]:
-    """The same with a gradient that costs less: a cast takes hardly any time."""
-    for back in ways[1:]:
-        way = parse_way(back.way)
-        if way.precision is None or way.structure is not None or way.precision.casts:
-            continue
-        half = replace(back, way=str(replace(way, codec=FP16(), ladder=())))
-        loss = _loss(ways, [ways[0], half], step)
-        if loss is not None and loss.lost > _LITTLE * loss.step:
-            yield Warned(f"'{back.way}' of its gradient {loss.told(' beside fp16')}", _HALF, loss.lost)
+def _judge(ways: Sequence[Direction], change: _Change, step: Step) -> CodecAdvice | None:
+    """What these ways cost beside others; None where a step takes no longer with them, or that is not known."""
+    taken = saved = 0.0
+    for way, other in zip(ways, change.others, strict=True):
+        if way.way != other.way:
+            if way.seconds is None or other.seconds is None or way.cost is None or other.cost is None:
+                return None
+            taken += way.cost.seconds - other.cost.seconds
+            saved += other.seconds - way.seconds
+    found = CodecAdvice(*change[:2], change.beside, taken, saved, step(ways), step(change.others))
+    return found if found.lost > change.least * found.step else None
 
 
-def _without_codec(ways: Sequence[Direction], step: Step) -> Iterator[Warned]:
-    loss = _loss(ways, [each.crossing_by(NONE) for each in ways], step)
-    if loss is not None:
-        names = list(dict.fromkeys(each.way for each in ways if not parse_way(each.way).plain))
-        both = f"'{names[0]}' and, of its gradient, '{names[-1]}'" if len(names) > 1 else f"'{names[0]}'"
-        yield Warned(f"{both} {loss.told(several=len(names) > 1)}", "leave nb.compress out", loss.lost)
-
-
-def _loss(ways: Sequence[Direction], others: Sequence[Direction], step: Step) -> Loss | None:
-    """What these ways cost beside others, where a step takes longer with them; None also where that is not known."""
-    pairs = [_difference(way, other) for way, other in zip(ways, others, strict=True) if way.way != other.way]
-    known = [pair for pair in pairs if pair is not None]
-    if not known or len(known) < len(pairs):
-        return None
-    both = step(ways), step(others)
-    taken, saved = sum(pair[0] for pair in known), sum(pair[1] for pair in known)
-    return Loss(taken, saved, *both) if both[0] > both[1] * (1.0 + _ROUNDING) else None
-
-
-def _difference(way: Direction, other: Direction) -> tuple[float, float] | None:
-    """Seconds of computing that a way takes more than another, and seconds of the line that it saves."""
-    if way.seconds is None or other.seconds is None or way.cost is None or other.cost is None:
-        return None
-    return way.cost.seconds - other.cost.seconds, other.seconds - way.seconds
-
-
-def _without(way: str) -> str:
+def _without_structure(way: str) -> str:
     """The same way without the structure of its codec."""
     given = parse_way(way)
     return str(replace(given, codec=given.precision, ladder=given.ladder if given.precision is not None else ()))
 
 
 def fallbacks(cut: Cut, rows: Sequence[int]) -> Iterator[str]:
-    """A sentence for each such boundary and gradient, with the sizes of the largest micro-batch."""
+    """A sentence for each boundary, or gradient, that crosses otherwise than asked: its codec would make it larger.
+
+    Sizes are those of the largest micro-batch.
+    """
     for boundary in cut.boundaries:
         spec = cut.program.graph.spec(boundary.value)
-        if spec.shape and None not in spec.shape[1:]:
-            yield from _of(boundary, spec, max(rows) if boundary.layout == "rows" else 1)
-
-
-def _of(boundary: Boundary, spec: Spec, rows: int) -> Iterator[str]:
-    dims, forward = spec.sized(rows), parse_way(boundary.codec)
-    directions: list[tuple[str, Way, Way | None]] = [("", forward, None)]
-    directions += [(" gradient", parse_way(boundary.backward_codec), forward)] * boundary.backward
-    for what, way, of in directions:
-        used = used_codec(way, spec.dtype, dims, of)
-        if way.coded and used != way.codec and not way.lossless:
-            how = f"as {used}" if used is not None else "as it is"
-            yield f"b{boundary.slot}{what} {list(dims)} crosses {how}: {way.codec} would not be fewer bytes"
+        if not spec.shape or None in spec.shape[1:]:
+            continue
+        dims = spec.sized(max(rows) if boundary.layout == "rows" else 1)
+        forward, back = parse_way(boundary.codec), parse_way(boundary.backward_codec)
+        for what, way, of in (("", forward, None), (" gradient", back, forward))[: 1 + boundary.backward]:
+            used = used_codec(way, spec.dtype, dims, of)
+            if way.coded and used != way.codec and not way.lossless:
+                how = f"as {used}" if used is not None else "as it is"
+                yield f"b{boundary.slot}{what} {list(dims)} crosses {how}: {way.codec} would not be fewer bytes"

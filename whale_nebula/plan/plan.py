@@ -13,8 +13,8 @@ from whale_nebula.errors.text import Named, did_you_mean
 from whale_nebula.ir.canonical import digest_lines
 from whale_nebula.plan import file
 from whale_nebula.plan.file import plan_difference
-from whale_nebula.plan.html import plan_html
-from whale_nebula.plan.html.document import plan_svg
+from whale_nebula.plan.html.graph import plan_svg
+from whale_nebula.plan.html.page import plan_html
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
 from whale_nebula.plan.text import plan_mermaid, plan_text
 

@@ -68,12 +68,17 @@ class PlanStage:
         return self.forward_flops + self.backward_flops
 
     @property
+    def kept_bytes(self) -> int:
+        """What all micro-batches in flight keep for their backward."""
+        return self.activation_bytes * self.in_flight
+
+    @property
     def memory_bytes(self) -> int:
         """What is held at the fullest moment of a step: kept activations, variables, gradients, slots.
 
         The working memory of single ops and of TensorFlow itself comes on top of it.
         """
-        return self.activation_bytes * self.in_flight + self.variable_bytes + self.gradient_bytes + self.slot_bytes
+        return self.kept_bytes + self.variable_bytes + self.gradient_bytes + self.slot_bytes
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from whale_nebula.codec.way import describe_bytes, details, has_open_size, words
-from whale_nebula.ir.routing import row_name, take_counts, times_of_shares
-from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
-from whale_nebula.plan.timing import PhaseTimes, Times, duration, step_text, times
+from whale_nebula.ir.routing import take_counts, times_of_shares
+from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage
+from whale_nebula.plan.timing import PhaseTimes, count_phases, duration, step_text, times
 from whale_nebula.report.bottleneck import WORTH, mend, straggler_text, waits
 from whale_nebula.report.records import size
 from whale_nebula.schedule import draw
@@ -26,29 +26,51 @@ _DRAWN = 12
 """More micro-batches than this are not drawn."""
 
 
+class Section(NamedTuple):
+    """A part of a plan for people: a table, of which some columns are numbers, and sentences beneath it."""
+
+    head: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    numbers: range = range(0)
+    lines: Sequence[str] = ()
+
+    def text(self) -> Iterator[str]:
+        """The section in lines."""
+        table = [self.head, *self.rows] if self.rows else []
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for row in table:
+            cells = (
+                cell.rjust(width) if column in self.numbers else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            yield "  ".join(cells)
+        yield from self.lines
+
+
 def plan_text(plan: Plan) -> str:
     """The whole text: a head, and a section for each thing that there is something to say of."""
-    sections: dict[str, Callable[[Plan], Iterator[str]]] = {
-        "stages": _stages,
-        "work of a step, and memory": _work,
-        "boundaries": _boundaries,
-        "links": _links,
-        "tied variables": tied_lines,
-        "once a step": once_lines,
-        "notes": lambda given: iter(given.notes),
-        "schedule": _schedule,
-    }
-    found = [*_head(plan)]
-    for title, write in sections.items():
-        lines = [f"  {line}".rstrip() for line in write(plan)]
-        found += ["", title, *lines] if lines else []
+    found = [
+        f"plan of {plan.name}",
+        f"  digest {plan.digest[:12]}, of the program {plan.program_digest[:12]}",
+        f"  {micro_batches(plan)}, schedule {plan.schedule}{limit_text(plan)}",
+    ]
+    for title, section in {**sections(plan), "schedule": Section(lines=list(_schedule(plan)))}.items():
+        found += ["", title, *(f"  {line}".rstrip() for line in section.text())]
     return "\n".join(found)
 
 
-def _head(plan: Plan) -> Iterator[str]:
-    yield f"plan of {plan.name}"
-    yield f"  digest {plan.digest[:12]}, of the program {plan.program_digest[:12]}"
-    yield f"  {micro_batches(plan)}, schedule {plan.schedule}{_limit(plan)}"
+def sections(plan: Plan) -> dict[str, Section]:
+    """What there is to say of a plan, by titles."""
+    found = {
+        "stages": _stages(plan),
+        "work of a step, and memory": _work(plan),
+        "boundaries": _boundaries(plan),
+        "links": _links(plan),
+        "tied variables": Section(lines=list(_tied_lines(plan))),
+        "once a step": Section(lines=list(_once_lines(plan))),
+        "notes": Section(lines=plan.notes),
+    }
+    return {title: section for title, section in found.items() if section.rows or section.lines}
 
 
 def micro_batches(plan: Plan) -> str:
@@ -62,56 +84,45 @@ def micro_batches(plan: Plan) -> str:
     return f"{len(plan.rows)} micro-batches of {each} row{'s' * (most != 1)} ({rows} in the example)"
 
 
-def _limit(plan: Plan) -> str:
+def limit_text(plan: Plan) -> str:
+    """The user's own limit of what is in flight."""
     return "" if plan.in_flight is None else f", at most {plan.in_flight} in flight"
 
 
+def _wrap(lines: Iterable[str]) -> list[str]:
+    return [part for line in lines for part in wrap(line, WIDTH, subsequent_indent="    ")]
+
+
 # ---------------------------------------------------------------------- stages
-def _stages(plan: Plan) -> Iterator[str]:
-    rows = [_stage(number, stage) for number, stage in enumerate(plan.stages.values())]
-    yield from _table([_STAGE_HEAD, *rows], numbers=range(4, 8))
-    for line in share_lines(plan):
-        yield from wrap(line, WIDTH, subsequent_indent="    ")
+def _stages(plan: Plan) -> Section:
+    head = ("", "name", "cluster", "worker", "ops forward", "backward", "variables", "parameters", "reads", "gives")
+    rows = []
+    for number, stage in enumerate(plan.stages.values()):
+        counts = (stage.forward_ops, stage.backward_ops, len(stage.variables), stage.parameters)
+        names = (_list_words(stage.inputs), _list_words(stage.outputs))
+        who = (str(number), stage.name, stage.cluster, worker_of(stage))
+        rows.append((*who, *(f"{count:,}" for count in counts), *names))
+    return Section(head, rows, range(4, 8), _wrap(_share_lines(plan)))
 
 
-def share_lines(plan: Plan) -> Iterator[str]:
+def _share_lines(plan: Plan) -> Iterator[str]:
     """What the replicas of stages take where they are not equally fast, and who waits for whom."""
+    count, rows = len(plan.rows), sum(plan.rows)
     for stage in plan.stages.values():
         if not stage.order and not stage.speeds:
             continue
-        shares = take_counts(stage.order, stage.replicas, len(plan.rows))
+        shares = take_counts(stage.order, stage.replicas, count)
         by = f" (speeds {_ratio(stage.speeds)})" if stage.speeds else ""
         order = f", in the order {' '.join(map(str, stage.order))}" if stage.order else " in turn"
-        yield f"{stage.name}: replicas take {_ratio(shares)} of {len(plan.rows)} micro-batches{order}{by}"
-        yield from _idle(stage, shares, len(plan.rows), sum(plan.rows))
+        yield f"{stage.name}: replicas take {_ratio(shares)} of {count} micro-batches{order}{by}"
+        took = times_of_shares(shares, stage.speeds) if stage.speeds else ()
+        if waits(took) > WORTH * max(took, default=0.0):
+            idle = f"{100 * waits(took) / max(took):.0f} % of what that takes"
+            yield straggler_text(stage.name, took, idle, mend(stage.speeds, count, rows))
 
 
 def _ratio(numbers: Sequence[float]) -> str:
     return " : ".join(f"{number:g}" for number in numbers)
-
-
-def _idle(stage: PlanStage, shares: Sequence[int], count: int, rows: int) -> Iterator[str]:
-    """Who waits for the slowest, by the speeds that the config says."""
-    if not stage.speeds:
-        return
-    took = times_of_shares(shares, stage.speeds)
-    idle = waits(took) / max(took)
-    if idle > WORTH:
-        yield straggler_text(
-            stage.name, took, f"{100 * idle:.0f} % of what that takes", mend(stage.speeds, count, rows)
-        )
-
-
-_STAGE_HEAD = (
-    *("", "name", "cluster", "worker"),
-    *("ops forward", "backward", "variables", "parameters", "reads", "gives"),
-)
-
-
-def _stage(number: int, stage: PlanStage) -> list[str]:
-    counts = (stage.forward_ops, stage.backward_ops, len(stage.variables), stage.parameters)
-    words = [_list_words(stage.inputs), _list_words(stage.outputs)]
-    return [str(number), stage.name, stage.cluster, worker_of(stage), *(f"{count:,}" for count in counts), *words]
 
 
 def worker_of(stage: PlanStage) -> str:
@@ -119,49 +130,55 @@ def worker_of(stage: PlanStage) -> str:
     return stage.worker if stage.replicas == 1 else f"{stage.worker}: {stage.replicas} replicas"
 
 
-_WORK_HEAD = ("", "FLOPs forward", "backward", "a micro-batch keeps", "variables", "gradients", "slots", "memory")
-
-
-def _work(plan: Plan) -> Iterator[str]:
+def _work(plan: Plan) -> Section:
     """FLOPs, and what the memory of a stage is made of."""
-    if not any(stage.flops or stage.memory_bytes for stage in plan.stages.values()):
-        return
-    yield from _table([_WORK_HEAD, *map(_work_columns, plan.stages.values())], numbers=range(1, 8))
-    loops = sum(stage.open_loops for stage in plan.stages.values())
-    if loops:
-        yield f"{loops} loop{'s' * (loops > 1)} of unknown length count as one turn: there is more to do than that"
-
-
-def _work_columns(stage: PlanStage) -> list[str]:
-    kept = f"{size(stage.activation_bytes)} × {stage.in_flight}" if stage.in_flight * stage.activation_bytes else "-"
-    parts = (stage.variable_bytes, stage.gradient_bytes, stage.slot_bytes, stage.memory_bytes)
-    flops = (stage.forward_flops, stage.backward_flops)
-    return [stage.name, *(amount(each) for each in flops), kept, *(size(each) if each else "-" for each in parts)]
+    stages = plan.stages.values()
+    if not any(stage.flops or stage.memory_bytes for stage in stages):
+        return Section()
+    head = ("", "FLOPs forward", "backward", "a micro-batch keeps", "variables", "gradients", "slots", "memory")
+    rows = []
+    for stage in stages:
+        kept = f"{size(stage.activation_bytes)} × {stage.in_flight}" if stage.kept_bytes else "-"
+        parts = (stage.variable_bytes, stage.gradient_bytes, stage.slot_bytes, stage.memory_bytes)
+        flops = (amount(stage.forward_flops), amount(stage.backward_flops))
+        rows.append((stage.name, *flops, kept, *(size(each) if each else "-" for each in parts)))
+    loops = sum(stage.open_loops for stage in stages)
+    open_ones = f"{loops} loop{'s' * (loops > 1)} of unknown length count as one turn: there is more to do than that"
+    return Section(head, rows, range(1, 8), [open_ones] * bool(loops))
 
 
 # ---------------------------------------------------------------------- what crosses
-def _boundaries(plan: Plan) -> Iterator[str]:
-    if not plan.boundaries:
-        return
+def _boundaries(plan: Plan) -> Section:
     phases = len({once.phase for once in plan.once} | {each.phase for each in plan.boundaries}) > 1
     timed = any(each.seconds is not None for each in plan.boundaries)
-    head = ["", "tensor", "made by", "from", "to", "a micro-batch", "its gradient", "on lines a step"]
-    rows = [_boundary(each, phases, timed) for each in plan.boundaries]
-    yield from _table([[*head, *["they are held"] * timed], *rows])
+    head = ("", "tensor", "made by", "from", "to", "a micro-batch", "its gradient", "on lines a step")
+    rows = []
     for each in plan.boundaries:
-        for line in codec_lines(each):
-            yield from wrap(f"{each.name}: {line}", WIDTH, subsequent_indent="    ")
+        name = f"{each.name} (phase {each.phase})" if phases else each.name
+        ends = (each.maker or "-", each.source, _list_words(each.destinations))
+        sent = [value for _, value in crossing_facts(each)]
+        rows.append((name, str(Spec(each.dtype, each.shape)), *ends, *sent[: 3 + timed]))
+    lines = [f"{each.name}: {line}" for each in plan.boundaries for line in codec_lines(each)]
+    return Section((*head, *["they are held"] * timed), rows, lines=_wrap(lines))
 
 
-def _boundary(each: PlanBoundary, phases: bool, timed: bool) -> list[str]:
-    name = f"{each.name} (phase {each.phase})" if phases else each.name
-    spec = str(Spec(each.dtype, each.shape))
-    sent = _describe_sent(each.bytes, each.taken[0])
-    back = _describe_sent(each.backward_bytes, each.taken[1]) if each.backward else "does not return"
-    if each.backward and len(each.destinations) > 1:
-        back += " from each"
-    known = [name, spec, each.maker or "-", each.source, _list_words(each.destinations), sent, back, in_a_step(each)]
-    return [*known, *[_describe_holder(each)] * timed]
+def crossing_facts(each: PlanBoundary) -> list[tuple[str, str]]:
+    """What a boundary takes on its way, there and back."""
+    ways = [(each.step_bytes, each.seconds, each.codec)]
+    back = "does not return"
+    if each.backward:
+        ways.append((each.backward_step_bytes, each.backward_seconds, each.backward_codec))
+        several = " from each" * (len(each.destinations) > 1)
+        back = f"{_describe_sent(each.backward_bytes, each.taken[1])}{several}"
+    total = sum(count or 0 for count, _, _ in ways)
+    most = "at most " * any(has_open_size(codec) for _, _, codec in ways)
+    in_step = "?" if None in (count for count, _, _ in ways) else f"{most}{size(total)}" if total else "none"
+    return [
+        ("a micro-batch", _describe_sent(each.bytes, each.taken[0])),
+        ("its gradient", back),
+        ("on lines a step", in_step),
+        ("lines held", " + ".join(duration(seconds) for _, seconds, _ in ways if seconds is not None)),
+    ]
 
 
 def _describe_sent(count: int | None, codec: str) -> str:
@@ -176,37 +193,18 @@ def codec_lines(each: PlanBoundary) -> Iterator[str]:
         yield f"both ways {there}"
     else:
         yield from [there] * bool(there) + [f"its gradient {back}"] * bool(back)
-    taken = [each.codec_seconds, each.backward_codec_seconds]
-    seconds = " + ".join(duration(way) for way in taken if way)
+    seconds = " + ".join(duration(way) for way in (each.codec_seconds, each.backward_codec_seconds) if way)
     if seconds:
         yield f"to encode and decode that takes one core about {seconds} a step"
 
 
-def in_a_step(each: PlanBoundary, unknown: str = "?") -> str:
-    """What a boundary puts on lines in a step, there and back."""
-    ways = [each.step_bytes, each.backward_step_bytes] if each.backward else [each.step_bytes]
-    if None in ways:
-        return unknown
-    total = sum(way or 0 for way in ways)
-    most = "at most " if any(map(has_open_size, (each.codec, each.backward_codec)[: len(ways)])) else ""
-    return f"{most}{size(total)}" if total else "none"
-
-
-def _describe_holder(each: PlanBoundary) -> str:
-    ways = [each.seconds, each.backward_seconds] if each.backward else [each.seconds]
-    return " + ".join(duration(way) for way in ways if way is not None)
-
-
-def _links(plan: Plan) -> Iterator[str]:
-    if not plan.links:
-        return
+def _links(plan: Plan) -> Section:
     timed = any(link.seconds for link in plan.links.values())
-    rows = [["", "line", "tensors a step", *["it is held"] * timed]]
+    rows = []
     for name, link in plan.links.items():
         held = duration(link.seconds) if link.seconds else ""
-        rows.append([name, link.line, bytes_on_link(link), *[held] * timed])
-    yield from _table(rows)
-    yield from links_bound(plan)
+        rows.append((name, link.line, bytes_on_link(link), *[held] * timed))
+    return Section(("", "line", "tensors a step", *["it is held"] * timed), rows, lines=list(_links_bound(plan)))
 
 
 def bytes_on_link(link: PlanLink) -> str:
@@ -214,52 +212,41 @@ def bytes_on_link(link: PlanLink) -> str:
     return f"at most {size(link.bytes)}" if link.at_most else size(link.bytes)
 
 
-def links_bound(plan: Plan) -> Iterator[str]:
-    """From which speed on a line is what a step waits for."""
+def busiest_line(plan: Plan) -> tuple[str, float] | None:
+    """The line that a step holds longest, with the seconds; None where none has a rate."""
     held = {name: link.seconds for name, link in plan.links.items() if link.seconds}
-    if not held:
+    return max(held.items(), key=lambda item: item[1]) if held else None
+
+
+def _links_bound(plan: Plan) -> Iterator[str]:
+    """From which speed on a line is what a step waits for."""
+    busiest = busiest_line(plan)
+    if busiest is None:
         return
-    line = max(held, key=lambda name: held[name])
-    speeds = [f"{s.name} above {amount(s.flops / held[line])}FLOP/s" for s in plan.stages.values() if s.flops]
+    line, held = busiest
+    speeds = [f"{s.name} above {amount(s.flops / held)}FLOP/s" for s in plan.stages.values() if s.flops]
     if plan.links[line].at_most:
-        yield f"{line} is the busiest line: a step holds it for at most {duration(held[line])}"
+        yield f"{line} is the busiest line: a step holds it for at most {duration(held)}"
         return
-    said = f"{line} is the busiest line: a step holds it for {duration(held[line])}, and cannot be shorter than that"
+    said = f"{line} is the busiest line: a step holds it for {duration(held)}, and cannot be shorter than that"
     yield f"{said};" if speeds else said
     if speeds:
         yield "a stage that computes its FLOPs in less time waits for the line:"
         yield f"  {_list_words(speeds)}"
 
 
-def tied_lines(plan: Plan) -> Iterator[str]:
+def _tied_lines(plan: Plan) -> Iterator[str]:
     """The variables that several stages hold, and what that costs."""
     for each in plan.tied:
-        spec = Spec(each.dtype, each.shape)
-        yield f"{each.path} {spec} is in {' and '.join(each.stages)}:"
+        yield f"{each.path} {Spec(each.dtype, each.shape)} is in {' and '.join(each.stages)}:"
         yield "  each holds it, and once a step its gradients are summed;"
-        yield f"  {_price(each)}"
-
-
-def _price(each: PlanTied) -> str:
-    if not each.link_bytes:
-        return "no line is needed for that: they are in one cluster"
-    sent = " and ".join(f"{size(count)} on {line}" for line, count in each.link_bytes.items())
-    sent = f"at most {sent}" if each.at_most else sent
-    held = "" if each.seconds is None else f", {duration(each.seconds)} of the line"
-    return f"that puts {sent}{held}"
+        sent = " and ".join(f"{size(count)} on {line}" for line, count in each.link_bytes.items())
+        held = "" if each.seconds is None else f", {duration(each.seconds)} of the line"
+        price = f"that puts {'at most ' * each.at_most}{sent}{held}"
+        yield f"  {price if sent else 'no line is needed for that: they are in one cluster'}"
 
 
 # ---------------------------------------------------------------------- once a step
-def once_lines(plan: Plan) -> Iterator[str]:
-    """What runs once a step, and where."""
-    several = len({each.worker for each in plan.once}) > 1
-    phased = len({each.phase for each in plan.once}) > 1
-    for each in plan.once:
-        where = f" on {each.worker}" if several else ""
-        phase = f"phase {each.phase}, " if phased and each.kind != "whole" else ""
-        yield f"{phase}{_WHEN[each.kind]}{where}: {each.ops:,} ops{_rounds(each)}{_format_boundary(each)}"
-
-
 _WHEN = {
     "whole": "from the whole batch",
     "prologue": "before the micro-batches",
@@ -267,16 +254,20 @@ _WHEN = {
 }
 
 
-def _rounds(each: PlanOnce) -> str:
-    return f" in {each.rounds} rounds with scalars between them" if each.rounds > 1 else ""
+def _once_lines(plan: Plan) -> Iterator[str]:
+    several = len({each.worker for each in plan.once}) > 1
+    phased = len({each.phase for each in plan.once}) > 1
+    for each in plan.once:
+        where = f" on {each.worker}" if several else ""
+        phase = f"phase {each.phase}, " if phased and each.kind != "whole" else ""
+        rounds = f" in {each.rounds} rounds with scalars between them" if each.rounds > 1 else ""
+        yield f"{phase}{_WHEN[each.kind]}{where}: {each.ops:,} ops{rounds}{_writes(each)}"
 
 
-def _format_boundary(each: PlanOnce) -> str:
-    if not each.writes:
-        return ", which write nothing"
-    others = len(each.writes) - each.trainable
-    parts = [f"{each.trainable} trained"] * bool(each.trainable) + [f"{others} other"] * bool(others)
-    return f" write {' and '.join(parts)} variable{'s' * (len(each.writes) > 1)}"
+def _writes(each: PlanOnce) -> str:
+    counts = {"trained": each.trainable, "other": len(each.writes) - each.trainable}
+    parts = [f"{count} {kind}" for kind, count in counts.items() if count]
+    return f" write {' and '.join(parts)} variable{'s' * (len(each.writes) > 1)}" if parts else ", which write nothing"
 
 
 # ---------------------------------------------------------------------- schedule
@@ -285,30 +276,13 @@ def _schedule(plan: Plan) -> Iterator[str]:
     yield f"({drawn.assumed})"
     if drawn.micro_batches < len(plan.rows):
         yield f"(the first {drawn.micro_batches} of {len(plan.rows)} micro-batches)"
-    margin = _margin(plan, drawn)
+    timed = drawn.assumed.timed
+    margin = max((len(row.name) for phase in drawn.phases for row in phase.rows(lines=timed)), default=0)
     for phase in drawn.phases:
-        yield from ([f"phase {phase.phase}"] if _phases(plan) > 1 else [])
-        yield from _draw_phase(phase, margin, lines=drawn.assumed.timed)
+        yield from [f"phase {phase.phase}"] * (count_phases(plan) > 1)
+        yield from _draw_phase(phase, margin, lines=timed)
     if drawn.assumed.timed:
         yield step_text(plan)
-
-
-def _phases(plan: Plan) -> int:
-    return max((len(stage.runs) for stage in plan.stages.values()), default=0)
-
-
-def _margin(plan: Plan, drawn: Times) -> int:
-    lines = [line for phase in drawn.phases for line in phase.timeline.lines] if drawn.assumed.timed else []
-    return max(map(len, [*(seat for phase in drawn.phases for seat in seats(phase)), *lines]), default=0)
-
-
-def seats(phase: PhaseTimes) -> list[str]:
-    """The names of the rows of stages: a replica has one for itself."""
-    return [
-        row_name(stage.name, stage.replicas, replica)
-        for place, stage in enumerate(phase.stages)
-        for replica in phase.timeline.replicas(place)
-    ]
 
 
 def _draw_phase(phase: PhaseTimes, margin: int, *, lines: bool) -> list[str]:
@@ -316,19 +290,8 @@ def _draw_phase(phase: PhaseTimes, margin: int, *, lines: bool) -> list[str]:
     shown = phase.timeline.lines if lines else ()
     own = max([len("stage 0") + 2 * any(stage.replicas > 1 for stage in phase.stages), *map(len, shown)])
     rows = draw(phase.timeline, width=WIDTH - 2 - margin + own, lines=lines).splitlines()
-    names = [*seats(phase), *shown]
-    return [f"{name:<{margin}} {row[row.index('|') :]}" for name, row in zip(names, rows, strict=True)]
-
-
-# ---------------------------------------------------------------------- layout
-def _table(rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if column in numbers else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
+    names = phase.rows(lines=lines)
+    return [f"{name.name:<{margin}} {row[row.index('|') :]}" for name, row in zip(names, rows, strict=True)]
 
 
 def _list_words(names: Sequence[str]) -> str:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from whale_nebula.ir.routing import take_counts
-from whale_nebula.plan.records import PlanBoundary, PlanStage
-from whale_nebula.schedule import Hop, Line, Timeline, Work, limits, pace, simulate
+from whale_nebula.ir.routing import row_name, take_counts
+from whale_nebula.plan.records import PlanStage
+from whale_nebula.schedule import Hop, Line, Span, Timeline, Work, limits, pace, simulate
 from whale_nebula.wire.frame import wire_bytes
 
 if TYPE_CHECKING:
@@ -23,47 +23,33 @@ if TYPE_CHECKING:
 
 
 class Coding(NamedTuple):
-    """Seconds of one core for a micro-batch, around a stage's forward and around its backward.
-
-    >>> Coding(0.5) + Coding(0.25, 1.0)
-    Coding(forward=0.75, backward=1.0)
-    """
+    """Seconds of one core for a micro-batch, around a stage's forward and around its backward."""
 
     forward: float = 0.0
     backward: float = 0.0
-
-    def __add__(self, other: object) -> Coding:
-        if not isinstance(other, Coding):
-            return NotImplemented
-        return Coding(self.forward + other.forward, self.backward + other.backward)
 
 
 def coding(plan: Plan, names: Sequence[str]) -> dict[str, Coding]:
     """By stage, of those that take part; a codec of which nothing is known takes nothing."""
     found = dict.fromkeys(names, Coding())
+
+    def add(name: str, forward: float, backward: float) -> None:
+        found[name] = Coding(found[name].forward + forward, found[name].backward + backward)
+
     for each in plan.boundaries:
-        for name, one in _of(plan, each, names):
-            found[name] += one
+        cluster = {name: plan.stages[name].cluster for name in (each.source, *each.destinations)}
+        away = [name for name in each.destinations if name in names and cluster[name] != cluster[each.source]]
+        if not away or each.source not in names:
+            continue
+        sent, sent_back = ((way or 0.0) / len(plan.rows) for way in (each.encode_seconds, each.backward_encode_seconds))
+        both, both_back = ((way or 0.0) / len(plan.rows) for way in (each.codec_seconds, each.backward_codec_seconds))
+        add(each.source, sent, max(both_back - sent_back, 0.0))
+        first = {cluster[name]: name for name in reversed(away)}.values()  # a cluster decodes it once
+        for name in first:
+            add(name, max(both - sent, 0.0) / len(first), 0.0)
+        for name in away:
+            add(name, 0.0, sent_back / len(away))
     return found
-
-
-def _of(plan: Plan, each: PlanBoundary, names: Sequence[str]) -> Iterator[tuple[str, Coding]]:
-    cluster = {name: plan.stages[name].cluster for name in (each.source, *each.destinations)}
-    away = [name for name in each.destinations if name in names and cluster[name] != cluster[each.source]]
-    if not away or each.source not in names:
-        return
-    first = {cluster[name]: name for name in reversed(away)}.values()
-    encode, decode = _sides(each.codec_seconds, each.encode_seconds, len(plan.rows))
-    encode_back, decode_back = _sides(each.backward_codec_seconds, each.backward_encode_seconds, len(plan.rows))
-    yield each.source, Coding(encode, decode_back)
-    yield from ((name, Coding(decode / len(first))) for name in first)
-    yield from ((name, Coding(0.0, encode_back / len(away))) for name in away)
-
-
-def _sides(both: float | None, encode: float | None, micro_batches: int) -> tuple[float, float]:
-    """What a micro-batch takes to encode and to decode."""
-    sent = encode or 0.0
-    return sent / micro_batches, max((both or 0.0) - sent, 0.0) / micro_batches
 
 
 SPEED = 1e12
@@ -116,6 +102,14 @@ def speed_text(speed: float) -> str:
     return f"{speed:g} FLOP/s"
 
 
+class Row(NamedTuple):
+    """A row of the drawn schedule: of a replica of a stage, or of a line."""
+
+    name: str
+    stage: PlanStage | None
+    spans: tuple[Span, ...]
+
+
 @dataclass(frozen=True)
 class PhaseTimes:
     """One phase in time: the stages that take part, by their place in the timeline."""
@@ -124,6 +118,16 @@ class PhaseTimes:
     stages: tuple[PlanStage, ...]
     timeline: Timeline
     limits: tuple[int, ...]
+
+    def rows(self, *, lines: bool) -> list[Row]:
+        """The rows of its drawing: each replica of a stage and, if asked, each line has one for itself."""
+        found = [
+            Row(row_name(stage.name, stage.replicas, replica), stage, self.timeline.of(place, replica))
+            for place, stage in enumerate(self.stages)
+            for replica in self.timeline.replicas(place)
+        ]
+        shown = self.timeline.lines if lines else ()
+        return [*found, *(Row(line, None, self.timeline.of(line)) for line in shown)]
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,7 @@ def as_long_as_a_message(plan: Plan) -> Assumed:
 def _travels(plan: Plan) -> dict[str, float]:
     """Seconds that a micro-batch is on its way on each line that takes any."""
     taken: dict[str, float] = {}
-    for phase in range(_phases(plan)):
+    for phase in range(count_phases(plan)):
         stages = [stage.name for stage in plan.stages.values() if stage.runs[phase]]
         for hop in _hops(plan, stages).values():
             for line, size in ((hop.there, hop.forward), (hop.back, hop.backward)):
@@ -179,25 +183,23 @@ def times(plan: Plan, given: Assumed | None = None, *, most: int | None = None) 
     """The schedule of a plan in time; `most` limits the micro-batches."""
     given = given or assumptions_of(plan)
     count = len(plan.rows) if most is None else min(len(plan.rows), most)
-    found = (_phase(plan, phase, count, given) for phase in range(_phases(plan)))
+    found = (_phase(plan, phase, count, given) for phase in range(count_phases(plan)))
     return Times(given, count, tuple(each for each in found if each.stages))
 
 
 def in_flight(plan: Plan) -> dict[str, int]:
-    """How many micro-batches each stage holds at a time; nothing is held where nothing goes backward."""
+    """How many micro-batches each stage holds at a time: of the replica with the largest share those in flight; nothing
+    is held where nothing goes backward, and one where forward and backward are one function.
+    """
     found = dict.fromkeys(plan.stages, 0)
     for phase in times(plan).phases:
-        for place, (stage, limit) in enumerate(zip(phase.stages, phase.limits, strict=True)):
-            fused = place == len(phase.stages) - 1
-            held = 0 if "B" not in stage.runs[phase.phase] else 1 if fused else _busiest_holds(stage, limit)
+        for stage, limit in zip(phase.stages, phase.limits, strict=True):
+            held = int("B" in stage.runs[phase.phase])
+            if held and stage is not phase.stages[-1]:
+                period = len(stage.order) or stage.replicas
+                held = ceil(limit * max(take_counts(stage.order, stage.replicas, period)) / period)
             found[stage.name] = max(found[stage.name], held)
     return found
-
-
-def _busiest_holds(stage: PlanStage, limit: int) -> int:
-    """How many of those in flight the replica with the largest share holds."""
-    period = len(stage.order) or stage.replicas
-    return ceil(limit * max(take_counts(stage.order, stage.replicas, period)) / period)
 
 
 def count_in_flight(plan: Plan) -> Plan:
@@ -206,7 +208,8 @@ def count_in_flight(plan: Plan) -> Plan:
     return replace(plan, stages={name: replace(s, in_flight=held[name]) for name, s in plan.stages.items()})
 
 
-def _phases(plan: Plan) -> int:
+def count_phases(plan: Plan) -> int:
+    """How many phases a step has."""
     return max((len(stage.runs) for stage in plan.stages.values()), default=0)
 
 
@@ -216,10 +219,8 @@ def _phase(plan: Plan, phase: int, count: int, given: Assumed) -> PhaseTimes:
         return PhaseTimes(phase, (), Timeline(0, ()), ())
     works = list(_works(plan, stages, phase, given))
     hops = _hops(plan, [stage.name for stage in stages])
-    if given.timed:
-        works = _add_codec_time(plan, stages, works)
-    else:
-        hops = {pair: _free(hop) for pair, hop in hops.items()}
+    if not given.timed:
+        hops = {pair: Hop(None, None, 0.0, None if hop.backward is None else 0.0) for pair, hop in hops.items()}
     timeline = simulate(works, hops, count, name=plan.schedule, in_flight=plan.in_flight)
     chosen = limits(
         plan.schedule, len(stages), len(plan.rows), pace=pace(works, hops), in_flight=plan.in_flight,
@@ -230,42 +231,29 @@ def _phase(plan: Plan, phase: int, count: int, given: Assumed) -> PhaseTimes:
 
 # ---------------------------------------------------------------------- what the simulator is told
 def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumed) -> Iterator[Work]:
-    if given.speed is not None:
-        yield from (_stage_work(stage, phase, len(plan.rows), given.speed) for stage in stages)
-        return
+    """What is assumed of a stage is so of its fastest replica."""
+    codecs = coding(plan, [stage.name for stage in stages]) if given.timed else {}
     most = max(stage.flops for stage in stages) if given.by_flops else 0
     for stage in stages:
-        forward, backward = float("F" in stage.runs[phase]), _BACKWARD * ("B" in stage.runs[phase])
-        unit = (1.0 if given.seconds is None else given.seconds / (1.0 + _BACKWARD)) * _share(stage, most)
-        yield _work(stage, forward * unit, backward * unit if backward else None)
+        if given.speed is not None:
+            taken = _at_speed(stage, phase, len(plan.rows), given.speed)
+        else:  # in proportion to the slowest; never nothing, so that it can be seen
+            share = max(stage.flops / most, 0.01) if most else 1.0
+            unit = (1.0 if given.seconds is None else given.seconds / (1.0 + _BACKWARD)) * share
+            taken = {"F": unit, "B": _BACKWARD * unit}
+        forward, backward = (taken[letter] if letter in stage.runs[phase] else 0.0 for letter in "FB")
+        slowness = tuple(max(stage.speeds) / speed for speed in stage.speeds)
+        yield Work(
+            forward, backward or None, 0.0, *codecs.get(stage.name, Coding()),
+            replicas=stage.replicas, order=stage.order, slowness=slowness,
+        )  # fmt: skip
 
 
-def _add_codec_time(plan: Plan, stages: Sequence[PlanStage], works: Sequence[Work]) -> list[Work]:
-    """With what codecs take."""
-    taken = coding(plan, [stage.name for stage in stages])
-    both = ((work, taken[stage.name]) for work, stage in zip(works, stages, strict=True))
-    return [replace(work, coding=each.forward, coding_back=each.backward) for work, each in both]
-
-
-def _stage_work(stage: PlanStage, phase: int, micro_batches: int, speed: float) -> Work:
-    """A micro-batch's part of a stage's FLOPs; where it runs in several phases, in equal parts."""
-
-    def takes(letter: str, flops: int) -> float:
-        phases = sum(letter in runs for runs in stage.runs)
-        return CALL + flops / (micro_batches * phases * speed) if letter in stage.runs[phase] else 0.0
-
-    return _work(stage, takes("F", stage.forward_flops), takes("B", stage.backward_flops) or None)
-
-
-def _work(stage: PlanStage, forward: float, backward: float | None) -> Work:
-    """What is assumed of a stage is so of its fastest replica."""
-    slowness = tuple(max(stage.speeds) / speed for speed in stage.speeds)
-    return Work(forward, backward, replicas=stage.replicas, order=stage.order, slowness=slowness)
-
-
-def _share(stage: PlanStage, most: int) -> float:
-    """How long a stage computes beside the slowest; never nothing, so that it can be seen."""
-    return max(stage.flops / most, 0.01) if most else 1.0
+def _at_speed(stage: PlanStage, phase: int, micro_batches: int, speed: float) -> dict[str, float]:
+    """A micro-batch's part of a stage's FLOPs, forward and backward: equal parts where it runs in several phases."""
+    flops = {"F": stage.forward_flops, "B": stage.backward_flops}
+    parts = {letter: micro_batches * max(sum(letter in runs for runs in stage.runs), 1) for letter in flops}
+    return {letter: CALL + count / (parts[letter] * speed) for letter, count in flops.items()}
 
 
 def _hops(plan: Plan, names: Sequence[str]) -> dict[tuple[int, int], Hop]:
@@ -274,21 +262,17 @@ def _hops(plan: Plan, names: Sequence[str]) -> dict[tuple[int, int], Hop]:
     reached: set[tuple[str, str]] = set()
     for each in plan.boundaries:
         for name in each.destinations:
-            if each.source in names and name in names and name != each.source:
-                pair = names.index(each.source), names.index(name)
-                first = (each.name, plan.stages[name].cluster) not in reached
-                reached.add((each.name, plan.stages[name].cluster))
-                there = wire_bytes(each.bytes or 0) if first else 0
-                back = wire_bytes(each.backward_bytes or 0) if each.backward else None
-                found[pair] = _extend_hop(plan, each.source, name, there, back, found.get(pair))
+            if each.source not in names or name not in names or name == each.source:
+                continue
+            pair, cluster = (names.index(each.source), names.index(name)), plan.stages[name].cluster
+            there = 0 if (each.name, cluster) in reached else wire_bytes(each.bytes or 0)
+            reached.add((each.name, cluster))
+            hop = found.get(pair) or Hop(_line(plan, each.source, name), _line(plan, name, each.source), 0.0, None)
+            back = hop.backward
+            if each.backward:
+                back = (back or 0.0) + wire_bytes(each.backward_bytes or 0)
+            found[pair] = replace(hop, forward=hop.forward + there, backward=back)
     return found
-
-
-def _extend_hop(plan: Plan, a: str, b: str, there: float, back: float | None, before: Hop | None) -> Hop:
-    """A hop with one more boundary on it."""
-    hop = before or Hop(_line(plan, a, b), _line(plan, b, a), 0.0, None)
-    both = hop.backward if back is None else (hop.backward or 0.0) + back
-    return replace(hop, forward=hop.forward + there, backward=both)
 
 
 def _line(plan: Plan, a: str, b: str) -> Line | None:
@@ -299,10 +283,6 @@ def _line(plan: Plan, a: str, b: str) -> Line | None:
     link = plan.links.get("->".join(clusters))
     rate = link.rate / 8 if link is not None and link.rate else inf
     return Line("->".join(clusters), rate, link.delay if link is not None else 0.0)
-
-
-def _free(hop: Hop) -> Hop:
-    return Hop(None, None, 0.0, None if hop.backward is None else 0.0)
 
 
 def duration(seconds: float) -> str:

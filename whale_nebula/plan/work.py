@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -50,11 +50,16 @@ class Names:
 
     def layer(self, name: str) -> str:
         """The path of an op's layer, at most so deep; "" for an op outside layers."""
-        scope = name.rpartition("/")[0]
-        found = self._told.get(scope)
-        if found is None:
-            found = self._told[scope] = self._path(scope)
-        return found
+        parts = name.split("/")[:-1]
+        found: list[str] = []
+        for part in parts[1:] if parts and _OURS.fullmatch(parts[0]) else parts:
+            layer = self._layer(part)
+            if layer is None or len(found) > DEPTH:
+                break
+            found.append(layer)
+        if found and found[0] == self.subject:
+            found = found[1:]
+        return "/".join(found[:DEPTH])
 
     def maker(self, name: str) -> str:
         """The layer of an op, or the op itself where it stands in none, as a mask does that Keras makes.
@@ -64,41 +69,18 @@ class Names:
         """
         return self.layer(name) or name.rpartition("/")[2]
 
-    def _path(self, scope: str) -> str:
-        parts = scope.split("/")
-        if parts and _OURS.fullmatch(parts[0]):
-            parts = parts[1:]
-        found: list[str] = []
-        for part in parts:
-            layer = self._layer(part)
-            if layer is None or len(found) > DEPTH:
-                break
-            found.append(layer)
-        if found and found[0] == self.subject:
-            found = found[1:]
-        return "/".join(found[:DEPTH])
-
     def _layer(self, part: str) -> str | None:
         """The name of the layer whose scope this is, or None where it is a scope within a layer."""
         shorter = _AGAIN.sub("", part)
-        if shorter in self._known:
+        if shorter in self.known:
             return shorter
-        if part in self._known or part == LOSS:
+        if part in self.known or part == LOSS:
             return part
         if part.endswith("_grad") or part[:1].isupper() or shorter in _OPS:
             return None
         if not self.subject:
             return part
         return shorter if shorter != part else None
-
-    @cached_property
-    def _told(self) -> dict[str, str]:
-        """Scopes that were asked for before: a layer's ops share one."""
-        return {}
-
-    @cached_property
-    def _known(self) -> frozenset[str]:
-        return frozenset(self.known)
 
 
 READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})
@@ -146,6 +128,8 @@ class Holdings:
     def _read(self, piece: StagePhase) -> dict[int, int]:
         """Variables that lead to something of the stage's own; a metric that its fragment keeps does not."""
         graph, variables = self.cut.program.graph, self.cut.program.variable_ops
+        # where nothing is trained, what the step writes without a scope is a metric
+        ignored = {} if self.cut.program.requests else self._only_written
         fragments = list(fragments_of(piece))
         needed = {op for fragment in fragments for op in self._ends(fragment)}
         found: dict[int, int] = {}
@@ -154,7 +138,7 @@ class Holdings:
                 continue
             above = [value.op for value in graph.ops[index].inputs]
             needed.update(above)
-            found.update({op: index for op in above if op in variables and not self._is_ignored(op)})
+            found.update({op: index for op in above if op in variables and op not in ignored})
         return dict(sorted(found.items(), key=lambda item: item[1]))
 
     def _ends(self, fragment: Fragment) -> Iterator[int]:
@@ -165,14 +149,6 @@ class Holdings:
             return
         yield from (value.op for request in program.requests for value in request.targets)
         yield from (boundary.value.op for boundary in self.cut.boundaries)
-
-    def _is_ignored(self, variable: int) -> bool:
-        """Where nothing is trained, what the step writes without a scope is a metric."""
-        return not self.cut.program.requests and variable in self._written
-
-    @cached_property
-    def _written(self) -> frozenset[int]:
-        return frozenset(self._only_written)
 
     @cached_property
     def _only_written(self) -> dict[int, int]:
@@ -287,31 +263,28 @@ class Work:
         return sum(self.effort.flops(self.ops(piece, backward=backward)) for piece in self.pieces(stage))
 
     def kept(self, piece: StagePhase) -> dict[Value, int]:
-        """The tensors that a piece's backward is given from its forward, with their bytes."""
-        values = self._handed_over(piece) if piece.backward is not None else self._read_again(piece)
-        counted = {self._memory(value): value for value in values if self._is_kept(value)}
+        """The tensors that a piece's backward is given from its forward, with their bytes.
+
+        Where the two are functions of their own it is what one gives to the other, else what the second half reads of
+        the first. Constants, variables and the batch are there anyway, and what shares its memory counts once.
+        """
+        program, values = self.cut.program, list[Value]()
+        if piece.backward is not None:
+            forward = set(piece.forward.ops) if piece.forward is not None else set()
+            crossing = {boundary.value for boundary in self.cut.boundaries}
+            values = [value for value in piece.backward.feeds if value.op in forward or value in crossing]
+        else:
+            ops = made_in(fragments_of(piece))
+            inside = [op for op in ops if program.request_of(op) is not None]
+            read = dict.fromkeys(value for op in inside for value in program.graph.ops[op].inputs)
+            values = [value for value in read if program.request_of(value.op) is None and value.op in ops]
+        counted: dict[Value, Value] = {}
+        for value in values:
+            memory = self._memory(value)
+            op = program.graph.ops[memory.op]
+            if op.role != CAPTURE and op.index not in program.leaf_ops and op.type not in ("Const", "ReadVariableOp"):
+                counted[memory] = value
         return {value: self.effort.nbytes(value) for value in counted.values()}
-
-    def _handed_over(self, piece: StagePhase) -> Iterable[Value]:
-        """Forward and backward are functions of their own: what one gives to the other."""
-        forward = set(piece.forward.ops) if piece.forward is not None else set()
-        feeds = piece.backward.feeds if piece.backward is not None else ()
-        crossing = {boundary.value for boundary in self.cut.boundaries}
-        return [value for value in feeds if value.op in forward or value in crossing]
-
-    def _read_again(self, piece: StagePhase) -> Iterable[Value]:
-        """They are one function: what the second half of it reads of the first."""
-        graph, request_of = self.cut.program.graph, self.cut.program.request_of
-        ops = made_in(fragments_of(piece))
-        inside = [op for op in ops if request_of(op) is not None]
-        read = dict.fromkeys(value for op in inside for value in graph.ops[op].inputs)
-        return [value for value in read if request_of(value.op) is None and value.op in ops]
-
-    def _is_kept(self, value: Value) -> bool:
-        """Constants, variables and the batch are there anyway."""
-        op = self.cut.program.graph.ops[self._memory(value).op]
-        given = op.role == CAPTURE or op.index in self.cut.program.leaf_ops
-        return not given and op.type not in ("Const", "ReadVariableOp")
 
     def _memory(self, value: Value) -> Value:
         """The value whose memory this one is."""
@@ -323,19 +296,23 @@ class Work:
     # ------------------------------------------------------------------ layers
     def layers(self, stage: int, steps: float) -> tuple[PlanLayer, ...]:
         """The layers of a stage, in the order of their first op; FLOPs for so many micro-batches."""
-        table = _Table(self.names)
-        for kind, backward in (("forward_ops", False), ("backward_ops", True)):
+        ops, variables, names = self.cut.program.graph.ops, self.cut.program.variable_ops, self.names
+        rows: dict[str, Counter[str]] = {}
+
+        def add(op: int | None, **counts: int) -> None:
+            rows.setdefault("" if op is None else names.layer(ops[op].name), Counter()).update(counts)
+
+        pieces, forward = self.pieces(stage), self.told(stage, backward=False)
+        for backward, kind in ((False, "forward_ops"), (True, "backward_ops")):
             for op in sorted(self.told(stage, backward=backward)):
-                table.add(self._name(op), **{kind: 1})
-            for op in (op for piece in self.pieces(stage) for op in self.ops(piece, backward=backward)):
-                table.add(self._name(op), flops=round(self.effort.of(self.cut.program.graph.ops[op]) * steps))
-        own = self.told(stage, backward=False)
-        for value, size in (item for piece in self.pieces(stage) for item in self.kept(piece).items()):
-            table.add(self._name(value.op) if value.op in own else "", activation_bytes=size)
-        variables = self.cut.program.variable_ops
+                add(op, **{kind: 1})
+            for op in (op for piece in pieces for op in self.ops(piece, backward=backward)):
+                add(op, flops=round(self.effort.of(ops[op]) * steps))
+        for value, size in (item for piece in pieces for item in self.kept(piece).items()):
+            add(value.op if value.op in forward else None, activation_bytes=size)
         for variable, reader in self.holdings.readers(stage).items():
-            table.add(self._name(reader), parameters=parameters(variables[variable].spec))
-        return table.rows()
+            add(reader, parameters=parameters(variables[variable].spec))
+        return tuple(PlanLayer(name, **counts) for name, counts in rows.items())
 
     def told(self, stage: int, *, backward: bool) -> set[int]:
         """The ops of a stage that the user's code made, or those that differentiating made."""
@@ -343,30 +320,11 @@ class Work:
         ops = made_in(fragment for piece in self.pieces(stage) for fragment in fragments_of(piece))
         return {op for op in ops if (request_of(op) is not None) == backward}
 
-    def _name(self, op: int) -> str:
-        return self.cut.program.graph.ops[op].name
-
     @cached_property
     def names(self) -> Names:
         """Reads layers out of op names."""
         paths = (variable.path for variable in self.cut.program.variables)
         return Names(self.subject, frozenset(part for path in paths for part in path.split("/")[:-1]))
-
-
-@dataclass
-class _Table:
-    """Counts by layer."""
-
-    names: Names
-    found: dict[str, dict[str, int]] = field(default_factory=dict)
-
-    def add(self, op: str, **counts: int) -> None:
-        row = self.found.setdefault(self.names.layer(op), {})
-        for name, count in counts.items():
-            row[name] = row.get(name, 0) + count
-
-    def rows(self) -> tuple[PlanLayer, ...]:
-        return tuple(PlanLayer(name, **counts) for name, counts in self.found.items())
 
 
 def parameters(spec: Spec) -> int:

@@ -7,7 +7,7 @@ or would be refused, is not advised.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -18,20 +18,13 @@ from whale_nebula.codec.precisions import FP16, INT4, INT8
 from whale_nebula.codec.sizes import cost
 from whale_nebula.ir.routing import NEAR, enough, excess, row_name, shares, take_counts, times_of_shares
 from whale_nebula.report.prediction import Basis, Prediction, free, predict, seconds, wide
-from whale_nebula.report.records import ALONE, StageReport, duration
-from whale_nebula.schedule.lines import Hop, Line
+from whale_nebula.report.records import ALONE, duration
 
 if TYPE_CHECKING:
     from whale_nebula.report.report import Report
 
 
 _DIMS = (1024, 1024)  # so many numbers that the scales of blocks count as they do in the end
-
-
-def _width(precision: Precision) -> float:
-    """Bytes a number, with its part of what else is sent."""
-    rows, columns = _DIMS
-    return sum(part.nbytes for part in precision.parts(_DIMS, "float32")) / (rows * columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,40 +41,34 @@ class Advised:
 
     @property
     def widths(self) -> tuple[float, float]:
-        """Bytes a number, there and back."""
-        return _width(self.there), _width(self.back)
+        """Bytes a number, with its part of what else is sent, there and back."""
+        count = _DIMS[0] * _DIMS[1]
+        there, back = (sum(part.nbytes for part in way.parts(_DIMS, "float32")) for way in (self.there, self.back))
+        return there / count, back / count
 
-    def applied(self, basis: Basis) -> Basis:
+    def apply_to(self, basis: Basis) -> Basis:
         """The step with every boundary sent so: fewer bytes, and what one core takes to make them fewer."""
-        there, back = partial(self._codec_seconds, self.there, False), partial(self._codec_seconds, self.back, True)
+
+        def takes(precision: Precision, back: bool, count: float) -> tuple[float, float]:
+            return cost(precision, (round(count),), back=back) or (0.0, 0.0)
+
+        there, back = partial(takes, self.there, False), partial(takes, self.back, True)
         return basis.numbers_of(*self.widths).coded_by(there, back, basis)
 
-    def _codec_seconds(self, precision: Precision, back: bool, count: float) -> tuple[float, float]:
-        return cost(precision, (round(count),), back=back) or (0.0, 0.0)
-
-
-_HALF, _EIGHT, _FOUR = FP16(), INT8(), INT4()
 
 EACH_WAY = (
-    Advised('nb.compress(fp16=True, backward="fp16")', _HALF, _HALF),
-    Advised("nb.compress(fp16=True)", _HALF, _EIGHT),
-    Advised("nb.compress(int8=True)", _EIGHT, _EIGHT),
-    Advised("nb.compress(int4=True)", _FOUR, _EIGHT),
+    Advised('nb.compress(fp16=True, backward="fp16")', FP16(), FP16()),
+    Advised("nb.compress(fp16=True)", FP16(), INT8()),
+    Advised("nb.compress(int8=True)", INT8(), INT8()),
+    Advised("nb.compress(int4=True)", INT4(), INT8()),
 )
-"""From the mildest on, where gradients come back: by default these are int8."""
-
-THERE = (
-    Advised("nb.compress(fp16=True)", _HALF, _HALF),
-    Advised("nb.compress(int8=True)", _EIGHT, _EIGHT),
-    Advised("nb.compress(int4=True)", _FOUR, _FOUR),
-)
-"""The same where nothing comes back."""
+"""From the mildest on: by default gradients are int8."""
 
 
 def advisable(basis: Basis) -> tuple[Advised, ...]:
-    """The codecs that a step may get, from the mildest on."""
+    """The codecs that a step may get, from the mildest on; where nothing comes back none is for gradients."""
     back = any(hop.backward is not None for phase in basis.phases for hop in phase.hops.values())
-    return EACH_WAY if back else THERE
+    return EACH_WAY if back else EACH_WAY[1:]
 
 
 NOTHING = 0.05
@@ -103,26 +90,21 @@ def describe_bottleneck(report: Report) -> str:
     if report.meetings is not None:
         return report.meetings.sentence()
     if report.basis is not None and report.prediction is not None:
-        return _Told(report, report.basis, report.prediction).describe()
+        return _Simulated(report, report.basis, report.prediction).describe()
     if len(report.stages) == 1 and not report.links:
         return "there is one stage, and nothing crosses a link"
     waits = _waits(report)
-    if not waits:
-        return _within(report) or _LOCAL
-    stage = max(waits, key=lambda name: waits[name])
-    said = f"stage {stage} waits {_percent(waits[stage])} of the step"
-    if report.step > _MEASURED:
-        return f"{said}; what for is not known, because the size of what crosses is only known when it does"
-    return f"{said}; what for, the simulator says once two steps have been measured"
-
-
-def _within(report: Report) -> str:
-    """Where all stages of a step that was not timed apart are in one cluster: no line would change that."""
+    if waits:
+        stage = max(waits, key=lambda name: waits[name])
+        said = f"stage {stage} waits {_percent(waits[stage])} of the step"
+        if report.step > _MEASURED:
+            return f"{said}; what for is not known, because the size of what crosses is only known when it does"
+        return f"{said}; what for, the simulator says once two steps have been measured"
     clusters = {stage.cluster for stage in report.stages.values()}
-    if len(clusters) != 1 or clusters == {""}:
-        return ""
-    many = "both" if len(report.stages) == 2 else f"all {len(report.stages)}"
-    return f"{many} stages are in cluster {min(clusters)}: nothing crosses a link"
+    if len(clusters) == 1 and clusters != {""}:
+        many = "both" if len(report.stages) == 2 else f"all {len(report.stages)}"
+        return f"{many} stages are in cluster {min(clusters)}: nothing crosses a link"
+    return _LOCAL
 
 
 def _waits(report: Report) -> dict[str, float]:
@@ -132,7 +114,7 @@ def _waits(report: Report) -> dict[str, float]:
 
 
 @dataclass
-class _Told:
+class _Simulated:
     """One report, and what the simulator says of changes to it."""
 
     report: Report
@@ -147,148 +129,121 @@ class _Told:
     def without_lines(self) -> Prediction:
         return predict(self.basis.over(free))
 
-    def worth(self, other: float) -> bool:
+    def is_shorter(self, other: float) -> bool:
         """Whether a step of so many seconds would be clearly shorter."""
         return other < (1.0 - NOTHING) * self.whole
 
     def describe(self) -> str:
-        if self.report.step_seconds < (1.0 - FAR_OFF) * self.whole:
-            slower = self.basis.paced or not self.basis.lines
-            why = "the steps before were slower" if slower else "the line is faster than it was taken for"
-            return f"not known: {self._apart()}; {why}"
-        if self.worth(self.without_lines.seconds):
-            return self._crossing() + self._caution()
-        if self.basis.once > 0.5 * self.whole:
+        """What the step waits for; a step that takes much longer than it should has a reason nobody simulates."""
+        took, line_less = self.report.step_seconds, self.basis.paced or not self.basis.lines
+        apart = f"this step took {duration(took)}, the simulator says {duration(self.whole)}"
+        if took < (1.0 - FAR_OFF) * self.whole:
+            why = "the steps before were slower" if line_less else "the line is faster than it was taken for"
+            return f"not known: {apart}; {why}"
+        if self.is_shorter(self.without_lines.seconds):
+            said = self._describe_crossing()
+        elif self.basis.once > 0.5 * self.whole:
             share = _percent(self.basis.once / self.whole)
-            return f"what runs once a step (updates, metrics, results) takes {share} of it{self._caution()}"
-        return self._computing() + self._caution()
-
-    def _caution(self) -> str:
-        """A step that takes much longer than it should has a reason that the simulator does not know."""
-        if self.whole >= (1.0 - FAR_OFF) * self.report.step_seconds:
-            return ""
-        other = self.basis.paced or not self.basis.lines
-        why = "something else takes time too" if other else "the line may be slower than it was taken for"
-        return f" ({self._apart()}: {why})"
-
-    def _apart(self) -> str:
-        return f"this step took {duration(self.report.step_seconds)}, the simulator says {duration(self.whole)}"
+            said = f"what runs once a step (updates, metrics, results) takes {share} of it"
+        else:
+            said = self._describe_computing()
+        if self.whole >= (1.0 - FAR_OFF) * took:
+            return said
+        why = "something else takes time too" if line_less else "the line may be slower than it was taken for"
+        return f"{said} ({apart}: {why})"
 
     # -------------------------------------------------------------------------- the line
-    def _crossing(self) -> str:
+    def _describe_crossing(self) -> str:
         """What crosses while stages compute, what crosses once a step, or both: whatever is worth a word."""
         exchange = self.basis.exchange_seconds
-        rest = self.whole - self.without_lines.seconds - exchange
         if exchange <= NOTHING * self.whole:
-            return f"{self._who()}; {self._mend()}"
-        share = _percent(exchange / self.whole)
-        if rest <= NOTHING * self.whole:
-            return f"{self._exchange_text(share, 'the step')}, and no codec touches that"
-        return f"{self._who()}, and {self._exchange_text(share, 'it')}; {self._mend()}"
-
-    def _exchange_text(self, share: str, step: str) -> str:
+            return f"{self._describe_waiting()}; {self._advise_codec()}"
         words = list(dict.fromkeys(chain.from_iterable(one.what for each in self.basis.exchange for one in each)))
-        if not words:
-            return f"what clusters exchange once a step holds {step} for {share}"
-        return f"{' and '.join(words)}, sent once a step, hold {step} for {share}"
+        what = f"{' and '.join(words)}, sent once a step, hold" if words else "what clusters exchange once a step holds"
+        share = _percent(exchange / self.whole)
+        if self.whole - self.without_lines.seconds - exchange <= NOTHING * self.whole:
+            return f"{what} the step for {share}, and no codec touches that"
+        return f"{self._describe_waiting()}, and {what} it for {share}; {self._advise_codec()}"
 
-    def _who(self) -> str:
+    def _describe_waiting(self) -> str:
         """The stage that waits most for lines, by the simulator; how long it waits, as it was measured."""
         alone = self.without_lines.stages
         lost = {name: own.wait_seconds - alone[name].wait_seconds for name, own in self.prediction.stages.items()}
         stage = max(lost, key=lambda name: lost[name])
-        waits, part = _waits(self.report).get(stage), lost[stage] / self.whole
+        waits, part, lines = _waits(self.report).get(stage), lost[stage] / self.whole, self._name_lines()
         if waits is None:
-            return f"stage {stage} waits for {self._lines()}: {_percent(part)} of the step, by the simulator"
+            return f"stage {stage} waits for {lines}: {_percent(part)} of the step, by the simulator"
         if part >= (1.0 - 2 * NOTHING) * waits:
-            return f"stage {stage} waits {_percent(waits)} of the step for {self._lines()}"
-        rest = f"{_percent(part)} for {self._lines()}, else for other stages"
-        return f"stage {stage} waits {_percent(waits)} of the step ({rest})"
+            return f"stage {stage} waits {_percent(waits)} of the step for {lines}"
+        return (
+            f"stage {stage} waits {_percent(waits)} of the step ({_percent(part)} for {lines}, else for other stages)"
+        )
 
-    def _lines(self) -> str:
+    def _name_lines(self) -> str:
         """The line on which a micro-batch is longest on its way; where others are as long, lines."""
         away: dict[str, float] = {}
-        for line, size in chain.from_iterable(map(_ways, self._hops)):
-            away[line.name] = away.get(line.name, line.delay) + line.seconds(size)
+        for hop in (hop for phase in self.basis.phases for hop in phase.hops.values()):
+            for line, size in ((hop.there, hop.forward), (hop.back, hop.backward)):
+                if line is not None and size is not None:
+                    away[line.name] = away.get(line.name, line.delay) + line.seconds(size)
         worst = sorted(name for name, each in away.items() if each >= (1.0 - NOTHING) * max(away.values()))
-        return f"the line {worst[0]}" if len(worst) == 1 else f"the lines {_and(worst)}"
+        return f"the line {worst[0]}" if len(worst) == 1 else f"the lines {', '.join(worst[:-1])} and {worst[-1]}"
 
-    @property
-    def _hops(self) -> Iterator[Hop]:
-        return (hop for phase in self.basis.phases for hop in phase.hops.values())
-
-    def _mend(self) -> str:
-        fast = seconds(self.basis.over(wide))
-        if not self.worth(fast):
-            more = self._more()
-            return f"the delay costs that, not the rate{f'; {more}' if more else ', and no codec shortens it'}"
-        return self._codec()
-
-    def _codec(self) -> str:
+    def _advise_codec(self) -> str:
         """The mildest codec after which a stronger one, or an endless rate, would be worth no more words."""
-        taken = {each.line: seconds(each.applied(self.basis)) for each in advisable(self.basis)}
+        if not self.is_shorter(seconds(self.basis.over(wide))):
+            more = self._advise_micro_batches()
+            return f"the delay costs that, not the rate{f'; {more}' if more else ', and no codec shortens it'}"
+        taken = {each.line: seconds(each.apply_to(self.basis)) for each in advisable(self.basis)}
         best = min(taken.values())
-        if not self.worth(best):
-            return f"no codec would help, because {self._no_gain_text()}"
+        if not self.is_shorter(best):
+            return f"no codec would help, because {self._explain_no_codec()}"
         line = next(line for line, took in taken.items() if took <= (1.0 + NOTHING) * best)
         hides = taken[line] <= (1.0 + NOTHING) * self.without_lines.seconds
-        return f"{line} would {'hide it' if hides else 'help, though not hide it'}: {self._instead(taken[line])}"
+        return f"{line} would {'hide it' if hides else 'help, though not hide it'}: {self._compare(taken[line])}"
 
-    def _no_gain_text(self) -> str:
+    def _explain_no_codec(self) -> str:
         """Why no codec shortens a step that a line of any rate would."""
         hops = [(p.numbers.get(pair), hop) for p in self.basis.phases for pair, hop in p.hops.items()]
         whole = sum(hop.forward + (hop.backward or 0.0) for _, hop in hops)
         numbers = sum(each.bytes for found, _ in hops if found is not None for each in found)
         if numbers < 0.5 * whole:
             return "hardly anything that crosses is made of numbers that could be smaller"
-        if self.worth(min(seconds(self.basis.numbers_of(*each.widths)) for each in advisable(self.basis))):
+        if self.is_shorter(min(seconds(self.basis.numbers_of(*each.widths)) for each in advisable(self.basis))):
             return "making the numbers that cross smaller takes as long as the line would save"
         return "the numbers that cross are as small as a codec would make them"
 
     # -------------------------------------------------------------------------- computing
-    def _computing(self) -> str:
+    def _describe_computing(self) -> str:
         stages = self.prediction.stages
         busiest = max(stages, key=lambda name: stages[name].compute_seconds + stages[name].codec_seconds)
         busy, codecs = duration(stages[busiest].compute_seconds), stages[busiest].codec_seconds
-        whole = f"the {duration(self.whole)} that are foretold"
-        said = f"computing, not the line: stage {busiest} computes {busy} of {whole}"
+        said = (
+            f"computing, not the line: stage {busiest} computes {busy} of the {duration(self.whole)} that are foretold"
+        )
         said += f", and its codecs {duration(codecs)}" if codecs > NOTHING * self.whole else ""
         even = seconds(self.basis.balanced())
-        if len(stages) > 1 and self.worth(even):
-            return f"{said}; stages that compute equally long would make it {self._instead(even)}"
-        more = self._more()
-        if more:
+        if len(stages) > 1 and self.is_shorter(even):
+            return f"{said}; stages that compute equally long would make it {self._compare(even)}"
+        if more := self._advise_micro_batches():
             return f"{said}; {more}"
         if not self.basis.divides:
             return f"{said}, other stages would not help, and micro-batches would change the result"
         return f"{said}, and neither other stages nor more micro-batches would help"
 
-    def _more(self) -> str:
+    def _advise_micro_batches(self) -> str:
         """More micro-batches overlap more, until their rows run out; where rows depend on each other, none may be."""
-        if not self.basis.divides:
-            return ""
-        tries = [parts for parts in _PARTS if parts <= self.basis.rows]
+        tries = [parts for parts in _PARTS if parts <= self.basis.rows and self.basis.divides]
         taken = {parts: seconds(self.basis.divided(parts)) for parts in tries}
-        best = min(taken, key=lambda parts: taken[parts], default=1)
-        if not taken or taken[best] > (1.0 - SMALL_CALLS) * min(self.whole, self.report.step_seconds):
+        best = min(taken.values(), default=self.whole)
+        if best > (1.0 - SMALL_CALLS) * min(self.whole, self.report.step_seconds):
             return ""
-        enough = next(parts for parts, took in taken.items() if took <= (1.0 + NOTHING) * taken[best])
+        enough = next(parts for parts, took in taken.items() if took <= (1.0 + NOTHING) * best)
         many = enough * self.basis.micro_batches
-        return f"{many} micro-batches would make it {self._instead(taken[enough])}, if computing divides evenly"
+        return f"{many} micro-batches would make it {self._compare(taken[enough])}, if computing divides evenly"
 
-    def _instead(self, other: float) -> str:
+    def _compare(self, other: float) -> str:
         return f"{duration(other)} a step instead of {duration(self.whole)}"
-
-
-def _ways(hop: Hop) -> Iterator[tuple[Line, float]]:
-    """The lines that a hop puts something on, and how much; nothing comes back where no gradient is asked for."""
-    for line, size in ((hop.there, hop.forward), (hop.back, hop.backward)):
-        if line is not None and size is not None:
-            yield line, size
-
-
-def _and(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _percent(share: float) -> str:
@@ -300,7 +255,6 @@ WORTH = 0.05
 
 HELD = 0.1
 """Shares that would be done in so much less time, and are not taken, are held: by the config, or by `nb.shard`."""
-_SAID = "the config should say so, workers: [{address: ..., speed: ...}]"
 
 
 def waits(seconds: Sequence[float]) -> float:
@@ -347,16 +301,13 @@ def describe_straggler(report: Report) -> str:
     >>> describe_straggler(Report("fit", 9, 0.05, 2, {"npu": npu}, {}))
     'npu.0 is the slowest of npu: npu.1 waits 12.0 ms of 50.0 ms'
     """
-    told = {name: _seconds(stage) for name, stage in {**report.elsewhere.stages, **report.stages}.items()}
+    stages = {**report.elsewhere.stages, **report.stages}
+    told = {name: [one.compute_seconds or 0.0 for one in each.replicas or ()] for name, each in stages.items()}
     name = max(told, key=lambda each: waits(told[each]), default="")
     if not name or waits(told[name]) <= WORTH * report.step_seconds:
         return ""
     waiting = f"{duration(waits(told[name]))} of {duration(report.step_seconds)}"
     return straggler_text(name, told[name], waiting, _mend(report, name, told[name]))
-
-
-def _seconds(stage: StageReport) -> list[float]:
-    return [each.compute_seconds or 0.0 for each in stage.replicas or ()]
 
 
 def _mend(report: Report, stage: str, computed: Sequence[float]) -> str:
@@ -366,15 +317,11 @@ def _mend(report: Report, stage: str, computed: Sequence[float]) -> str:
     basis, count = report.basis, report.micro_batches
     if basis is None or stage not in basis.stages or report.worker == ALONE or not all(computed):
         return ""
-    work = basis.phases[0].works[basis.stages.index(stage)]
-    own = take_counts(work.order, len(computed), count)
-    speeds = [share / took for share, took in zip(own, computed, strict=True)]
+    own = take_counts(basis.phases[0].works[basis.stages.index(stage)].order, len(computed), count)
     if not all(own):
         return ""
+    speeds = [share / took for share, took in zip(own, computed, strict=True)]
     if max(times_of_shares(shares(speeds, count), speeds)) < (1.0 - HELD) * max(computed):
-        return f"seen speeds are {_ratio(speeds)}: {_SAID}"
+        ratio = " : ".join(f"{speed / min(speeds):.2g}" for speed in speeds)
+        return f"seen speeds are {ratio}: the config should say so, workers: [{{address: ..., speed: ...}}]"
     return mend(speeds, count, basis.rows * count) if basis.divides else ""
-
-
-def _ratio(speeds: Sequence[float]) -> str:
-    return " : ".join(f"{speed / min(speeds):.2g}" for speed in speeds)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from whale_nebula.ir.routing import take_counts
 from whale_nebula.schedule.lines import Hop, Hops, Line, Work, pace
-from whale_nebula.schedule.schedules import instructions, limits
-from whale_nebula.schedule.simulate import Timeline, run_lists
+from whale_nebula.schedule.simulate import Timeline, simulate
 
 Pair = tuple[int, int]
 Taken = Callable[[float], tuple[float, float]]
@@ -26,6 +25,10 @@ class Numbers:
 
     def __add__(self, other: Numbers) -> Numbers:
         return Numbers(self.bytes + other.bytes, self.count + other.count)
+
+    def divided(self, parts: int) -> Numbers:
+        """One of so many equal parts."""
+        return Numbers(self.bytes / parts, self.count / parts)
 
     def saves(self, width: float) -> float:
         """Bytes that go away where each number is sent in `width` bytes; nothing ever grows.
@@ -104,22 +107,27 @@ class Basis:
     def numbers_of(self, width: float, back: float | None = None) -> Basis:
         """The same with every number that crosses sent in `width` bytes, 2 for fp16; a gradient's in `back`."""
         widths = width, width if back is None else back
-        return self._phases(lambda phase: replace(phase, hops=_narrow(phase, widths)))
+        return self._phases(lambda phase: replace(phase, hops=_narrow_hops(phase, *widths)))
 
     def coded_by(self, there: Taken, back: Taken, before: Basis) -> Basis:
         """The same with what it takes to make as many numbers smaller as are smaller than `before`, there and back.
         What the codecs of before took still counts, which is too much where these replace them.
         """
-        phases = zip(self.phases, before.phases, strict=True)
+        pairs = zip(self.phases, before.phases, strict=True)
         return replace(
-            self, phases=tuple(replace(p, works=_add_codec_time(p, old.hops, there, back)) for p, old in phases)
+            self, phases=tuple(replace(p, works=_add_codec_time(p, old.hops, there, back)) for p, old in pairs)
         )
 
     def over(self, change: Callable[[Line], Line]) -> Basis:
         """The same over other lines."""
-        changed = self._phases(lambda phase: replace(phase, hops={p: _over(h, change) for p, h in phase.hops.items()}))
+
+        def changed(hop: Hop) -> Hop:
+            there, back = (None if line is None else change(line) for line in (hop.there, hop.back))
+            return replace(hop, there=there, back=back)
+
         rounds = tuple(tuple(replace(one, line=change(one.line)) for one in together) for together in self.exchange)
-        return replace(changed, exchange=rounds)
+        found = self._phases(lambda phase: replace(phase, hops={pair: changed(h) for pair, h in phase.hops.items()}))
+        return replace(found, exchange=rounds)
 
     def balanced(self) -> Basis:
         """The same computing, in equal parts; each stage keeps its own proportion of forward to backward."""
@@ -144,14 +152,13 @@ def wide(line: Line) -> Line:
     return Line(line.name, delay=line.delay)
 
 
-def _narrow(phase: PhaseBasis, widths: tuple[float, float]) -> Hops:
-    none = (Numbers(), Numbers())
-    return {pair: _less(hop, *phase.numbers.get(pair, none), widths) for pair, hop in phase.hops.items()}
-
-
-def _less(hop: Hop, there: Numbers, back: Numbers, widths: tuple[float, float]) -> Hop:
-    backward = None if hop.backward is None else hop.backward - back.saves(widths[1])
-    return replace(hop, forward=hop.forward - there.saves(widths[0]), backward=backward)
+def _narrow_hops(phase: PhaseBasis, width: float, back_width: float) -> Hops:
+    found = {}
+    for pair, hop in phase.hops.items():
+        there, back = phase.numbers.get(pair, (Numbers(), Numbers()))
+        backward = None if hop.backward is None else hop.backward - back.saves(back_width)
+        found[pair] = replace(hop, forward=hop.forward - there.saves(width), backward=backward)
+    return found
 
 
 def _add_codec_time(phase: PhaseBasis, old: Hops, there: Taken, back: Taken) -> tuple[Work, ...]:
@@ -169,38 +176,21 @@ def _add_codec_time(phase: PhaseBasis, old: Hops, there: Taken, back: Taken) -> 
     return tuple(works)
 
 
-def _over(hop: Hop, change: Callable[[Line], Line]) -> Hop:
-    there = None if hop.there is None else change(hop.there)
-    return replace(hop, there=there, back=None if hop.back is None else change(hop.back))
-
-
 def _balance_works(works: tuple[Work, ...]) -> tuple[Work, ...]:
     own = [work.seconds - work.codecs for work in works]
     busy = [seconds for seconds in own if seconds]
     mean = sum(busy) / len(busy) if busy else 0.0
-    return tuple(_times(work, mean / each) if each else work for work, each in zip(works, own, strict=True))
-
-
-def _times(work: Work, factor: float) -> Work:
-    """Computing that takes so many times as long; what crosses stays, and with it what codecs take."""
-    backward = None if work.backward is None else work.backward * factor
-    return replace(work, forward=work.forward * factor, backward=backward, overhead=work.overhead * factor)
+    return tuple(work.times(mean / each) if each else work for work, each in zip(works, own, strict=True))
 
 
 def _divide_phase(phase: PhaseBasis, parts: int) -> PhaseBasis:
-    smaller = (_times(work, 1 / parts) for work in phase.works)
-    works = tuple(replace(w, coding=w.coding / parts, coding_back=w.coding_back / parts) for w in smaller)
-    hops = {pair: _smaller(hop, parts) for pair, hop in phase.hops.items()}
-    numbers = {pair: (_part(there, parts), _part(back, parts)) for pair, (there, back) in phase.numbers.items()}
+    works = tuple(work.times(1 / parts, 1 / parts) for work in phase.works)
+    hops = {
+        pair: replace(hop, forward=hop.forward / parts, backward=None if hop.backward is None else hop.backward / parts)
+        for pair, hop in phase.hops.items()
+    }
+    numbers = {pair: (there.divided(parts), back.divided(parts)) for pair, (there, back) in phase.numbers.items()}
     return PhaseBasis(works, phase.fused, hops, numbers)
-
-
-def _smaller(hop: Hop, parts: int) -> Hop:
-    return replace(hop, forward=hop.forward / parts, backward=None if hop.backward is None else hop.backward / parts)
-
-
-def _part(numbers: Numbers, parts: int) -> Numbers:
-    return Numbers(numbers.bytes / parts, numbers.count / parts)
 
 
 @dataclass(frozen=True)
@@ -253,7 +243,7 @@ def predict(basis: Basis) -> Prediction:
     names = dict.fromkeys([*basis.bytes, *held])
     return Prediction(
         seconds=_whole(basis, timelines),
-        stages={name: _stage(timelines, number, _codecs(basis, number)) for number, name in enumerate(basis.stages)},
+        stages={name: _stage(basis, timelines, number) for number, name in enumerate(basis.stages)},
         links={name: LinkPrediction(basis.bytes.get(name, 0), held[name], name in basis.at_most) for name in names},
     )
 
@@ -269,33 +259,18 @@ def _whole(basis: Basis, timelines: Iterable[Timeline]) -> float:
 
 def _timelines(basis: Basis) -> Iterator[Timeline]:
     for phase in basis.phases:
-        yield _timeline(basis, phase)
+        found = pace(phase.works, phase.hops)
+        yield simulate(
+            phase.works, phase.hops, basis.micro_batches, name=basis.schedule, in_flight=basis.in_flight,
+            fused=phase.fused, pace=found if basis.paced else found.cautious,
+        )  # fmt: skip
 
 
-def _timeline(basis: Basis, phase: PhaseBasis) -> Timeline:
-    count, many = len(phase.works), basis.micro_batches
-    found = pace(phase.works, phase.hops)
-    chosen = limits(
-        basis.schedule, count, many, pace=found if basis.paced else found.cautious, in_flight=basis.in_flight,
-        replicas=[work.replicas for work in phase.works], orders=[work.order for work in phase.works],
-    )  # fmt: skip
-    lists = [
-        tuple(instructions(stage, count, many, chosen[stage], backward=work.has_backward, fused=fused))
-        for stage, (work, fused) in enumerate(zip(phase.works, phase.fused, strict=True))
-    ]
-    return run_lists(lists, phase.works, phase.hops)
-
-
-def _codecs(basis: Basis, number: int) -> float:
-    """Seconds a step that a stage encodes and decodes."""
+def _stage(basis: Basis, timelines: Sequence[Timeline], number: int) -> StagePrediction:
+    """Seconds of a stage in all phases; encoding and decoding are told apart."""
     works = (phase.works[number] for phase in basis.phases)
-    return sum(max(take_counts(work.order, work.replicas, basis.micro_batches)) * work.codecs for work in works)
-
-
-def _stage(timelines: list[Timeline], number: int, codecs: float) -> StagePrediction:
-    computes, waits = 0.0, 0.0
-    for timeline in timelines:
-        busy = timeline.busy(number)
-        computes += busy
-        waits += max((span.end for span in timeline.of(number)), default=0.0) - busy
-    return StagePrediction(max(computes - codecs, 0.0), max(waits, 0.0), codecs)
+    codecs = sum(max(take_counts(work.order, work.replicas, basis.micro_batches)) * work.codecs for work in works)
+    busy = [timeline.busy(number) for timeline in timelines]
+    ends = (max((span.end for span in timeline.of(number)), default=0.0) for timeline in timelines)
+    waits = sum(end - own for end, own in zip(ends, busy, strict=True))
+    return StagePrediction(max(sum(busy) - codecs, 0.0), max(waits, 0.0), codecs)

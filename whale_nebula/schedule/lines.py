@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from whale_nebula.schedule.schedules import Pace
@@ -65,6 +65,13 @@ class Work:
     def seconds(self) -> float:
         """All that one micro-batch costs."""
         return self.of("F") + self.of("B")
+
+    def times(self, factor: float, codecs: float = 1.0) -> Work:
+        """The same that computes so many times as long; what codecs take is so many times as long as `codecs` says."""
+        return replace(
+            self, forward=self.forward * factor, backward=None if self.backward is None else self.backward * factor,
+            overhead=self.overhead * factor, coding=self.coding * codecs, coding_back=self.coding_back * codecs,
+        )  # fmt: skip
 
     @property
     def codecs(self) -> float:

@@ -31,9 +31,9 @@ stage 1 |.........F0-B0====F1-B1====F2-B2====F3-B3====F4-B4====............|
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import ClassVar, Protocol
 
 from whale_nebula.errors import OptionError
@@ -42,56 +42,40 @@ from whale_nebula.ir.routing import Order, spacing
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
-    """Run the stage forward and keep what its backward will need.
+class Instruction:
+    """What a stage does with one micro-batch; `letters` say which of forward and backward it is.
 
-    >>> print(Forward(3), Forward(3, phase=1))
-    F3 1:F3
+    >>> print(Forward(3), Forward(3, phase=1), Fused(0))
+    F3 1:F3 FB0
     """
 
     micro_batch: int
     phase: int = 0
-    letters: ClassVar[str] = "F"
+    letters: ClassVar[str] = ""
 
     def __str__(self) -> str:
-        return _text(self)
+        return f"{f'{self.phase}:' if self.phase else ''}{self.letters}{self.micro_batch}"
 
 
-@dataclass(frozen=True, slots=True)
-class Backward:
+class Forward(Instruction):
+    """Run the stage forward and keep what its backward will need."""
+
+    __slots__ = ()
+    letters = "F"
+
+
+class Backward(Instruction):
     """Run the stage backward and free what its forward kept."""
 
-    micro_batch: int
-    phase: int = 0
-    letters: ClassVar[str] = "B"
-
-    def __str__(self) -> str:
-        return _text(self)
+    __slots__ = ()
+    letters = "B"
 
 
-@dataclass(frozen=True, slots=True)
-class Fused:
+class Fused(Instruction):
     """Run forward and backward in one function: nothing has to be kept in between."""
 
-    micro_batch: int
-    phase: int = 0
-    letters: ClassVar[str] = "FB"
-
-    def __str__(self) -> str:
-        return _text(self)
-
-
-Instruction = Forward | Backward | Fused
-
-_KINDS: dict[str, type[Forward] | type[Backward] | type[Fused]] = {
-    kind.letters: kind for kind in (Forward, Backward, Fused)
-}
-_WORD = re.compile(r"(?:(\d+):)?(F|B|FB)(\d+)")
-
-
-def _text(instruction: Instruction) -> str:
-    phase = f"{instruction.phase}:" if instruction.phase else ""
-    return f"{phase}{instruction.letters}{instruction.micro_batch}"
+    __slots__ = ()
+    letters = "FB"
 
 
 def to_text(instructions: Iterable[Instruction]) -> str:
@@ -101,27 +85,6 @@ def to_text(instructions: Iterable[Instruction]) -> str:
     'F0 F1 B0'
     """
     return " ".join(map(str, instructions))
-
-
-def from_text(text: str) -> tuple[Instruction, ...]:
-    """Read what `to_text` wrote.
-
-    >>> from_text("F0 1:FB2")
-    (Forward(micro_batch=0, phase=0), Fused(micro_batch=2, phase=1))
-    """
-    return tuple(_read(word) for word in text.split())
-
-
-def _read(word: str) -> Instruction:
-    match = _WORD.fullmatch(word)
-    if match is None:
-        raise OptionError(
-            f"{word!r} is not an instruction",
-            why="an instruction is F, B or FB and the number of a micro-batch, with the phase before it",
-            mend="write it like F0, B0, FB0 or 1:F0",
-        )
-    phase, letters, micro_batch = match.groups()
-    return _KINDS[letters](int(micro_batch), int(phase or 0))
 
 
 _ROUNDING = 1e-9  # (0.1 + 0.2)/0.1 is 3.0000000000000004 in floats: that must not cost a micro-batch
@@ -198,20 +161,17 @@ def eager_limit(stage: int, stages: int, micro_batches: int, pace: Pace | None =
     return min(1 + sum(map(pace.covers, pace.trips[stage:])), micro_batches)
 
 
-def descending(values: Iterable[int]) -> Iterator[int]:
+def descending(values: Iterable[int]) -> list[int]:
     """Let no stage have more in flight than a stage before it.
 
     It could not use more: what it waits for is still held back there. And a list that counts on more would
     wait for ever. With descending limits w no list can: order forwards by (m, stage) and backwards by (m + w
     − ½, −stage), and every instruction comes after all it needs, in its own list and in the others'.
 
-    >>> list(descending([3, 5, 2]))
+    >>> descending([3, 5, 2])
     [3, 3, 2]
     """
-    least: int | None = None
-    for value in values:
-        least = value if least is None else min(least, value)
-        yield least
+    return list(accumulate(values, min))
 
 
 def check_count(option: str, value: int) -> None:
@@ -227,9 +187,8 @@ def check_count(option: str, value: int) -> None:
 class Limit(Protocol):
     """Says how many micro-batches one stage may have in flight: all that a schedule is."""
 
-    def __call__(self, stage: int, stages: int, micro_batches: int, pace: Pace | None = None) -> int:
+    def __call__(self, stage: int, stages: int, micro_batches: int, pace: Pace | None = None, /) -> int:
         """Take what `eager_limit` takes, and say how many."""
-        ...
 
 
 SCHEDULES: dict[str, Limit] = {"gpipe": gpipe_limit, "1f1b": one_f_one_b_limit, "eager-1f1b": eager_limit}
@@ -248,7 +207,7 @@ def instructions(
     backward: bool = True,
     fused: bool | None = None,
     phase: int = 0,
-) -> Iterator[Instruction]:
+) -> Sequence[Instruction]:
     """The list of one stage for one phase, with so many micro-batches in flight.
 
     `fused`: forward and backward are one function, as they are in the last stage unless it is said.
@@ -260,18 +219,14 @@ def instructions(
     check_count("micro_batch", micro_batches)
     check_count("in_flight", in_flight)
     if not backward:
-        return (Forward(m, phase) for m in range(micro_batches))
+        return [Forward(m, phase) for m in range(micro_batches)]
     if stage == stages - 1 if fused is None else fused:
-        return (Fused(m, phase) for m in range(micro_batches))
-    return _alternate(micro_batches, min(in_flight, micro_batches), phase)
-
-
-def _alternate(micro_batches: int, limit: int, phase: int) -> Iterator[Instruction]:
+        return [Fused(m, phase) for m in range(micro_batches)]
+    found: list[Instruction] = []
+    limit = min(in_flight, micro_batches)
     for m in range(micro_batches + limit):
-        if m >= limit:
-            yield Backward(m - limit, phase)
-        if m < micro_batches:
-            yield Forward(m, phase)
+        found += [Backward(m - limit, phase)] * (m >= limit) + [Forward(m, phase)] * (m < micro_batches)
+    return found
 
 
 def limit_of(name: str) -> Limit:
@@ -315,10 +270,10 @@ def limits(
     """
     own = limit_of(name)
     check_count("micro_batch", micro_batches)
-    if in_flight is not None:
-        found = tuple(descending(_choose_limits(in_flight, stages, micro_batches)))
+    if in_flight is None:
+        found = descending(own(stage, stages, micro_batches, pace) for stage in range(stages))
     else:
-        found = tuple(descending(own(stage, stages, micro_batches, pace) for stage in range(stages)))
+        found = descending(_choose_limits(in_flight, stages, micro_batches))
     pairs = zip(orders or [()] * len(replicas), replicas, strict=True)
     wide = [spacing(*each, least=in_flight is not None) for each in pairs]
     most = [max(wide[stage:], default=1.0) for stage in range(stages)]

@@ -14,8 +14,9 @@ from functools import partial
 from itertools import count
 
 from whale_nebula.errors import OptionError
-from whale_nebula.schedule.lines import Hops, Line, Work, pace
-from whale_nebula.schedule.schedules import DEFAULT, Chosen, Instruction, instructions, limits
+from whale_nebula.schedule.lines import Hops, Line, Work
+from whale_nebula.schedule.lines import pace as pace_of
+from whale_nebula.schedule.schedules import DEFAULT, Chosen, Instruction, Pace, instructions, limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +94,14 @@ def simulate(
     name: str = DEFAULT,
     in_flight: Chosen | None = None,
     blocking: bool = False,
-    fused: bool = True,
+    fused: bool | Sequence[bool] = True,
+    pace: Pace | None = None,
 ) -> Timeline:
     """Time one phase of a step: `works` by stage, `hops` by (source, destination), both for one micro-batch.
 
     `blocking` lets a stage stand still until what it sent has arrived; with `fused=False` the last stage runs
-    its forward and its backward apart. Both are how systems without our runtime behave, for comparison.
+    its forward and its backward apart. Both are how systems without our runtime behave, for comparison. `fused` may
+    say it of each stage, and `pace` what limits go by, where that is not the pace of these works and hops.
 
     >>> from whale_nebula.schedule.lines import uniform
     >>> works = [Work(1.0, 2.0)] * 2
@@ -111,13 +114,13 @@ def simulate(
     """
     stages = len(works)
     chosen = limits(
-        name, stages, micro_batches, pace=pace(works, hops), in_flight=in_flight,
+        name, stages, micro_batches, pace=pace_of(works, hops) if pace is None else pace, in_flight=in_flight,
         replicas=[work.replicas for work in works], orders=[work.order for work in works],
     )  # fmt: skip
-    whole = None if fused else False
+    whole = [fused and stage == stages - 1 for stage in range(stages)] if isinstance(fused, bool) else fused
     lists = [
-        tuple(instructions(stage, stages, micro_batches, limit, backward=work.has_backward, fused=whole))
-        for stage, (work, limit) in enumerate(zip(works, chosen, strict=True))
+        instructions(stage, stages, micro_batches, limit, backward=work.has_backward, fused=one)
+        for stage, (work, limit, one) in enumerate(zip(works, chosen, whole, strict=True))
     ]
     return run_lists(lists, works, hops, blocking=blocking)
 
@@ -127,8 +130,7 @@ def run_lists(
 ) -> Timeline:
     """Time instruction lists as they are, whoever made them. Each replica of a stage runs its part of the stage's list.
 
-    >>> from whale_nebula.schedule.schedules import from_text
-    >>> run_lists([from_text("F0 F1 B0 B1")], [Work(1.0, 2.0)], {}).seconds
+    >>> run_lists([instructions(0, 2, 2, in_flight=2)], [Work(1.0, 2.0)], {}).seconds
     6.0
     """
     return _Run(lists, works, hops, blocking).finish()
@@ -177,29 +179,18 @@ class _Run:
         """Start the next instruction of a replica, if it is free and all inputs are there."""
         if self.holds[seat] or self.next[seat] == len(self.lists[seat]):
             return
-        instruction = self.lists[seat][self.next[seat]]
-        if not self.ready(self.seats[seat][0], instruction):
+        instruction, (stage, replica) = self.lists[seat][self.next[seat]], self.seats[seat]
+        needs = [(stage, what) for what in instruction.letters]
+        if any(self.arrived[*need, instruction.micro_batch] < self.needed[need] for need in needs):
             return
         self.next[seat] += 1
         self.holds[seat] += 1
-        self.at(self.compute(seat, instruction, now), partial(self.done, seat, instruction))
-
-    def ready(self, stage: int, instruction: Instruction) -> bool:
-        """Whether everything that an instruction reads has arrived."""
-        return all(
-            self.arrived[stage, what, instruction.micro_batch] == self.needed[stage, what]
-            for what in instruction.letters
-        )
-
-    def compute(self, seat: int, instruction: Instruction, now: float) -> float:
-        """Book the spans of an instruction and say when it ends."""
-        stage, replica = self.seats[seat]
         for what in instruction.letters:
             start, now = now, now + self.works[stage].of(what) * self.works[stage].slow(replica)
             self.spans.append(Span(stage, what, instruction.micro_batch, start, now, replica))
-        return now
+        self.at(now, partial(self.finish_instruction, seat, instruction))
 
-    def done(self, seat: int, instruction: Instruction, now: float) -> None:
+    def finish_instruction(self, seat: int, instruction: Instruction, now: float) -> None:
         """Send what an instruction made, and go on."""
         for what in instruction.letters:
             for message in self.sends[self.seats[seat][0], what]:
@@ -252,8 +243,7 @@ def _sends(works: Sequence[Work], hops: Hops) -> Mapping[tuple[int, str], list[_
 
 
 def _deadlock(stuck: Sequence[int], instructions: Sequence[Instruction]) -> OptionError:
-    pairs = zip(stuck, instructions, strict=True)
-    waits = ", ".join(f"stage {stage} at {instruction}" for stage, instruction in pairs)
+    waits = ", ".join(f"stage {stage} at {each}" for stage, each in zip(stuck, instructions, strict=True))
     return OptionError(
         f"the lists of instructions wait for each other: {waits}",
         why="a stage runs its list in order, and may not hold more micro-batches than the stage before it",

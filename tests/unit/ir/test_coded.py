@@ -52,8 +52,3 @@ def test_the_drawing_and_the_step_count_it_where_lines_take_time() -> None:
     assert ", with codecs; " in step_text(coded(slow)) and "codecs" not in step_text(slow)
     assert times(coded(free)).seconds == times(free).seconds and not assumptions_of(free).timed
     assert " with codecs, " in step_text(replace(coded(slow), exchange_seconds=0.1))
-
-
-def test_sides_are_added() -> None:
-    with pytest.raises(TypeError):
-        Coding() + 1.0  # type: ignore[operator]

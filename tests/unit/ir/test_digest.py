@@ -182,11 +182,6 @@ def test_messages_that_quote_names_are_left_out() -> None:
     assert (len(asserts), len(lookups)) == (1, 2)
 
 
-def test_a_program_and_itself_do_not_differ() -> None:
-    program = program_of(EXAMPLES["tied"])
-    assert first_difference(program, canonical_lines(program)) == ""
-
-
 def test_one_that_goes_on_where_the_other_ends() -> None:
     assert first_difference(["returns (%1)"], ["returns (%1)", "weights (%2)"]) == (
         "the loss weights ((%2)) is there only"

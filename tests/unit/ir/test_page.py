@@ -61,7 +61,9 @@ def test_it_is_well_formed_and_says_everything(name: str) -> None:
     for boundary in given.boundaries:
         assert boundary.name in page.words
     assert given.digest[:12] in page.words
-    assert all(text in page.words for text in ("Schedule", "Work and memory", "Once a step")[: 2 + bool(given.once)])
+    assert all(
+        text in page.words for text in ("Schedule", "Work of a step, and memory", "Once a step")[: 2 + bool(given.once)]
+    )
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -54,17 +54,11 @@ def base() -> nb.Plan:
 EXACTLY = [
     (
         {"places": {"a": "gpu", "b": nb.stage(cluster="tpu", name="npu")}},
-        "stage 'npu' is on cluster 'npu' here, on 'tpu' there",
+        "stage 'npu' is on cluster 'npu' here, on cluster 'tpu' there",
     ),
-    (
-        {"places": {"a": "gpu", "b": "tpu"}},
-        "stage number 1 is 'npu' on cluster 'npu' here, 'tpu' on cluster 'tpu' there",
-    ),
-    ({"places": {"a": "npu", "b": "gpu"}}, "the stages follow one another as gpu, npu here, as npu, gpu there"),
+    ({"places": {"a": "npu", "b": "gpu"}}, "the order of the stages is gpu, npu here, npu, gpu there"),
     ({"places": {"a|norm|b": "gpu"}}, "stage 'npu' exists here, and not there"),
     ({"micro_batch": 2}, "micro_batch is 1 here, 2 there"),
-    ({"schedule": "gpipe"}, "schedule is eager-1f1b here, gpipe there"),
-    ({"recompute": True}, "recompute is False here, True there"),
     ({"inputs": 5}, "input x is float32[?,4] batched here, float32[?,5] batched there"),
     ({"width": 7}, "boundary b0, from gpu to npu, is float32[?,6] here, float32[?,7] there"),
     ({"fp16": True}, "the codec of boundary b0, from gpu to npu, is none here, fp16 there"),
@@ -73,7 +67,6 @@ EXACTLY = [
 OPS = [
     ({"activation": "tanh"}, "Relu", "Tanh"),
     ({"epsilon": 0.25}, "0.0010000000474974513", "0.25"),
-    ({"loss": "mae"}, "Square", "Abs"),
 ]
 
 
@@ -106,13 +99,5 @@ def test_versions_threads_and_workers(base: nb.Plan) -> None:
     moved = replace(base, stages={name: replace(s, worker=f"{name}/1") for name, s in base.stages.items()})
     assert base.difference(apart) is None
     assert apart.difference(moved) == "the worker of stage 'gpu' is gpu/0 here, gpu/1 there"
-
-
-def test_lines_that_nobody_can_read_are_compared_as_they_are(base: nb.Plan) -> None:
-    strange = replace(base, lines=(*base.lines[:-1], "%9999 = ???"))
-    assert base.difference(strange) is not None
-
-
-def test_the_words_for_the_two_sides_can_be_chosen(base: nb.Plan) -> None:
-    found = plan_difference(base, plan(micro_batch=2), ("now", "in the pinned plan"))
-    assert found == "micro_batch is 1 now, 2 in the pinned plan"
+    found = plan_difference(base, replace(base, in_flight=None, lines=(base.lines[0], "%9 = ???")), ("now", "then"))
+    assert found is not None and found.endswith(" exists now, and not then")

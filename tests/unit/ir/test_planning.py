@@ -165,11 +165,6 @@ def test_another_file_is_no_plan(tmp_path: Path, text: str) -> None:
     assert caught.value.where == str(tmp_path / "plan.json")
 
 
-def test_a_file_that_is_not_there_is_no_plan(tmp_path: Path) -> None:
-    with pytest.raises(PlanError):
-        nb.Plan.load(tmp_path / "nothing.json")
-
-
 def test_a_plan_that_was_changed_in_its_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     inference().save(path)

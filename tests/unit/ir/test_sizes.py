@@ -65,7 +65,7 @@ def traced(function: Callable[..., Any], *specs: Any) -> Effort:
 def loops(effort: Effort) -> list[int]:
     ops = [op for op in effort.sizes.graph.ops if op.type in ("While", "StatelessWhile")]
     effort.flops(op.index for op in ops)
-    return [effort.turned[op.index] for op in ops]
+    return [effort.trips[op.index] for op in ops]
 
 
 def test_a_loop_of_autograph_is_counted() -> None:

@@ -116,10 +116,3 @@ def test_a_boundary_for_two_stages_of_a_cluster_crosses_once() -> None:
     found = times(replace(given, stages=stages, boundaries=(both,)))
     (phase,) = found.phases
     assert len([span for span in phase.timeline.of("a->b") if span.seconds]) == 4
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(12.0, "12 s"), (0.25, "250 ms"), (3.2e-5, "32 µs"), (0.0, "0 µs"), (1234.0, "1.23e+03 s")]
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text

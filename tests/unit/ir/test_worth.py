@@ -10,7 +10,7 @@ import pytest
 import whale_nebula as nb
 from whale_nebula.codec.sizes import CALL
 from whale_nebula.config.schema import parse_links
-from whale_nebula.plan.codec_advice import Direction, advice, slowest
+from whale_nebula.plan.codec_advice import Direction, judge_codecs, slowest
 from whale_nebula.plan.timing import duration, times
 from whale_nebula.spec import Spec
 
@@ -26,7 +26,8 @@ def directions(
 
 
 def told(codec: str, backward: str = "int8", **given: Any) -> list[str]:
-    return list(advice("b0, gpu to npu", directions(codec, backward, **given), "train.py:12", one_after_the_other))
+    found = judge_codecs(directions(codec, backward, **given), one_after_the_other)
+    return [] if found is None else [found.text(["b0, gpu to npu"], "train.py:12")]
 
 
 def one_after_the_other(ways: Sequence[Direction]) -> float:
@@ -109,7 +110,7 @@ def test_what_stays_in_a_cluster_costs_nothing() -> None:
     there, _ = directions("svd(0.9)")
     inside = replace(there, lines=[])
     assert inside.cost is None and inside.codec_seconds is None and inside.encode_seconds is None
-    assert not list(advice("b0", [inside], "", one_after_the_other))
+    assert judge_codecs([inside], one_after_the_other) is None
 
 
 def test_who_sends_encodes_once_and_every_reader_decodes() -> None:

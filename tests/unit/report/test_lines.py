@@ -108,13 +108,6 @@ def test_a_validation_between_two_steps_does_not_slow_the_training() -> None:
     assert found == 2.0
 
 
-def test_a_stage_that_is_not_timed_apart_has_no_seconds() -> None:
-    from whale_nebula.report.lines import step_line
-    from whale_nebula.report.records import StageReport
-
-    assert step_line(Report("fit", 1, 0.5, 1, {"gpu": StageReport()}, {}), None) == "step 1 of fit: 0.500 s"
-
-
 def test_a_line_tells_of_all_clusters() -> None:
     """The lead knows of the others what they told with their last sheet."""
     others = Elsewhere({"gpu": StageReport(0.1, 0.4, "gpu", 2)}, {"gpu->npu": LinkReport(100, 136, 100, 1)})

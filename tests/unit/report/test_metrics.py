@@ -6,10 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from tests.unit.report.making import full
-from whale_nebula.errors import ConfigError
 from whale_nebula.report.report import Report, read
 from whale_nebula.report.watchers import MetricsFile
 
@@ -43,9 +40,3 @@ def test_a_line_that_was_cut_short_stays_alone(tmp_path: Path) -> None:
     assert read(path) == ([Report.load(path)], 1)
     MetricsFile(path).close()
     assert path.read_text().count("\n") == 2  # nothing to end this time
-
-
-def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be written") as refused:
-        MetricsFile(tmp_path / "none" / "run.jsonl")
-    assert refused.value.why == "No such file or directory"

@@ -84,10 +84,6 @@ def test_headers_outweigh_tensors_only_where_they_do(link: LinkReport, said: str
     assert said in str(Report("fit", 1, 0.5, 1, {}, {"a->b": link}))
 
 
-def test_the_ratio_of_an_empty_link_is_nought() -> None:
-    assert LinkReport().ratio == 0.0
-
-
 def test_the_text_names_stages_and_links() -> None:
     text = str(publish(report(3, 1024)))
     assert text.splitlines()[0] == "step 3 of fit: 0.500 s, 2 micro-batches"

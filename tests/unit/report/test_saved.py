@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.report.making import basis, full, measured
+from tests.unit.report.making import full
 from whale_nebula.errors import StateError
 from whale_nebula.report.records import RunTotals, Scalars
 from whale_nebula.report.report import Report, read
@@ -29,13 +29,6 @@ def test_reports_that_know_no_boundaries_are_still_read(tmp_path: Path) -> None:
     del document["boundaries"]
     (tmp_path / "step.json").write_text(json.dumps(document))
     assert Report.load(tmp_path / "step.json").boundaries == {}
-
-
-def test_lines_that_are_as_fast_as_memory_come_back(tmp_path: Path) -> None:
-    report = measured(basis(delay=0.5))
-    report.save(tmp_path / "step.json")
-    assert Report.load(tmp_path / "step.json").basis == report.basis
-    assert "Infinity" not in (tmp_path / "step.json").read_text()
 
 
 def test_what_was_predicted_then_is_not_simulated_anew(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.report.making import THERE, basis, full, measured
 from whale_nebula.report.records import LinkReport, RunTotals, Scalars
 from whale_nebula.report.report import Report
-from whale_nebula.report.saved import last_run, programs, runs, summary_document, summary_text
+from whale_nebula.report.summary import last_run, programs, runs, summary_document, summary_text
 
 
 def run(steps: int, worker: str = "local/0", program: str = "fit") -> list[Report]:
@@ -87,7 +87,7 @@ def test_the_bottleneck_is_that_of_a_usual_step() -> None:
     reports = run(6)
     reports[-1] = replace(reports[-1], step_seconds=5.0)
     assert "something else takes time" in reports[-1].bottleneck
-    assert programs(reports)[0].typical().bottleneck == reports[-2].bottleneck
+    assert programs(reports)[0].typical.bottleneck == reports[-2].bottleneck
 
 
 def test_the_document_says_the_same() -> None:

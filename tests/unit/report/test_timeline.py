@@ -25,7 +25,3 @@ def test_it_is_the_tuple_of_spans() -> None:
     assert report.timeline() == SPANS
     assert isinstance(report.timeline(), tuple)
     assert len(repr(report.timeline()).splitlines()) == 4
-
-
-def test_a_step_that_was_not_timed_says_so() -> None:
-    assert str(Timeline()) == "nothing was timed: over free links a step is one local function"

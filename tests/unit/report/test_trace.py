@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.report.making import THERE, full
-from whale_nebula.report.records import ONCE, StageReport
-from whale_nebula.report.report import Report
+from whale_nebula.report.records import ONCE
 
 
 def lanes(trace: dict[str, Any]) -> dict[tuple[int, int], tuple[str, str]]:
@@ -66,11 +65,6 @@ def test_every_span_is_an_event_in_its_lane() -> None:
     assert message["args"] == {"micro_batch": 0, "phase": 0, "bytes": 1000}
     assert found[ONCE, "update"]["args"] == {"phase": 1}
     assert found[ONCE, "step 3 of fit"]["dur"] == round(1e6 * report.step_seconds, 3)
-
-
-def test_a_step_that_is_one_function_is_one_event() -> None:
-    trace = Report("fit", 1, 0.5, 1, {"gpu": StageReport()}, {}).to_chrome_trace()
-    assert [event["name"] for event in spans(trace)] == ["step 1 of fit"]
 
 
 def test_lanes_have_numbers_of_their_own() -> None:

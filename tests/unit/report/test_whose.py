@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.unit.report.making import basis, measured
 from whale_nebula.report.records import Elsewhere, StageReport, busiest
 from whale_nebula.report.report import Report
-from whale_nebula.report.saved import summary_text
+from whale_nebula.report.summary import summary_text
 from whale_nebula.report.text import of_link, of_stage
 
 

@@ -7,18 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.errors import OptionError
-from whale_nebula.schedule import DEFAULT, SCHEDULES, Pace, limit_of, limits, pace, uniform
+from whale_nebula.schedule import SCHEDULES, Pace, limit_of, limits, pace, uniform
 from whale_nebula.schedule.lines import Work
 from whale_nebula.schedule.schedules import descending
 
 
 def alike(stages: int, compute: float, seconds: float, delay: float = 0.0) -> Pace:
     return Pace(compute, (2 * (seconds + delay),) * (stages - 1), seconds)
-
-
-def test_the_names() -> None:
-    assert list(SCHEDULES) == ["gpipe", "1f1b", "eager-1f1b"]
-    assert DEFAULT in SCHEDULES
 
 
 @pytest.mark.parametrize(("wrong", "meant"), [("1F1B", "1f1b"), ("g-pipe", "gpipe"), ("eager_1f1b", "eager-1f1b")])
@@ -32,15 +27,6 @@ def test_a_name_like_none_of_them_lists_all() -> None:
     with pytest.raises(OptionError) as caught:
         limits("zero", 2, 4)
     assert all(name in caught.value.mend for name in SCHEDULES)
-
-
-def test_gpipe_holds_the_batch() -> None:
-    assert limits("gpipe", 3, 7, pace=alike(3, 3.0, 1.0)) == (7, 7, 7)
-
-
-def test_one_f_one_b_holds_what_is_ahead_of_it() -> None:
-    assert limits("1f1b", 4, 16, pace=alike(4, 3.0, 9.0)) == (4, 3, 2, 1)
-    assert limits("1f1b", 4, 2) == (2, 2, 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +52,6 @@ def test_eager_is_the_formula_where_the_line_is_faster(stages: int, compute: flo
         stages - s + (stages - 1 - s) * math.ceil(2 * (seconds + delay) / compute - 1e-9) for s in range(stages)
     ]
     assert list(limits("eager-1f1b", stages, 10_000, pace=alike(stages, compute, seconds, delay))) == expected
-
-
-def test_eager_before_anything_is_measured() -> None:
-    assert limits("eager-1f1b", 4, 16) == (7, 5, 3, 1)
-    assert limits("eager-1f1b", 4, 4) == (4, 4, 3, 1)
 
 
 def test_eager_is_not_fooled_by_rounding() -> None:

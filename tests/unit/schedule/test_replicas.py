@@ -10,25 +10,6 @@ from whale_nebula.ir.routing import Routing, Seat, by_speed, enough
 from whale_nebula.schedule import SCHEDULES, Work, draw, limits, simulate, uniform
 
 
-@given(
-    replicas=st.lists(st.integers(1, 5), min_size=1, max_size=4),
-    micro_batches=st.integers(1, 12),
-    name=st.sampled_from(sorted(SCHEDULES)),
-    seconds=st.sampled_from([0.0, 0.5, 4.0]),
-    in_flight=st.sampled_from([None, 1, 3]),
-)
-def test_every_schedule_comes_to_its_end(
-    replicas: list[int], micro_batches: int, name: str, seconds: float, in_flight: int | None
-) -> None:
-    works = [Work(1.0, 2.0, replicas=count) for count in replicas]
-    hops = uniform(len(works), seconds=seconds)
-    found = simulate(works, hops, micro_batches, name=name, in_flight=in_flight)
-    for stage, count in enumerate(replicas):
-        done = sorted((span.micro_batch, span.what) for span in found.of(stage))
-        assert done == sorted((m, what) for m in range(micro_batches) for what in "FB")
-        assert all(span.replica == span.micro_batch % count for span in found.of(stage))
-
-
 def test_one_feeds_eight_as_fast_as_it_can() -> None:
     """Where a discriminator takes eight times as long as the generator, eight of them keep it busy."""
     alone = simulate([Work(1.0, 1.0), Work(8.0, 8.0)], uniform(2), 64)

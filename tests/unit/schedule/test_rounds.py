@@ -31,12 +31,6 @@ def test_what_was_sent_is_taken_before_it_is_sent_again(table: Timetable) -> Non
             on_way.remove(fragment)
 
 
-@given(tables())
-def test_nothing_is_taken_that_was_not_sent(table: Timetable) -> None:
-    for step in range(1, table.delay + 1):
-        assert table.takes(step) == () or step > table.delay
-
-
 @given(st.integers(0, 100_000), st.integers(1, 12))
 def test_the_ranges_are_all_numbers_once(total: int, fragments: int) -> None:
     found = ranges(total, fragments)

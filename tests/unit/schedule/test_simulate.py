@@ -14,7 +14,6 @@ from whale_nebula.schedule import (
     Line,
     Timeline,
     Work,
-    from_text,
     hop_of_seconds,
     instructions,
     run_lists,
@@ -59,18 +58,6 @@ def test_a_line_is_full_duplex() -> None:
     assert any(a.start < b.end and b.start < a.end for a in there for b in back)
 
 
-def test_a_line_carries_one_message_at_a_time() -> None:
-    timeline = simulate([EVEN] * 3, uniform(3, seconds=4.0), 6)
-    for line in timeline.lines:
-        held = timeline.of(line)
-        assert all(a.end <= b.start for a, b in pairwise(held))
-
-
-def test_delay_holds_no_line() -> None:
-    timeline = simulate([Work(0.0), Work(0.0)], uniform(2, seconds=1.0, delay=100.0), 5)
-    assert timeline.seconds == 105.0
-
-
 def test_hops_that_share_a_line_take_turns() -> None:
     shared: Hops = {
         (0, 1): hop_of_seconds("a->b", "b->a", seconds=2.0),
@@ -97,12 +84,6 @@ def test_a_way_back_may_share_the_line_of_another_way_there() -> None:
     assert timeline.busy("b->a") == 24.0
 
 
-def test_stages_in_one_cluster_hand_over_at_once() -> None:
-    timeline = simulate([EVEN] * 2, {(0, 1): Hop(forward=1e9, backward=1e9)}, 4)
-    assert timeline.seconds == (4 + 1) * 3.0
-    assert timeline.lines == ()
-
-
 def test_bytes_and_rates_of_each_direction() -> None:
     hop = Hop(Line("a->b", 100.0, 1.0), Line("b->a", 50.0, 2.0), forward=400.0, backward=50.0)
     timeline = simulate([EVEN, EVEN], {(0, 1): hop}, 1)
@@ -114,10 +95,6 @@ def test_a_skip_connection_is_waited_for() -> None:
     skip: Hops = {**uniform(3), (0, 2): hop_of_seconds("0->2", "2->0", seconds=0.5, delay=10.0)}
     assert simulate(works, uniform(3), 1).seconds == 9.0
     assert simulate(works, skip, 1).seconds == 1.0 + 10.5 + 3.0 + 10.5 + 2.0
-
-
-def test_overhead_is_paid_once_a_micro_batch() -> None:
-    assert simulate([Work(1.0, 2.0, overhead=0.5)], {}, 8).seconds == 28.0
 
 
 def test_inference_has_forwards_only() -> None:
@@ -153,7 +130,7 @@ def test_blocking_lets_the_sender_stand_still() -> None:
 
 
 def test_lists_that_wait_for_each_other_are_named() -> None:
-    lists = [from_text("F0 B0 F1 B1"), from_text("F0 F1 B0 B1"), from_text("FB0 FB1")]
+    lists = [instructions(stage, 3, 2, limit) for stage, limit in enumerate((1, 2, 1))]
     with pytest.raises(OptionError, match="stage 0 at B0, stage 1 at F1, stage 2 at FB1"):
         run_lists(lists, [EVEN] * 3, uniform(3))
 
@@ -162,7 +139,7 @@ def test_limits_that_rise_wait_for_ever_and_so_are_never_given() -> None:
     """What `descending` is for: the same limits as lists of their own, and through `simulate`."""
     rising = [instructions(stage, 3, 4, limit) for stage, limit in enumerate((1, 2, 1))]
     with pytest.raises(OptionError, match="wait for each other"):
-        run_lists([tuple(made) for made in rising], [EVEN] * 3, uniform(3))
+        run_lists(rising, [EVEN] * 3, uniform(3))
     assert simulate([EVEN] * 3, uniform(3), 4, in_flight=[1, 2, 1]).seconds == 4 * 9.0
 
 

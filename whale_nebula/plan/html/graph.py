@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from whale_nebula.codec.way import has_open_size
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from whale_nebula.plan.plan import Plan
 
 COLORS = 8
+_GRAPH, _AFTER = "/* the graph */", "/* what opens beside it */"
+_FONT = '& { font-family: Inter, "Segoe UI", system-ui, sans-serif; background: var(--sheet); display: block }'
 _MARGIN = 24
 _LETTER = 6.7
 """The width of a letter of the small size, about."""
@@ -27,6 +30,16 @@ _LETTER = 6.7
 def graph(plan: Plan, *, style: str | None = None) -> Markup:
     """The whole drawing; with a style of its own it stands alone, outside the page."""
     return _Graph(plan, layout(plan)).svg(style)
+
+
+def plan_svg(plan: Plan) -> str:
+    """The graph as a picture of its own, with what it takes of the page's style, and no rule that other elements could
+    take for theirs: a notebook may have its own `.card`.
+    """
+    whole = files(__package__).joinpath("plan.css").read_text("utf-8")
+    colours = whole.split("\n\n", 1)[0].replace(":root", "&").replace("light dark;", "light;")
+    rules = whole.partition(_GRAPH)[2].partition(_AFTER)[0].replace("#graph ", "& ")
+    return graph(plan, style=f"#graph {{\n{colours}\n{_FONT}\n{rules}}}\n") + "\n"
 
 
 def color(plan: Plan, cluster: str) -> int:
@@ -76,16 +89,19 @@ class _Graph:
 
     # ------------------------------------------------------------------ stages
     def _stage(self, node: Node) -> Markup:
-        stage = self.stages[node.number]
+        stage, facts, crossing = self.stages[node.number], [], {boundary.name for boundary in self.plan.boundaries}
+        for place, (label, value) in enumerate(_facts(stage)):
+            y = node.y + 56 + 20 * place
+            facts += [_words(node.x + 26, y, label, "label"), _words(node.x + WIDTH - 16, y, value, "value end")]
         return element(
             "g",
-            self._pills(node, [leaf for leaf in stage.inputs if leaf not in self._crossing], above=True),
-            self._pills(node, [each for each in stage.outputs if each not in self._crossing], above=False),
+            self._pills(node, [leaf for leaf in stage.inputs if leaf not in crossing], above=True),
+            self._pills(node, [each for each in stage.outputs if each not in crossing], above=False),
             element("rect", class_="card", x=node.x, y=node.y, width=WIDTH, height=HEIGHT, rx=12),
             element("rect", class_="edge", x=node.x + 10, y=node.y + 16, width=4, height=HEIGHT - 32, rx=2),
             _words(node.x + 26, node.y + 31, _short(stage.name, 17), "name"),
             _words(node.x + WIDTH - 16, node.y + 30, f"stage {node.number}", "small end"),
-            [self._line(node, place, *line) for place, line in enumerate(_facts(stage))],
+            facts,
             self._load(node, stage),
             class_=f"stage c{color(self.plan, stage.cluster)}",
             data_stage=node.number,
@@ -94,23 +110,13 @@ class _Graph:
             aria_label=_stage_title(node.number, stage),
         )
 
-    @cached_property
-    def _crossing(self) -> set[str]:
-        return {boundary.name for boundary in self.plan.boundaries}
-
-    def _line(self, node: Node, place: int, label: str, value: str) -> Markup:
-        y = node.y + 56 + 20 * place
-        return join_markup(_words(node.x + 26, y, label, "label"), _words(node.x + WIDTH - 16, y, value, "value end"))
-
     def _load(self, node: Node, stage: PlanStage) -> Markup:
         """How much a stage computes beside the one that computes most."""
         most = max(each.flops for each in self.stages)
-        x, y, width = node.x + 26, node.y + HEIGHT - 15, WIDTH - 42
-        share = stage.flops / most if most else 0.0
-        return join_markup(
-            element("rect", class_="track", x=x, y=y, width=width, height=4, rx=2),
-            element("rect", class_="load", x=x, y=y, width=round(width * share, 1), height=4, rx=2) if share else None,
-        )
+        place = {"x": node.x + 26, "y": node.y + HEIGHT - 15, "height": 4, "rx": 2}
+        width = round((WIDTH - 42) * stage.flops / most, 1) if most else 0.0
+        load = element("rect", class_="load", width=width, **place) if width else None
+        return join_markup(element("rect", class_="track", width=WIDTH - 42, **place), load)
 
     def _pills(self, node: Node, names: list[str], *, above: bool) -> Markup:
         """What a stage reads of the batch stands above it, what it gives below."""
@@ -130,7 +136,8 @@ class _Graph:
     # ------------------------------------------------------------------ arrows
     def _arrow(self, number: int, arrow: Arrow) -> Markup:
         crosses = self.stages[arrow.source].cluster != self.stages[arrow.destination].cluster
-        there, back, middle = self._paths(arrow)
+        a, b = self.drawing.nodes[arrow.source], self.drawing.nodes[arrow.destination]
+        there, back, middle = _direct(a, b) if arrow.channel is None else _passing(a, b, arrow.channel)
         returns = any(boundary.backward for boundary in arrow.boundaries)
         return element(
             "g",
@@ -146,13 +153,6 @@ class _Graph:
             role="button",
             aria_label=self._arrow_text(arrow),
         )
-
-    def _paths(self, arrow: Arrow) -> tuple[str, str, tuple[float, float]]:
-        """The way there, the way back, and the point for the label."""
-        a, b = self.drawing.nodes[arrow.source], self.drawing.nodes[arrow.destination]
-        if arrow.channel is not None:
-            return _passing(a, b, arrow.channel)
-        return _direct(a, b)
 
     def _label(self, arrow: Arrow, middle: tuple[float, float], crosses: bool) -> Markup:
         lines = _amounts(arrow, len(self.plan.rows), crosses)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -93,55 +93,67 @@ def layout(plan: Plan) -> Drawing:
 
 @dataclass
 class _Layout:
+    """Lanes are what arrows pass above: each cluster has one, or all together where they stand side by side."""
+
     plan: Plan
-    channels: Counter[str] = field(default_factory=Counter)
 
     @cached_property
-    def names(self) -> list[str]:
-        return list(self.plan.stages)
+    def cluster_of(self) -> list[str]:
+        """The cluster of each stage, by its number."""
+        return [stage.cluster for stage in self.plan.stages.values()]
 
     @cached_property
     def clusters(self) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
-        for number, stage in enumerate(self.plan.stages.values()):
-            found.setdefault(stage.cluster, []).append(number)
+        for number, cluster in enumerate(self.cluster_of):
+            found.setdefault(cluster, []).append(number)
         return found
 
     @cached_property
     def pairs(self) -> dict[tuple[int, int], list[PlanBoundary]]:
         """Boundaries by the two stages that they join."""
-        found: dict[tuple[int, int], list[PlanBoundary]] = {}
+        names, found = list(self.plan.stages), dict[tuple[int, int], list[PlanBoundary]]()
         for boundary in self.plan.boundaries:
             for name in boundary.destinations:
-                pair = self.names.index(boundary.source), self.names.index(name)
-                found.setdefault(pair, []).append(boundary)
+                found.setdefault((names.index(boundary.source), names.index(name)), []).append(boundary)
         return found
 
     @cached_property
     def tied(self) -> dict[tuple[int, ...], list[str]]:
         """Tied variables by the stages that hold them."""
-        found: dict[tuple[int, ...], list[str]] = {}
+        names, found = list(self.plan.stages), dict[tuple[int, ...], list[str]]()
         for each in self.plan.tied:
-            found.setdefault(tuple(self.names.index(name) for name in each.stages), []).append(each.path)
+            found.setdefault(tuple(map(names.index, each.stages)), []).append(each.path)
         return found
 
     @cached_property
     def columns(self) -> list[int]:
         """The column of each stage: one more than the last of those that it reads from."""
-        found = [0] * len(self.names)
+        found = [0] * len(self.cluster_of)
         for source, destination in sorted(self.pairs, key=lambda pair: pair[1]):
             found[destination] = max(found[destination], found[source] + 1)
         return found
 
     @cached_property
-    def side_by_side(self) -> bool:
-        """Whether no two clusters share a column."""
-        spans = sorted((min(at), max(at)) for at in self._columns_of.values())
-        return all(before[1] < after[0] for before, after in pairwise(spans))
+    def columns_of(self) -> dict[str, list[int]]:
+        return {name: [self.columns[number] for number in numbers] for name, numbers in self.clusters.items()}
 
     @cached_property
-    def _columns_of(self) -> dict[str, list[int]]:
-        return {name: [self.columns[number] for number in numbers] for name, numbers in self.clusters.items()}
+    def side_by_side(self) -> bool:
+        """Whether no two clusters share a column."""
+        spans = sorted((min(at), max(at)) for at in self.columns_of.values())
+        return all(before[1] < after[0] for before, after in pairwise(spans))
+
+    def lane(self, cluster: str) -> str:
+        return "" if self.side_by_side else cluster
+
+    @cached_property
+    def channels(self) -> Counter[str]:
+        """How many arrows pass by others in each lane."""
+        return Counter(self.lane(self.cluster_of[pair[1]]) for pair in self.pairs if self.span(pair) > 1)
+
+    def span(self, pair: tuple[int, int]) -> int:
+        return self.columns[pair[1]] - self.columns[pair[0]]
 
     @cached_property
     def tops(self) -> dict[str, float]:
@@ -149,85 +161,59 @@ class _Layout:
         found, top = {}, 0.0
         for cluster in self.clusters:
             found[cluster] = top
-            top += 0.0 if self.side_by_side else self._height(cluster) + _APART
+            top += 0.0 if self.side_by_side else self.height(cluster) + _APART
         return found
 
     def drawing(self) -> Drawing:
-        """Everything with its place."""
-        passing = [pair for pair in self.pairs if self.columns[pair[1]] - self.columns[pair[0]] > 1]
-        for _, destination in passing:
-            self.channels[self._lane(destination)] += 1
-        nodes = tuple(self._node(number) for number in range(len(self.names)))
-        boxes = tuple(self._box(cluster, nodes) for cluster in self.clusters)
+        """Everything with its place; short arrows first: long ones pass above them."""
+        nodes = tuple(map(self.node, range(len(self.cluster_of))))
+        boxes = tuple(self.box(cluster, nodes) for cluster in self.clusters)
         used: Counter[str] = Counter()
-        arrows = tuple(self._arrow(pair, pair in passing, used) for pair in sorted(self.pairs, key=self._span))
-        ties = tuple(self._tie(stages, nodes) for stages in self.tied)
+        arrows = []
+        for pair in sorted(self.pairs, key=lambda pair: (self.span(pair), pair)):
+            channel, cluster = None, self.cluster_of[pair[1]]
+            if self.span(pair) > 1:
+                used[self.lane(cluster)] += 1
+                channel = self.first_row(cluster) - 46 - _CHANNEL * (used[self.lane(cluster)] - 0.5)
+            arrows.append(Arrow(*pair, tuple(self.pairs[pair]), channel))
+        ties = tuple(self.tie(stages, nodes) for stages in self.tied)
         width, height = max(box.x + box.width for box in boxes), max(box.y + box.height for box in boxes)
-        return Drawing(nodes, boxes, arrows, ties, width, height)
+        return Drawing(nodes, boxes, tuple(arrows), ties, width, height)
 
-    def _tie(self, stages: tuple[int, ...], nodes: Sequence[Node]) -> Tie:
+    def tie(self, stages: tuple[int, ...], nodes: Sequence[Node]) -> Tie:
         """Below the stages of the first one's lane."""
-        lane = self._lane(stages[0])
-        cluster = self.plan.stages[self.names[stages[0]]].cluster
-        own = [node for node in nodes if lane == "" or self.plan.stages[self.names[node.number]].cluster == cluster]
-        same = [other for other in self.tied if self._lane(other[0]) == lane]
-        bottom = max(node.y for node in own) + HEIGHT
-        return Tie(stages, tuple(self.tied[stages]), bottom + _BOTTOM + _TIE * (same.index(stages) + 0.5))
+        lane = self.lane(self.cluster_of[stages[0]])
+        bottom = max(node.y for node in nodes if self.lane(self.cluster_of[node.number]) == lane) + HEIGHT
+        return Tie(stages, tuple(self.tied[stages]), bottom + _BOTTOM + _TIE * (self.ties_in(lane).index(stages) + 0.5))
 
-    def _span(self, pair: tuple[int, int]) -> tuple[int, tuple[int, int]]:
-        """Short arrows first: long ones pass above them."""
-        return self.columns[pair[1]] - self.columns[pair[0]], pair
+    def ties_in(self, lane: str) -> list[tuple[int, ...]]:
+        return [stages for stages in self.tied if self.lane(self.cluster_of[stages[0]]) == lane]
 
-    def _lane(self, number: int) -> str:
-        """What an arrow to a stage passes above: its cluster's lane, or all clusters where they are side by side."""
-        stage = self.plan.stages[self.names[number]]
-        return "" if self.side_by_side else stage.cluster
+    def first_row(self, cluster: str) -> float:
+        """Where the stages of a cluster begin: above them is room for its name and for arrows that pass by."""
+        count = self.channels[self.lane(cluster)]
+        return self.tops[cluster] + _TOP + _CHANNEL * count + _SPARE * bool(count)
 
-    def _room(self, cluster: str) -> float:
-        """Room above the stages of a cluster for arrows that pass by."""
-        count = self.channels["" if self.side_by_side else cluster]
-        return _CHANNEL * count + _SPARE * bool(count)
+    def height(self, cluster: str) -> float:
+        count, most = self.channels[self.lane(cluster)], max(Counter(self.columns_of[cluster]).values())
+        above, below = _TOP + _CHANNEL * count + _SPARE * bool(count), _TIE * len(self.ties_in(self.lane(cluster)))
+        return above + most * HEIGHT + (most - 1) * _BETWEEN + _BOTTOM + below
 
-    def _below(self, cluster: str) -> float:
-        """Room below the stages of a cluster for ties."""
-        lane = "" if self.side_by_side else cluster
-        return _TIE * sum(self._lane(stages[0]) == lane for stages in self.tied)
-
-    def _height(self, cluster: str) -> float:
-        most = max(Counter(self._columns_of[cluster]).values())
-        return _TOP + self._room(cluster) + most * HEIGHT + (most - 1) * _BETWEEN + _BOTTOM + self._below(cluster)
-
-    def _x(self, column: int) -> float:
-        """Side by side, each cluster's box takes room of its own."""
+    def node(self, number: int) -> Node:
+        cluster, column = self.cluster_of[number], self.columns[number]
         x = _SIDE + column * (WIDTH + _ACROSS)
-        if self.side_by_side:
-            starts = sorted(min(at) for at in self._columns_of.values())
+        if self.side_by_side:  # each cluster's box takes room of its own
+            starts = sorted(min(at) for at in self.columns_of.values())
             x += sum(_SIDE for start in starts[1:] if start <= column)
-        return x
-
-    def _node(self, number: int) -> Node:
-        cluster = self.plan.stages[self.names[number]].cluster
-        column = self.columns[number]
         above = [n for n in self.clusters[cluster] if n < number and self.columns[n] == column]
-        y = self.tops[cluster] + _TOP + self._room(cluster) + len(above) * (HEIGHT + _BETWEEN)
-        return Node(number, self._x(column), y)
+        return Node(number, x, self.first_row(cluster) + len(above) * (HEIGHT + _BETWEEN))
 
-    def _box(self, cluster: str, nodes: Sequence[Node]) -> Box:
+    def box(self, cluster: str, nodes: Sequence[Node]) -> Box:
         own = [nodes[number] for number in self.clusters[cluster]]
         if self.side_by_side:
             left, right = min(node.x for node in own), max(node.x for node in own)
-            height = max(self._height(each) for each in self.clusters)
-            return Box(cluster, left - _SIDE, 0.0, right - left + WIDTH + 2 * _SIDE, height)
+            return Box(
+                cluster, left - _SIDE, 0.0, right - left + WIDTH + 2 * _SIDE, max(map(self.height, self.clusters))
+            )
         right = max(node.x for node in nodes)
-        return Box(cluster, 0.0, self.tops[cluster], right + WIDTH + _SIDE, self._height(cluster))
-
-    def _arrow(self, pair: tuple[int, int], passes: bool, used: Counter[str]) -> Arrow:
-        source, destination = pair
-        channel = None
-        if passes:
-            lane = self._lane(destination)
-            cluster = self.plan.stages[self.names[destination]].cluster
-            used[lane] += 1
-            room = self.tops[cluster] + _TOP + self._room(cluster)
-            channel = room - 46 - _CHANNEL * (used[lane] - 0.5)
-        return Arrow(source, destination, tuple(self.pairs[pair]), channel)
+        return Box(cluster, 0.0, self.tops[cluster], right + WIDTH + _SIDE, self.height(cluster))

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from whale_nebula.ir.routing import row_name
 from whale_nebula.plan.html.graph import color
 from whale_nebula.plan.html.markup import Markup, element
 from whale_nebula.plan.timing import (
     SPEED,
     Assumed,
     PhaseTimes,
-    Times,
+    Row,
     as_long_as_a_message,
     assumptions_of,
     duration,
@@ -50,120 +49,91 @@ def scenes(plan: Plan) -> list[Scene]:
 
 def _choices(plan: Plan) -> Iterator[tuple[str, Assumed]]:
     base = assumptions_of(plan)
-    counted = len({stage.flops for stage in plan.stages.values()}) > 1
-    if not base.timed:
-        yield "as the others do", base
-        if counted:
-            yield "by its FLOPs", Assumed(by_flops=True)
+    if base.timed:
+        yield from ((speed_text(SPEED * times), Assumed(SPEED * times)) for times in (1, 10, 0.1))
+        yield "as long as a message takes", as_long_as_a_message(plan)
         return
-    speed = base.speed or SPEED
-    yield speed_text(speed), base
-    yield speed_text(speed * 10), Assumed(speed * 10)
-    yield speed_text(speed / 10), Assumed(speed / 10)
-    yield "as long as a message takes", as_long_as_a_message(plan)
+    yield "as the others do", base
+    if len({stage.flops for stage in plan.stages.values()}) > 1:
+        yield "by its FLOPs", Assumed(by_flops=True)
 
 
 def _scene(plan: Plan, title: str, given: Assumed) -> Scene:
     most = max(4, min(_MOST, _BLOCKS // max(len(plan.stages), 1)))
     drawn = times(plan, given, most=most)
-    note = _sentence(str(given))
+    notes = [str(given)]
     if drawn.micro_batches < len(plan.rows):
-        note += f" The first {drawn.micro_batches} of {len(plan.rows)} micro-batches."
+        notes.append(f"the first {drawn.micro_batches} of {len(plan.rows)} micro-batches")
     if given.timed:
-        note += f" {_sentence(step_text(plan, given))}"
-    return Scene(title, note, tuple(_drawing(plan, drawn, phase) for phase in drawn.phases))
+        notes.append(step_text(plan, given))
+    several = len(drawn.phases) > 1
+    drawings = (_Clock(plan, phase, given).figure(several) for phase in drawn.phases)
+    return Scene(title, " ".join(f"{note[:1].upper()}{note[1:]}." for note in notes), tuple(drawings))
 
 
-def _sentence(words: str) -> str:
-    return f"{words[:1].upper()}{words[1:]}."
+@dataclass(frozen=True)
+class _Clock:
+    """The drawing of one phase."""
 
+    plan: Plan
+    phase: PhaseTimes
+    given: Assumed
 
-def _drawing(plan: Plan, drawn: Times, phase: PhaseTimes) -> Markup:
-    lines = phase.timeline.lines if drawn.assumed.timed else ()
-    rows = sum(len(phase.timeline.replicas(place)) for place in range(len(phase.stages)))
-    height = _HEAD + rows * (_ROW + _GAP) + len(lines) * (_LINE + _GAP) + 6
-    scale = _WIDTH / (max((span.end for span in phase.timeline.spans), default=1.0) or 1.0)
-    several = len({stage.runs for stage in plan.stages.values()} and plan.stages) and len(drawn.phases) > 1
-    label = f"Phase {phase.phase}" if several else "Schedule"
-    return element(
-        "figure",
-        element("figcaption", label) if several else None,
-        element(
-            "svg",
-            list(_axis(phase, scale, height, drawn.assumed.timed)),
-            list(_rows(plan, phase, lines, scale, drawn.assumed.timed)),
-            class_="clock",
-            viewBox=f"0 0 {_MARGIN + _WIDTH + 16} {height}",
-            role="img",
-            aria_label=f"{label}: {drawn.assumed}",
-        ),
-        class_="time",
-    )
+    @property
+    def end(self) -> float:
+        return max((span.end for span in self.phase.timeline.spans), default=1.0) or 1.0
 
+    def x(self, seconds: float) -> float:
+        return _MARGIN + seconds * _WIDTH / self.end
 
-def _rows(plan: Plan, phase: PhaseTimes, lines: tuple[str, ...], scale: float, timed: bool) -> Iterator[Markup]:
-    y = float(_HEAD)
-    for place, stage in enumerate(phase.stages):
-        for replica in phase.timeline.replicas(place):
-            name = row_name(stage.name, stage.replicas, replica)
-            yield _row(phase, (place, replica), name, y, _ROW, scale, f"c{color(plan, stage.cluster)}", timed)
-            y += _ROW + _GAP
-    for line in lines:
-        yield _row(phase, (line, 0), line.replace("->", " → "), y, _LINE, scale, "wire", timed)
-        y += _LINE + _GAP
+    def when(self, seconds: float) -> str:
+        if not self.given.timed:
+            return f"{seconds:g}"
+        return duration(seconds) if seconds else "0"
 
+    def figure(self, several: bool) -> Markup:
+        label, y, rows = f"Phase {self.phase.phase}" if several else "Schedule", _HEAD, []
+        for row in self.phase.rows(lines=self.given.timed):
+            height = _LINE if row.stage is None else _ROW
+            rows.append(self.row(row, y, height))
+            y += height + _GAP
+        height, said = y + 6, f"{label}: {self.given}"
+        size = f"0 0 {_MARGIN + _WIDTH + 16} {height}"
+        drawn = element("svg", self.axis(height), rows, class_="clock", viewBox=size, role="img", aria_label=said)
+        return element("figure", element("figcaption", label) if several else None, drawn, class_="time")
 
-def _row(
-    phase: PhaseTimes,
-    place: tuple[int | str, int],
-    name: str,
-    y: float,
-    height: int,
-    scale: float,
-    class_: str,
-    timed: bool,
-) -> Markup:
-    spans = [span for span in phase.timeline.of(*place) if span.seconds or isinstance(span.place, str)]
-    label = name if len(name) < 17 else f"{name[:15]}…"
-    return element(
-        "g",
-        element("text", label, class_="row end", x=_MARGIN - 12, y=y + height / 2 + 4),
-        element("rect", class_="rest", x=_MARGIN, y=y, width=_WIDTH, height=height, rx=4),
-        [_block(span, y, height, scale, timed) for span in spans],
-        class_=class_,
-    )
+    def row(self, row: Row, y: int, height: int) -> Markup:
+        name = row.name if row.stage is not None else row.name.replace("->", " → ")
+        label = name if len(name) < 17 else f"{name[:15]}…"
+        return element(
+            "g",
+            element("text", label, class_="row end", x=_MARGIN - 12, y=y + height / 2 + 4),
+            element("rect", class_="rest", x=_MARGIN, y=y, width=_WIDTH, height=height, rx=4),
+            [self.block(span, y, height) for span in row.spans if span.seconds or row.stage is None],
+            class_="wire" if row.stage is None else f"c{color(self.plan, row.stage.cluster)}",
+        )
 
+    def block(self, span: Span, y: int, height: int) -> Markup:
+        x, width = self.x(span.start), max(self.x(span.end) - self.x(span.start) - 1.0, 1.5)
+        name = f"{span.what}{span.micro_batch}"
+        text = element("text", name, class_="middle", x=round(x + width / 2, 1), y=y + height / 2 + 4)
+        return element(
+            "g",
+            element("rect", x=round(x, 2), y=y, width=round(width, 2), height=height, rx=min(4, width / 2)),
+            text if width > 7 * len(name) + 4 else None,
+            class_=span.what.lower(),
+            data_t=f"{name} · {self.when(span.start)} to {self.when(span.end)}",
+            data_m=span.micro_batch,
+        )
 
-def _block(span: Span, y: float, height: int, scale: float, timed: bool) -> Markup:
-    x, width = _MARGIN + span.start * scale, max(span.seconds * scale - 1.0, 1.5)
-    name = f"{span.what}{span.micro_batch}"
-    said = f"{name} · {_when(span.start, timed)} to {_when(span.end, timed)}"
-    text = element("text", name, class_="middle", x=round(x + width / 2, 1), y=y + height / 2 + 4)
-    return element(
-        "g",
-        element("rect", x=round(x, 2), y=y, width=round(width, 2), height=height, rx=min(4, width / 2)),
-        text if width > 7 * len(name) + 4 else None,
-        class_="f" if span.what == "F" else "b",
-        data_t=said,
-        data_m=span.micro_batch,
-    )
-
-
-def _axis(phase: PhaseTimes, scale: float, height: float, timed: bool) -> Iterator[Markup]:
-    """Ticks at round times."""
-    end = max((span.end for span in phase.timeline.spans), default=1.0) or 1.0
-    step = _nice(end / 8)
-    for number in range(int(end / step + 1e-9) + 1):
-        x = _MARGIN + number * step * scale
-        yield element("path", class_="tick", d=f"M{x:g} {_HEAD - 6}V{height - 4:g}")
-        yield element("text", _when(number * step, timed), class_="tick middle", x=round(x, 1), y=13)
-
-
-def _nice(seconds: float) -> float:
-    """The next of 1, 2, 5, 10 ... above."""
-    power = 10.0 ** math.floor(math.log10(seconds))
-    return next(unit * power for unit in (1, 2, 5, 10) if unit * power >= seconds * (1 - 1e-9))
-
-
-def _when(seconds: float, timed: bool) -> str:
-    return ("0" if not seconds else duration(seconds)) if timed else f"{seconds:g}"
+    def axis(self, height: float) -> list[Markup]:
+        """Ticks at round times: the next of 1, 2, 5, 10 ... above an eighth of the whole."""
+        least = self.end / 8
+        power = 10.0 ** math.floor(math.log10(least))
+        step = next(unit * power for unit in (1, 2, 5, 10) if unit * power >= least * (1 - 1e-9))
+        ticks = []
+        for number in range(int(self.end / step + 1e-9) + 1):
+            x, when = self.x(number * step), self.when(number * step)
+            ticks.append(element("path", class_="tick", d=f"M{x:g} {_HEAD - 6}V{height - 4:g}"))
+            ticks.append(element("text", when, class_="tick middle", x=round(x, 1), y=13))
+        return ticks

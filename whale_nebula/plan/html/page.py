@@ -1,0 +1,273 @@
+"""The HTML page of a plan: one template, filled with the sections of the plan's text, the graph and the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from importlib.resources import files
+from math import prod
+from string import Template
+from typing import TYPE_CHECKING
+
+from whale_nebula.plan.html.graph import color, graph
+from whale_nebula.plan.html.layers import tree
+from whale_nebula.plan.html.layout import Arrow, layout
+from whale_nebula.plan.html.markup import Markup, element, join_markup
+from whale_nebula.plan.html.timeline import scenes
+from whale_nebula.plan.records import PlanBoundary, PlanStage
+from whale_nebula.plan.text import (
+    Section,
+    amount,
+    busiest_line,
+    codec_lines,
+    crossing_facts,
+    limit_text,
+    micro_batches,
+    sections,
+    worker_of,
+)
+from whale_nebula.plan.timing import duration
+from whale_nebula.report.records import size
+from whale_nebula.spec import Spec
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
+
+_PAGE = Template("""\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
+<title>plan of $name</title>
+<style>$style</style>
+</head>
+<body>
+<header>
+<div class="title"><p class="kicker">plan of</p><h1>$name</h1></div>
+<div class="segments" id="themes" role="group" aria-label="colours">
+<button type="button" data-theme="auto" aria-pressed="true">auto</button>
+<button type="button" data-theme="light" aria-pressed="false">light</button>
+<button type="button" data-theme="dark" aria-pressed="false">dark</button>
+</div>
+<p class="lead">$lead</p>
+<dl class="figures">$figures</dl>
+</header>
+<main>
+<section>
+<h2>Stages and boundaries</h2>
+<div class="row">
+<p class="note">Numbers on arrows are a step's. Point at a stage to see what it is joined to; open it for its layers.
+Drag to move, Ctrl and wheel to zoom.</p>
+<div class="segments" role="group" aria-label="zoom">
+<button type="button" data-zoom="out" aria-label="zoom out" title="zoom out">−</button>
+<button type="button" data-zoom="fit" aria-label="show all" title="show all">fit</button>
+<button type="button" data-zoom="in" aria-label="zoom in" title="zoom in">+</button>
+</div>
+</div>
+<div class="drawing">
+<div class="canvas"><div id="view" tabindex="0" role="application" aria-label="graph of stages; arrow keys move it,
+ plus and minus zoom, 0 shows all, Tab goes to stages and arrows">$graph</div></div>
+<aside id="panels" aria-label="details"><button type="button" id="close" aria-label="close">×</button>$panels</aside>
+</div>
+</section>
+<section>
+<h2>Schedule</h2>
+<div class="row">$choices
+<p class="legend"><span class="key forward">forward</span><span class="key backward">backward</span>
+<span class="key message">a message holds the line</span></p>
+</div>
+$scenes
+</section>
+$sections
+</main>
+<footer><p>digest <code>$digest</code>, of the program <code>$program</code></p><p>$versions</p></footer>
+<div id="hover" role="status" hidden></div>
+<script>$script</script>
+</body>
+</html>
+""")
+
+
+def plan_html(plan: Plan) -> str:
+    """The whole file. It says all that it has to say without its script, too, and needs nothing else."""
+    words = {
+        "name": plan.name,
+        "lead": f"{micro_batches(plan)} · schedule {plan.schedule}{limit_text(plan)}",
+        "digest": plan.digest[:12],
+        "program": plan.program_digest[:12],
+        "versions": " · ".join(f"{name} {version}" for name, version in plan.versions.items()),
+    }
+    return _PAGE.substitute(
+        {name: escape(text) for name, text in words.items()},
+        style=_read_asset("plan.css"),
+        script=_read_asset("plan.js"),
+        figures=join_markup(list(_figures(plan))),
+        graph=graph(plan),
+        panels=join_markup(list(_panels(plan))),
+        sections=join_markup([_section(plan, title, each) for title, each in sections(plan).items()]),
+        **_schedule(plan),
+    )
+
+
+def _read_asset(name: str) -> str:
+    return files(__package__).joinpath(name).read_text("utf-8")
+
+
+def _figures(plan: Plan) -> Iterator[Markup]:
+    """The numbers that one wants first; of parameters, tied variables count once."""
+    stages = plan.stages.values()
+    clusters = len({stage.cluster for stage in stages})
+    shared = sum(prod(axis or 1 for axis in each.shape or ()) * (len(each.stages) - 1) for each in plan.tied)
+    figures = [
+        ("stages", f"{len(stages)}", f"in {clusters} cluster{'s' * (clusters > 1)}"),
+        ("parameters", f"{sum(stage.parameters for stage in stages) - shared:,}", ""),
+        ("FLOPs a step", amount(sum(stage.flops for stage in stages)).strip(), "forward and backward"),
+        ("tensors on lines", size(sum(link.bytes for link in plan.links.values())), "a step"),
+    ]
+    if (busiest := busiest_line(plan)) is not None:
+        figures.append(("busiest line", duration(busiest[1]), f"a step, {busiest[0].replace('->', ' → ')}"))
+    for name, value, more in figures:
+        shown = element("dd", value, element("small", more) if more else None)
+        yield element("div", element("dt", name), shown)
+
+
+def _schedule(plan: Plan) -> dict[str, Markup]:
+    """The drawings of the schedule, and what chooses one of them."""
+    drawn = scenes(plan)
+    choices, shown = [], []
+    for number, scene in enumerate(drawn):
+        name = f"scene-{number}"
+        choices.append(element("input", type="radio", name="scene", id=name, checked=number == 0, data_scene=number))
+        choices.append(element("label", scene.title, for_=name))
+        label = f"schedule: {scene.title}"
+        drawings = list(scene.drawings)
+        clocks = element("div", drawings, class_="scroll clocks", tabindex=0, role="region", aria_label=label)
+        note = element("p", scene.note, class_="note")
+        shown.append(element("div", note, clocks, class_="scene", data_scene=number))
+    picker = element("fieldset", element("legend", "a stage computes"), choices, class_="segments")
+    return {"choices": picker if len(drawn) > 1 else Markup(), "scenes": join_markup(shown)}
+
+
+# ---------------------------------------------------------------------- sections of the plan's text
+_MEMORY = {
+    "activations": "kept activations", "variables": "variables", "gradients": "gradients", "slots": "optimizer's slots",
+}  # fmt: skip
+
+
+def _section(plan: Plan, title: str, section: Section) -> Markup:
+    head, rows = list(section.head), [list[str](row) for row in section.rows]
+    numbers, legend = {"boundaries": range(5, 9), "links": range(2, 7)}.get(title, section.numbers), None
+    if title == "links":
+        head += ["with frames", "messages", "delay"]
+        for row, link in zip(rows, plan.links.values(), strict=True):
+            row[0] = row[0].replace("->", " → ")
+            row += [size(link.wire_bytes), f"{link.messages:,}", duration(link.delay) if link.delay else "-"]
+    if title in ("stages", "work of a step, and memory"):
+        for row, stage in zip(rows, plan.stages.values(), strict=True):
+            row[row.index(stage.name)] = element("b", stage.name, class_=f"dot c{color(plan, stage.cluster)}")
+    if title == "work of a step, and memory":
+        most = max(stage.memory_bytes for stage in plan.stages.values())
+        head.append("")
+        for row, stage in zip(rows, plan.stages.values(), strict=True):
+            row.append(_bar(stage, most))
+        keys = [element("span", text, class_=f"key {name}") for name, text in _MEMORY.items()]
+        legend = element("p", keys, class_="legend")
+    table = _table(title, head, rows, numbers) if rows else None
+    items = _join_indented(section.lines)
+    if rows:
+        lines = [element("p", item, class_="note") for item in items]
+    else:
+        lines = [element("ul", [element("li", item) for item in items], class_="plain")]
+    return element("section", element("h2", title.capitalize()), table, legend, lines)
+
+
+def _join_indented(lines: Sequence[str]) -> list[str]:
+    """A line that is indented belongs to the one before."""
+    items: list[str] = []
+    for line in lines:
+        if line.startswith("  ") and items:
+            items[-1] += f" {line.strip()}"
+        else:
+            items.append(line)
+    return items
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> Markup:
+    """A table; the columns in `numbers` stand to the right."""
+    classes = ["number" if column in numbers else None for column in range(len(head))]
+    titles = [element("th", text, class_=kind, scope="col") for text, kind in zip(head, classes, strict=True)]
+    lines = [
+        element(
+            "tr",
+            [element("td", "–" if cell == "-" else cell, class_=kind) for cell, kind in zip(row, classes, strict=True)],
+        )
+        for row in rows
+    ]
+    body = element("table", element("thead", element("tr", titles)), element("tbody", lines))
+    return element("div", body, class_="scroll", tabindex=0, role="region", aria_label=f"table of {title}")
+
+
+def _bar(stage: PlanStage, most: int) -> Markup:
+    """What a stage's memory is made of, beside the one that has most."""
+    sizes = (stage.kept_bytes, stage.variable_bytes, stage.gradient_bytes, stage.slot_bytes)
+    parts = [(name, part, f"{text}: {size(part)}") for (name, text), part in zip(_MEMORY.items(), sizes, strict=True)]
+    pieces = [
+        element("i", class_=name, style=f"width:{100 * part / most:.2f}%", title=said)
+        for name, part, said in parts
+        if part
+    ]
+    return element("span", pieces, class_="bar", role="img", aria_label=", ".join(said for _, _, said in parts))
+
+
+# ---------------------------------------------------------------------- panels
+def _panels(plan: Plan) -> Iterator[Markup]:
+    """What opens with a stage, and with an arrow."""
+    for number, stage in enumerate(plan.stages.values()):
+        yield _panel(f"stage-{number}", *_stage_panel(plan, stage))
+    for number, arrow in enumerate(layout(plan).arrows):
+        yield _panel(f"arrow-{number}", *_arrow_panel(plan, arrow))
+
+
+def _panel(name: str, title: str, *content: str) -> Markup:
+    return element("section", element("h3", title, class_="panel-title"), content, id=f"panel-{name}", class_="panel")
+
+
+def _stage_panel(plan: Plan, stage: PlanStage) -> Iterator[Markup]:
+    flops = f"{amount(stage.forward_flops).strip()} forward, {amount(stage.backward_flops).strip()} backward"
+    kept = f", of which activations {size(stage.activation_bytes)} × {stage.in_flight} in flight"
+    yield element("span", stage.name, class_=f"dot c{color(plan, stage.cluster)}")
+    yield _facts(
+        ("cluster", stage.cluster),
+        ("worker", worker_of(stage)),
+        ("parameters", f"{stage.parameters:,} in {len(stage.variables):,} variables"),
+        ("FLOPs a step", flops),
+        ("memory", f"{size(stage.memory_bytes)}{kept * bool(stage.kept_bytes)}"),
+        ("reads", ", ".join(stage.inputs) or "nothing"),
+        ("gives", ", ".join(stage.outputs) or "nothing"),
+    )
+    yield element("h4", "Layers")
+    yield tree(stage)
+
+
+def _arrow_panel(plan: Plan, arrow: Arrow) -> Iterator[str]:
+    stages = list(plan.stages.values())
+    source, destination = stages[arrow.source], stages[arrow.destination]
+    link = plan.links.get(f"{source.cluster}->{destination.cluster}")
+    inside = f"inside cluster {source.cluster}" if source.cluster == destination.cluster else "over a free line"
+    yield f"{source.name} → {destination.name}"
+    yield element("p", f"over {link.line}" if link is not None and link.line != "free" else inside, class_="note")
+    yield from map(_crossing, arrow.boundaries)
+
+
+def _crossing(each: PlanBoundary) -> Markup:
+    made = [("made by", each.maker)] if each.maker else []
+    besides = [("besides", line) for line in codec_lines(each)]
+    facts = [(name, value or "–") for name, value in crossing_facts(each)]
+    title = element("h4", f"{each.name} ", element("code", str(Spec(each.dtype, each.shape))))
+    return join_markup(title, _facts(*facts, *made, *besides, ("to", ", ".join(each.destinations))))
+
+
+def _facts(*facts: tuple[str, str]) -> Markup:
+    return element("dl", [join_markup(element("dt", name), element("dd", value)) for name, value in facts])
