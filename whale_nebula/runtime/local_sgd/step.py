@@ -20,8 +20,7 @@ from whale_nebula.report.records import LinkReport, MeetingsReport
 from whale_nebula.runtime.local_sgd.shutdown import LeavesTogether
 from whale_nebula.runtime.local_sgd.topology import Ends, Flat, Sites, seeds_of, sow
 from whale_nebula.runtime.session.session import Session
-from whale_nebula.runtime.step.clock import StepOutcome
-from whale_nebula.runtime.step.distributed import DistributedStep
+from whale_nebula.runtime.step.clock import Runner, StepOutcome
 
 
 class Meetings(Protocol):
@@ -66,14 +65,6 @@ class Meetings(Protocol):
         """Let the threads go."""
 
 
-class Runner(Protocol):
-    """What runs a cluster's own step."""
-
-    def run(self, tensors: Sequence[Any]) -> StepOutcome:
-        """Run one step."""
-        ...
-
-
 @dataclass
 class Since:
     """Counts from the first meeting on: before it steps are traced, each in its own time."""
@@ -93,10 +84,23 @@ class Since:
         return MeetingsReport(others, rounds.steps, met, self.seconds, waited * bool(self.seconds), crossed)
 
 
+class Wrapper(Runner):
+    """Runs a step of its clusters by an `inner` runner, and what is due between the clusters after it."""
+
+    meets_clusters = True
+    inner: Runner
+
+    @property
+    def innermost(self) -> Runner:
+        """What runs the step of one cluster."""
+        return self.inner.innermost
+
+
 @dataclass
-class TrainsApart:
+class TrainsApart(Wrapper):
     """One cluster's part in this process; the others are in processes of their own."""
 
+    takes_parts = True
     inner: Runner
     leaves: Sequence[Leaf]
     sites: Sites
@@ -125,7 +129,7 @@ class TrainsApart:
         self.leaving.look(rounds.steps)
         waited = rounds.waited
         own = own_rows(self.leaves, tensors, self.sites, self.cluster)
-        outcome = self.inner.run(own if isinstance(self.inner, DistributedStep) else whole(self.leaves, own))
+        outcome = self.inner.run(own if self.inner.takes_parts else whole(self.leaves, own))
         rounds.tell()
         rounds.take()
         if self.leaving.now(rounds.steps):
@@ -206,7 +210,7 @@ class Copies:
 
 
 @dataclass
-class TakesTurns:
+class TakesTurns(Wrapper):
     """Runs a step as each cluster in turn. Its results are those of the first, on that one's rows."""
 
     inner: Runner

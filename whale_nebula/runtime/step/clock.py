@@ -193,6 +193,28 @@ def _of(replicas: Sequence[StageReport], copies: int) -> StageReport:
     return found if len(replicas) == copies else replace(found, replicas=None, copies=copies)
 
 
+class Runner:
+    """Runs a captured step on the tensors of its leaves.
+
+    One that `takes_parts` is given inputs of which this process has a part; one that `meets_clusters` does itself what
+    is due between clusters that train apart; one that is `plain` calls the user's own function.
+    """
+
+    takes_parts = False
+    meets_clusters = False
+    plain = False
+    clocks: Clocks | None = None
+
+    def run(self, tensors: Sequence[Any]) -> StepOutcome:
+        """Run one step."""
+        raise NotImplementedError
+
+    @property
+    def innermost(self) -> Runner:
+        """The runner of the step itself, inside of those that are wrapped around it."""
+        return self
+
+
 @dataclass(frozen=True)
 class StepOutcome:
     """The tensors that the step returns, and what was measured on the way."""
