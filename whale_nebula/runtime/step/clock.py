@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -193,7 +194,7 @@ def _of(replicas: Sequence[StageReport], copies: int) -> StageReport:
     return found if len(replicas) == copies else replace(found, replicas=None, copies=copies)
 
 
-class Runner:
+class Runner(ABC):
     """Runs a captured step on the tensors of its leaves.
 
     One that `takes_parts` is given inputs of which this process has a part; one that `meets_clusters` does itself what
@@ -205,9 +206,9 @@ class Runner:
     plain = False
     clocks: Clocks | None = None
 
+    @abstractmethod
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step."""
-        raise NotImplementedError
 
     @property
     def innermost(self) -> Runner:
