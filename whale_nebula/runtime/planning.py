@@ -66,8 +66,8 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
 
 # ---------------------------------------------------------------------- what is planned
 @dataclass(frozen=True)
-class _Subject:
-    """What is planned."""
+class Subject:
+    """What is planned or verified: a step, and the arguments of a call."""
 
     step: Step
     arguments: Arguments
@@ -75,16 +75,15 @@ class _Subject:
 
     def call(self, given: Sequence[Any]) -> Any:
         """The step on these values of its arguments."""
-        args, kwargs = self.unpack(list(given))
-        return self.step.fn(*args, **kwargs)
+        return self.step.call(self.unpack, given)
 
 
-def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> _Subject:
+def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subject:
     """`tupled` examples are given to a train step as the tuple that they are, others as `fit` gives them."""
     if isinstance(given, functools.partial) and isinstance(given.func, NebulaFunction) and not given.keywords:
         given, example = given.func, (*given.args, *example)
     if isinstance(given, NebulaFunction):
-        return _Subject(given.step, *given.arguments(*example))
+        return Subject(given.step, *given.arguments(*example))
     if not isinstance(given, keras.Model):
         raise OptionError(
             f"nb.plan takes a Keras model or an nb.function, not {_what(given)}",
@@ -101,9 +100,9 @@ def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> _Subje
     _check_example(example)
     example = [tf.nest.map_structure(_as_fed, leaf) for leaf in example]
     if getattr(given, "compiled", False):
-        return _Subject(*keras_step(given, "train", tuple(example) if tupled else as_fit_packs(example)))
+        return Subject(*keras_step(given, "train", tuple(example) if tupled else as_fit_packs(example)))
     _tell_left_out(given, example)
-    return _Subject(*keras_step(given, "predict", example[0]))
+    return Subject(*keras_step(given, "predict", example[0]))
 
 
 def _tell_left_out(model: Any, example: Sequence[Any]) -> None:
@@ -175,7 +174,7 @@ def _as_fed(leaf: Any) -> Any:
     return leaf.astype(keras.config.floatx()) if floating else leaf
 
 
-def _signature(subject: _Subject) -> tuple[Signature, list[Any]]:
+def _signature(subject: Subject) -> tuple[Signature, list[Any]]:
     """The signature of a call with these examples; a spec keeps the unknown axes that it has."""
     specs: dict[int, tf.TensorSpec] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import keras
@@ -69,7 +70,7 @@ class Shown:
         """Plan a step, if it is new."""
         key = id(step), layout.key
         if key not in self.known:
-            seen = Seen(capture(_call(step, unpack), layout, paths=step.paths, metrics=step.metrics))
+            seen = Seen(capture(partial(step.call, unpack), layout, paths=step.paths, metrics=step.metrics))
             if seen.scoped:
                 self.plans.append(plan_step(step.name, seen.captured, tensors, (*step.notes, *seen.captured.projected)))
                 self._guard()
@@ -115,11 +116,3 @@ def _report_saves(tell: Callable[[str], None]) -> contextlib.AbstractContextMana
 def _zero(result: Any, rows: int) -> Any:
     shape = [] if result.shape.rank is None else [rows if axis is None else axis for axis in result.shape]
     return tf.zeros(shape, result.dtype)
-
-
-def _call(step: Step, unpack: Unpack) -> Callable[[Sequence[Any]], Any]:
-    def call(given: Sequence[Any]) -> Any:
-        args, kwargs = unpack(list(given))
-        return step.fn(*args, **kwargs)
-
-    return call

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,12 +32,12 @@ from whale_nebula.plan import verification
 from whale_nebula.plan.verification import EXACT, HALF, Row, Runs, State, Values, Verification
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.function import NebulaFunction
-from whale_nebula.runtime.planning import no_scopes
+from whale_nebula.runtime.planning import Subject, no_scopes
 from whale_nebula.runtime.run import current_run, gathered
 from whale_nebula.runtime.step.engine import Engine, plain_function
 from whale_nebula.runtime.step.once import Absent
 from whale_nebula.runtime.step.rollback import Whereabouts, uncut_step
-from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared_inputs
+from whale_nebula.runtime.step.step import declared_inputs
 from whale_nebula.scopes import calling_site
 from whale_nebula.scopes.options import check_signature
 from whale_nebula.tf import private as tf_private
@@ -85,23 +85,18 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     layout, tensors = signature(subject.arguments, subject.step.whole, declared_inputs())
     with target_wanted("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
-    with _tell_failures():
+    run = current_run()
+    with nullcontext() if run.alone else run.ledger.told():  # nobody waits for a process that cannot go on
         _check(engine, subject, layout, tensors)
         around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
-        plain = plain_function(lambda given: _call(subject, given), layout, around=around)
+        plain = plain_function(subject.call, layout, around=around)
         reasons = (*_incomparable(engine), *_without_rows(engine, tensors))
         with _channels_kept():
             runs = _runs(engine, plain, tensors, measured=not reasons)
     return _judge(engine, runs, reasons)
 
 
-def _tell_failures() -> AbstractContextManager[None]:
-    """Nobody waits for a process that cannot go on."""
-    run = current_run()
-    return nullcontext() if run.alone else run.ledger.told()
-
-
-def _check(engine: Engine, subject: _Subject, layout: Signature, tensors: Sequence[Any]) -> None:
+def _check(engine: Engine, subject: Subject, layout: Signature, tensors: Sequence[Any]) -> None:
     """What cannot be compared at all."""
     apart = engine.captured.program.apart
     if apart is not None:
@@ -123,20 +118,11 @@ def _check(engine: Engine, subject: _Subject, layout: Signature, tensors: Sequen
         )
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """What is verified: a step, and the arguments of the call."""
-
-    step: Step
-    arguments: Arguments
-    unpack: Unpack
-
-
-def _subject(subject: Any, batch: Sequence[Any]) -> _Subject:
+def _subject(subject: Any, batch: Sequence[Any]) -> Subject:
     import keras
 
     if isinstance(subject, NebulaFunction):
-        return _Subject(subject.step, *subject.arguments(*batch))
+        return Subject(subject.step, *subject.arguments(*batch))
     if not isinstance(subject, keras.Model):
         raise OptionError(
             f"nb.verify cannot run a {type(subject).__name__}",
@@ -147,7 +133,7 @@ def _subject(subject: Any, batch: Sequence[Any]) -> _Subject:
     return _of_keras(subject, batch)
 
 
-def _of_keras(model: Any, batch: Sequence[Any]) -> _Subject:
+def _of_keras(model: Any, batch: Sequence[Any]) -> Subject:
     from whale_nebula.runtime.keras import as_fit_packs, keras_step
 
     if not model.compiled:
@@ -164,7 +150,7 @@ def _of_keras(model: Any, batch: Sequence[Any]) -> _Subject:
             why="a Keras model takes x, y and sample_weight",
             mend=f"nb.verify({model.name}, x, y)",
         )
-    return _Subject(*keras_step(model, "train", as_fit_packs([*map(_as_fit_does, batch)])))
+    return Subject(*keras_step(model, "train", as_fit_packs([*map(_as_fit_does, batch)])))
 
 
 def _as_fit_does(part: Any) -> Any:
@@ -177,11 +163,6 @@ def _as_fit_does(part: Any) -> Any:
         return tf.constant(array.astype(keras.config.floatx()) if floating else array)
 
     return None if part is None else tf.nest.map_structure(turned, part)
-
-
-def _call(subject: _Subject, given: Sequence[Any]) -> Any:
-    args, kwargs = subject.unpack(list(given))
-    return subject.step.fn(*args, **kwargs)
 
 
 def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, measured: bool) -> Runs:
@@ -222,7 +203,6 @@ def _values(engine: Engine) -> dict[str, Any]:
 
 
 def _put_back(engine: Engine, values: Values) -> None:
-    """Give the variables these values; those of other clusters are theirs to put back."""
     for path, value in values.items():
         engine.captured.variables[path].assign(value)
 

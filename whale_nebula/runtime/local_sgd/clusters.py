@@ -15,10 +15,11 @@ from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import Apart
 from whale_nebula.runtime.local_sgd.opening import Opened
 from whale_nebula.runtime.local_sgd.shutdown import LeavesTogether
-from whale_nebula.runtime.local_sgd.step import Runner, TakesTurns, TrainsApart
+from whale_nebula.runtime.local_sgd.step import TakesTurns, TrainsApart
 from whale_nebula.runtime.local_sgd.topology import Sites, sites_of, weights_of
 from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.session.session import Session
+from whale_nebula.runtime.step.clock import Runner
 from whale_nebula.site import script_site
 
 

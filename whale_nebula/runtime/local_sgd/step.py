@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,16 +21,7 @@ from whale_nebula.report.records import LinkReport, MeetingsReport
 from whale_nebula.runtime.local_sgd.shutdown import LeavesTogether
 from whale_nebula.runtime.local_sgd.topology import Meetings, Sites, seeds_of, sow
 from whale_nebula.runtime.session.session import Session
-from whale_nebula.runtime.step.clock import StepOutcome
-from whale_nebula.runtime.step.distributed import DistributedStep
-
-
-class Runner(Protocol):
-    """What runs a cluster's own step."""
-
-    def run(self, tensors: Sequence[Any]) -> StepOutcome:
-        """Run one step."""
-        ...
+from whale_nebula.runtime.step.clock import Runner, StepOutcome
 
 
 @dataclass
@@ -52,8 +43,20 @@ class Since:
         return MeetingsReport(others, rounds.steps, met, self.seconds, waited * bool(self.seconds), crossed)
 
 
+class Wrapper(Runner):
+    """Runs a step of its clusters by an `inner` runner, and what is due between the clusters after it."""
+
+    meets_clusters = True
+    inner: Runner
+
+    @property
+    def innermost(self) -> Runner:
+        """What runs the step of one cluster."""
+        return self.inner.innermost
+
+
 @dataclass
-class BetweenClusters:
+class BetweenClusters(Wrapper):
     """A step of clusters that train apart. `make` gives the rounds of each cluster that is here, at the first step."""
 
     inner: Runner
@@ -82,6 +85,7 @@ class BetweenClusters:
 class TrainsApart(BetweenClusters):
     """One cluster's part in this process; the others are in processes of their own."""
 
+    takes_parts = True
     cluster: str = field(kw_only=True)
     session: Session = field(kw_only=True)
     leaving: LeavesTogether = field(kw_only=True)
@@ -103,7 +107,7 @@ class TrainsApart(BetweenClusters):
         self.leaving.look(rounds.steps)
         waited = rounds.waited
         own = own_rows(self.leaves, tensors, self.sites, self.cluster)
-        outcome = self.inner.run(own if isinstance(self.inner, DistributedStep) else whole(self.leaves, own))
+        outcome = self.inner.run(own if self.inner.takes_parts else whole(self.leaves, own))
         rounds.tell()
         rounds.take()
         if self.leaving.now(rounds.steps):

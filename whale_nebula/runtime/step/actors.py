@@ -122,7 +122,7 @@ def seat_replicas(compiled: Compiled, routing: Routing) -> dict[Seat, Stage]:
 
 @dataclass
 class ActorStep:
-    """What stays from step to step: the threads, and the pace that was measured. `looked_at`: see `runtime.speeds`."""
+    """What stays from step to step: the threads, and the pace that was measured. `looked_at`: see `measurements`."""
 
     compiled: Compiled
     routing: Routing

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -191,6 +192,28 @@ def _of(replicas: Sequence[StageReport], copies: int) -> StageReport:
     """The report of a stage of which these replicas are here; of the others nothing is known here."""
     found = busiest(replicas)
     return found if len(replicas) == copies else replace(found, replicas=None, copies=copies)
+
+
+class Runner(ABC):
+    """Runs a captured step on the tensors of its leaves.
+
+    One that `takes_parts` is given inputs of which this process has a part; one that `meets_clusters` does itself what
+    is due between clusters that train apart; one that is `plain` calls the user's own function.
+    """
+
+    takes_parts = False
+    meets_clusters = False
+    plain = False
+    clocks: Clocks | None = None
+
+    @abstractmethod
+    def run(self, tensors: Sequence[Any]) -> StepOutcome:
+        """Run one step."""
+
+    @property
+    def innermost(self) -> Runner:
+        """The runner of the step itself, inside of those that are wrapped around it."""
+        return self
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from whale_nebula.runtime.replicas.collectives import Collectives
 from whale_nebula.runtime.replicas.exchange import Mates
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step.actors import ActorStep, seat_replicas
-from whale_nebula.runtime.step.clock import Clocks, LineClock, StepOutcome, add_line_seconds
+from whale_nebula.runtime.step.clock import Clocks, LineClock, Runner, StepOutcome, add_line_seconds
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.estimates import Measured, Medians, Seen
 from whale_nebula.runtime.step.measurements import (
@@ -119,13 +119,14 @@ Agreed = Future[Mapping[str, Mapping[str, Any]]]
 
 
 @dataclass
-class DistributedStep:
+class DistributedStep(Runner):
     """Runs steps of one program together with the other workers.
 
     `readers` are the workers that read each input that not all processes have: its checksum goes to them alone.
     Where it `stays`, shares are not moved as it runs: what feeds it reads the rows of its own.
     """
 
+    takes_parts = True
     compiled: Compiled
     variables: Mapping[str, Any]
     session: Session
@@ -187,8 +188,9 @@ class DistributedStep:
         counts = micro_batches(program.leaves, tensors, program.pipeline.micro_batch)
         inputs = take_inputs(program.leaves, tensors, self.reads)
         self.stays = self.stays or bool(inputs.rows)
-        before = self._totals()
-        medians = {what: round(seconds, 6) for what, seconds in self._medians().items()}
+        before = {peer: link.totals() for peer, link in self.session.links.items()}
+        seen = {**self.measured.medians(), **self.trips.seen()}
+        medians = {what: round(seconds, 6) for what, seconds in seen.items()}
         self.clocks = clocks = Clocks.start(self.seats, self._lines())
         self.actors.looked_at = self.looks and looked_at(self.steps)
         asked, speeds = departure.asked if self.leaves else None, dict(self.look.told)
@@ -252,9 +254,6 @@ class DistributedStep:
     def looks(self) -> bool:
         """Whether it is looked at how fast replicas are. Where they add up on the way, all are as slow as one."""
         return bool(self.routing.replicated) and not sums_of(self.compiled.cut.program)
-
-    def _medians(self) -> Medians:
-        return {**self.measured.medians(), **self.trips.seen()}
 
     def _check_here(self, absent: tuple[int, ...]) -> None:
         """Inputs may be here in one step and not in the next."""
@@ -329,9 +328,6 @@ class DistributedStep:
         reasons = self.session.vote(self.name, self.steps, phase, self.channels.left_out)
         self.channels.leave_out(reasons)
         return bool(reasons)
-
-    def _totals(self) -> dict[str, LinkTotals]:
-        return {peer: link.totals() for peer, link in self.session.links.items()}
 
     def _since(self, before: Mapping[str, LinkTotals]) -> dict[str, LinkReport]:
         here = self.clusters[self.session.worker]

@@ -19,7 +19,7 @@ from whale_nebula.runtime.exchange.channels import Channels
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.step.actors import ActorStep, seat_replicas
-from whale_nebula.runtime.step.clock import Clocks, LineClock, StepOutcome, add_line_seconds
+from whale_nebula.runtime.step.clock import Clocks, LineClock, Runner, StepOutcome, add_line_seconds
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.estimates import Measured, Seen, paces
 from whale_nebula.runtime.step.rollback import Guard
@@ -87,7 +87,7 @@ PATIENCE = 3600.0
 
 
 @dataclass
-class EmulatedStep:
+class EmulatedStep(Runner):
     """Runs steps by actors over memory links."""
 
     compiled: Compiled
@@ -122,30 +122,29 @@ class EmulatedStep:
         batch = cut(program.leaves, tensors, counts)
         plan = self.compiled.cut
         guard = Guard(self.variables, plan.forward_written, whereabouts=self.compiled.whereabouts, updates=plan.updates)
-        before, medians = self._totals(), self.measured.medians()
+        before = {pair: link.totals() for pair, link in self.links.items()}
+        medians = self.measured.medians()
         outlook = self.seen.outlook(batch.rows, medians)
-        self.clocks = clocks = Clocks.start(self.seats, self._lines())
+        links = ((f"{a}->{b}", link) for (a, b), link in self.links.items())
+        self.clocks = clocks = Clocks.start(self.seats, LineClock.start(self.program, self.steps, links))
         results = self._results(batch, clocks, guard, paces(self.measured.phases(batch.rows[0], medians)), outlook)
         seconds = clocks.seconds()
         self.measured.add(clocks)
         self.measured.uses(self.channels.boundaries())
         self.steps += 1
-        links = add_line_seconds(self._since(before), clocks.lines.told)
+        carried = add_line_seconds(self._since(before), clocks.lines.told)
         self.seen.add(clocks.lines.told)
         return StepOutcome(
             results,
             seconds=seconds,
             counts=counts,
             stages=clocks.reports(),
-            links=links,
+            links=carried,
             spans=clocks.spans(),
             basis=self.measured.basis(counts, medians),
             boundaries=self.channels.reports(),
             said=self.channels.told(),
         )
-
-    def _lines(self) -> LineClock:
-        return LineClock.start(self.program, self.steps, ((f"{a}->{b}", link) for (a, b), link in self.links.items()))
 
     def _results(
         self, batch: Batch, clocks: Clocks, guard: Guard, paces: Sequence[Pace], outlook: Outlook
@@ -153,10 +152,12 @@ class EmulatedStep:
         self.channels.begin(batch.slices, outlook, batch.rows)
         post = Post(self.channels, self.links, self.program, self.steps, PATIENCE, clocks=clocks.stages)
         try:
-            peers = self._rehearsal(sum(batch.rows))
+            rows = sum(batch.rows)
+            peers = Rehearsal(self.compiled.cut.exchange, self.links, self.program, self.steps, rows, PATIENCE)
             results = self.actors.run(
-                batch, post, clocks, guard, paces, peers=peers, blame=self._tell, left_out=self._left_out
-            )
+                batch, post, clocks, guard, paces, peers=peers, blame=self._fail_links,
+                left_out=lambda phase: bool(self.channels.left_out),
+            )  # fmt: skip
             if self.channels.left_out:
                 self.channels.undo()
             return results
@@ -168,20 +169,11 @@ class EmulatedStep:
         finally:
             self.channels.done()
 
-    def _left_out(self, phase: int) -> bool:
-        return bool(self.channels.left_out)
-
-    def _rehearsal(self, rows: int) -> Rehearsal:
-        return Rehearsal(self.compiled.cut.exchange, self.links, self.program, self.steps, rows, PATIENCE)
-
-    def _tell(self, failure: BaseException) -> BaseException:
+    def _fail_links(self, failure: BaseException) -> BaseException:
         """Who waits for something at a link stops waiting."""
         for link in self.links.values():
             link.fail({"what": str(failure)})
         return failure
-
-    def _totals(self) -> dict[tuple[str, str], LinkTotals]:
-        return {pair: link.totals() for pair, link in self.links.items()}
 
     def _since(self, before: Mapping[tuple[str, str], LinkTotals]) -> dict[str, LinkReport]:
         found = {}

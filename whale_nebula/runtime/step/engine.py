@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -33,13 +33,12 @@ from whale_nebula.report.published import begin, publish
 from whale_nebula.report.records import StageReport
 from whale_nebula.report.report import Report
 from whale_nebula.runtime.exchange.channels import Models
-from whale_nebula.runtime.exchange.crossing import Crossings, has_codecs
+from whale_nebula.runtime.exchange.crossing import has_codecs
 from whale_nebula.runtime.exchange.state import Said, States
 from whale_nebula.runtime.local_sgd.clusters import OfClusters, of_clusters
-from whale_nebula.runtime.local_sgd.step import TakesTurns, TrainsApart
 from whale_nebula.runtime.replicas.collectives import ReplicaSums, replica_sums
 from whale_nebula.runtime.run import Run, current_run
-from whale_nebula.runtime.step.clock import StepOutcome, annotation
+from whale_nebula.runtime.step.clock import Runner, StepOutcome, annotation
 from whale_nebula.runtime.step.compiled import Compiled, Workshop, Xla, refused_by_xla
 from whale_nebula.runtime.step.distributed import DistributedStep
 from whale_nebula.runtime.step.emulated import EmulatedStep
@@ -93,11 +92,6 @@ def _fewer(program: Program, rows: int) -> str:
     return " and ".join(asked)
 
 
-def without_tape(taped: bool) -> contextlib.AbstractContextManager[None]:
-    """Around the running of a step: what a tape of the caller's sees of it would be parts."""
-    return tf_private.without_recording() if taped else contextlib.nullcontext()
-
-
 def refusing(name: str, variables: Iterable[Any], given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The results of step `name` for a caller whose tape records: numbers as they are, but with no way back.
 
@@ -144,14 +138,6 @@ Around = Callable[[Sequence[Any]], contextlib.AbstractContextManager[None]]
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
-class Runner(Protocol):
-    """Runs a step on the tensors of its leaves."""
-
-    def run(self, tensors: Sequence[Any]) -> StepOutcome:
-        """Run one step."""
-        ...
-
-
 @dataclass
 class Engine:
     """A captured step with its plan and its runner."""
@@ -169,17 +155,19 @@ class Engine:
     def run(self, tensors: Sequence[Any]) -> Any:
         """Run one step, report on it, and pack its results as the user's code returns them."""
         begin(self)
-        if not isinstance(self.runner, TrainsApart | TakesTurns):
+        if not self.runner.meets_clusters:
             current_run().settle()
-        if not isinstance(self.runner, DistributedStep | TrainsApart):
+        if not self.runner.takes_parts:
             tensors = whole(self.cut.program.leaves, tensors)
-        taped = tf_private.tape_records() and not isinstance(self.runner, Uncut)
-        with annotation("whale_nebula", step_num=self.steps, _r=1), without_tape(taped):
+        taped = tf_private.tape_records() and not self.runner.plain
+        without_tape = tf_private.without_recording() if taped else contextlib.nullcontext()
+        with annotation("whale_nebula", step_num=self.steps, _r=1), without_tape:
             outcome = self._run(tensors)
         self.steps += 1
         self._log(outcome.said)
         if self.steps == 1:
             tell_if_few(self.cut.program, self.name, len(outcome.counts), sum(outcome.counts))
+        xla_notes = () if self.xla is None else self.xla.notes
         publish(
             Report(
                 program=self.name,
@@ -190,7 +178,7 @@ class Engine:
                 links=outcome.links,
                 spans=outcome.spans,
                 basis=outcome.basis,
-                notes=(*self.cut.notes, *self.notes, *self._notes_of_xla, *outcome.said.notes, *outcome.notes),
+                notes=(*self.cut.notes, *self.notes, *xla_notes, *outcome.said.notes, *outcome.notes),
                 scalars=self._scalars.of(outcome.tensors),
                 worker=self.worker,
                 elsewhere=outcome.elsewhere,
@@ -208,7 +196,7 @@ class Engine:
         try:
             return self.runner.run(tensors)
         except StageFailedError as failure:
-            began = failure.torn and not isinstance(getattr(self.runner, "inner", self.runner), Uncut)
+            began = failure.torn and not self.runner.innermost.plain
             if self.xla is None or self.without_xla is None or began or not refused_by_xla(failure):
                 raise
             self.xla.give_up(failure)
@@ -222,10 +210,6 @@ class Engine:
         if said.left_out:
             _LOG.warning("%s: step %d of %r is left out: %s", self.worker, self.steps, self.name, said.left_out)
 
-    @property
-    def _notes_of_xla(self) -> Sequence[str]:
-        return () if self.xla is None else self.xla.notes
-
     @cached_property
     def _scalars(self) -> ScalarResults:
         return scalar_results(self.captured.structured_outputs)
@@ -233,14 +217,14 @@ class Engine:
     @property
     def doing(self) -> Mapping[str, str]:
         """What each stage does at this moment, where stages run apart."""
-        clocks = getattr(self.runner, "clocks", None)
-        return {} if clocks is None else clocks.doing()
+        return {} if self.runner.clocks is None else self.runner.clocks.doing()
 
 
 @dataclass
-class Uncut:
+class Uncut(Runner):
     """One stage, one micro-batch: the user's own function."""
 
+    plain = True
     function: Any
     stage: Stage
     graph: Any
@@ -284,10 +268,13 @@ def engine(
     cut = cut_program(program, workers, where, results=results, apart=apart)
     xla = Xla(program.graph, program.stages) if jit else None
     copied = None if program.apart is None else of_clusters(program.apart, captured, run, name, models)
-    if not run.alone:
-        _check_here(cut, run, layout, where)
-    if copied is not None:
-        _check_clusters(copied, cut, run)
+    with contextlib.nullcontext() if run.alone else run.ledger.told():
+        if not run.alone:  # what this cluster reads, and what replicas add up, must be here, or nobody begins
+            here = run.ledger.session.worker
+            check_here(cut, here, layout.absent, where)
+            check_hosts(cut, here, where, collectives=run.ledger.collectives is not None)
+        if copied is not None:
+            copied.check(cut)
     if not run.alone and (copied is None or copied.mates):
         runner = _together(captured, cut, run, name, xla, lazy, copied)
         runner = runner if copied is None else copied.around(runner)
@@ -301,26 +288,6 @@ def engine(
         return inner if copied is None else copied.around(inner)
 
     return Engine(name, captured, cut, choose(xla), worker, notes=notes, xla=xla, without_xla=choose if jit else None)
-
-
-def _check_here(cut: Cut, run: Run, layout: Signature, where: Callable[[int], str]) -> None:
-    """What this cluster reads must be here, and what replicas add up on the way, or nobody begins."""
-    try:
-        check_here(cut, run.ledger.session.worker, layout.absent, where)
-        check_hosts(cut, run.ledger.session.worker, where, collectives=run.ledger.collectives is not None)
-    except BaseException as failure:
-        run.ledger.session.fail(failure)
-        raise
-
-
-def _check_clusters(copied: OfClusters, cut: Cut, run: Run) -> None:
-    """What this cluster cannot train apart all get to know."""
-    try:
-        copied.check(cut)
-    except BaseException as failure:
-        if not run.alone:
-            run.ledger.session.fail(failure)
-        raise
 
 
 def place_workers(captured: Captured, run: Run) -> list[Worker]:
@@ -349,8 +316,8 @@ def _runner(
     if len(program.stages) == 1 and program.pipeline.micro_batch == 1:
         return Uncut(plain_function(call, layout, jit=xla is not None), program.stages[0], captured.graph)
     compiled = Compiled(cut, worker, _workshop(captured, xla))
-    slow = any(_slow(run, a.cluster, b.cluster) for a, b in combinations(program.stages, 2))
-    if slow or has_codecs(cut):
+    lines = [run.links.between(a.cluster, b.cluster) for a, b in combinations(program.stages, 2)]
+    if any(line.rate or line.delay for line in lines) or has_codecs(cut):
         states, seed = _states(run, captured), _seed(run)
         step = EmulatedStep(compiled, captured.variables, run.links, run.programs, states=states, seed=seed)
         _close_with(run, step)
@@ -375,8 +342,10 @@ def _together(
     session.expected.add(run.programs, cut)
     ids, readers = frozenset(compared_by(run.ids)), readers_of(cut, run.config.inputs)
     try:
-        refuse_unshared(ids, readers, {worker.name: worker.cluster for worker in cut.workers})
-        states, ends = _states(run, captured), _ends(cut, session.worker)
+        clusters = {worker.name: worker.cluster for worker in cut.workers}
+        refuse_unshared(ids, readers, clusters)
+        states = _states(run, captured)
+        ends = Crossings(cut, cut.routing, clusters).ends(session.worker.__eq__)  # the channels with an end here
         run.ledger.expect(captured.variables, cut.held)
         told = session.agree(name, digest_lines(lines), lines, first_difference, states.versions(ends))
         for channel in map(escape_foreign_text, states.drop(told, ends)):
@@ -405,12 +374,6 @@ def _states(run: Run, captured: Captured) -> States:
     return states
 
 
-def _ends(cut: Cut, here: str) -> tuple[str, ...]:
-    """The channels of a program that this process has an end of."""
-    clusters = {worker.name: worker.cluster for worker in cut.workers}
-    return Crossings(cut, cut.routing, clusters).ends(here.__eq__)
-
-
 def _close_with(run: Run, step: DistributedStep | EmulatedStep) -> None:
     """Close a step at the end of the run; the run itself does not keep it, so a model that is dropped goes."""
     held = weakref.ref(step)
@@ -420,11 +383,6 @@ def _close_with(run: Run, step: DistributedStep | EmulatedStep) -> None:
             alive.close()
 
     run.closers.append(close)
-
-
-def _slow(run: Run, a: str, b: str) -> bool:
-    line = run.links.between(a, b)
-    return bool(line.rate or line.delay)
 
 
 def plain_function(

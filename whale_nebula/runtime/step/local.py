@@ -22,7 +22,7 @@ from whale_nebula.passes.batch import lines_of
 from whale_nebula.passes.replicas import pieces_here
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
 from whale_nebula.runtime.exchange.crossing import Crossings
-from whale_nebula.runtime.step.clock import StepOutcome
+from whale_nebula.runtime.step.clock import Runner, StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.estimates import link_reports
 from whale_nebula.runtime.step.gradients import Sums
@@ -151,7 +151,7 @@ _Crossed = tuple[Mapping[str, LinkReport], Mapping[str, BoundaryReport]]
 
 
 @dataclass
-class LocalStep:
+class LocalStep(Runner):
     """Runs steps as one function for each way the batch is cut."""
 
     compiled: Compiled
@@ -176,8 +176,8 @@ class LocalStep:
         except tf.errors.OpError as failure:
             guard.restore()
             if float(self._begun) == NOT_BEGUN:
-                with guard.undone():
-                    self._locate(tensors, counts, guard)
+                with guard.undone():  # again, piece by piece and without its update: the piece that fails has a name
+                    run_in_sequence(self.compiled, cut(program.leaves, tensors, counts), guard=guard)
             raise guard.failed_update(failure, 0) from failure
 
     def _function(self, counts: tuple[int, ...]) -> Any:
@@ -210,11 +210,6 @@ class LocalStep:
     @cached_property
     def _is_sized(self) -> bool:
         return is_sized(self.compiled.cut)
-
-    def _locate(self, tensors: Sequence[Any], counts: Sequence[int], guard: Guard) -> None:
-        """Run the failed step again, piece by piece and without its update: the piece that fails has a name."""
-        batch = cut(self.compiled.cut.program.leaves, tensors, counts)
-        run_in_sequence(self.compiled, batch, guard=guard)
 
 
 def _untimed_report(stage: Stage) -> StageReport:

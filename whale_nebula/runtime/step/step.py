@@ -220,9 +220,10 @@ class Step:
         scopes.hold_something()
         with self._lock:
             layout, tensors = signature(arguments, self.whole, declared_inputs())
-            looked = self._looked_at(layout, tensors, unpack)
-            if looked is not None:
-                return looked[0]
+            watching = observer()
+            shown = None if watching is None else watching.look(self, layout, tensors, unpack)
+            if shown is not None:
+                return shown[0]
             self.last = self._engine(layout, unpack, tensors)
             hints.tell_beside(self.name)
             return self._run(self.last, layout, tensors)
@@ -238,27 +239,27 @@ class Step:
         self.first = self.first or shapes_of(tensors)
         return results
 
+    def call(self, unpack: Unpack, given: Sequence[Any]) -> Any:
+        """The user's function on these values of its arguments."""
+        args, kwargs = unpack(list(given))
+        return self.fn(*args, **kwargs)
+
     def plan(self, arguments: Arguments, unpack: Unpack = positional) -> Engine:
         """Capture and plan for the given arguments without running."""
         with self._lock:
             layout, tensors = signature(arguments, self.whole, declared_inputs())
-            self._looked_at(layout, tensors, unpack)
+            if (watching := observer()) is not None:
+                watching.look(self, layout, tensors, unpack)
             return self._engine(layout, unpack)
-
-    def _looked_at(self, layout: Signature, tensors: list[Any], unpack: Unpack) -> tuple[Any] | None:
-        """What stands for the results where the script is only shown; None where the step is to run."""
-        watching = observer()
-        return None if watching is None else watching.look(self, layout, tensors, unpack)
 
     def _engine(self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None) -> Engine:
         """The engine for such arguments; of the first `tensors` it is looked at whether they are a batch at all."""
         self._forget_others()
         self._stand_in(scopes.around())
         if layout.key not in self.engines:
-            found = (
-                self._taking(layout) or self._widen_engine(layout, unpack) or self._make_engine(layout, unpack, tensors)
-            )
-            self.engines[layout.key] = found
+            wide = next((self.engines[form.key] for form in self.forms if takes(form, layout)), None)
+            made = wide or self._widen_engine(layout, unpack) or self._make_engine(layout, unpack, tensors)
+            self.engines[layout.key] = made
         return self.engines[layout.key]
 
     def _forget_others(self) -> None:
@@ -278,10 +279,6 @@ class Step:
             self.engines, self.forms, self.first = self.elsewhere.pop(around, Planned({}, [], ()))
             self.around = around
 
-    def _taking(self, layout: Signature) -> Engine | None:
-        """The engine of a form with free axes that takes this one, too."""
-        return next((self.engines[form.key] for form in self.forms if takes(form, layout)), None)
-
     def _widen_engine(self, layout: Signature, unpack: Unpack) -> Engine | None:
         """An engine with free axes in the place of one more for every size; None where the step needs to know them."""
         form = widen_signature(layout, self.forms) if self.widens else None
@@ -297,10 +294,7 @@ class Step:
         self.engines = {key: kept for key, kept in self.engines.items() if alive(key[-1])}
         self.forms = [form for form in self.forms if form.key in self.engines]
 
-        def call(given: Sequence[Any]) -> Any:
-            args, kwargs = unpack(list(given))
-            return self.fn(*args, **kwargs)
-
+        call = functools.partial(self.call, unpack)
         later = not current_run().alone
         with models_met() as met:
             captured = capture(call, layout, paths=self.paths, metrics=self.metrics, later=later, owner=self.owner)
