@@ -33,7 +33,7 @@ from whale_nebula.report.published import begin, publish
 from whale_nebula.report.records import StageReport
 from whale_nebula.report.report import Report
 from whale_nebula.runtime.exchange.channels import Models
-from whale_nebula.runtime.exchange.crossing import has_codecs
+from whale_nebula.runtime.exchange.crossing import Crossings, has_codecs
 from whale_nebula.runtime.exchange.state import Said, States
 from whale_nebula.runtime.local_sgd.clusters import OfClusters, of_clusters
 from whale_nebula.runtime.replicas.collectives import ReplicaSums, replica_sums
