@@ -90,7 +90,7 @@ _IN_A_ROW, _A_SECOND = 16, 2.0  # times all its streams, and then so many a seco
 
 
 class Quotas:
-    """Bounds on the streams of each proven identity: how many stand at a moment, and how many come in a row."""
+    """Bounds on the streams of each proven identity: how many stand at a moment, and how many are let in in a row."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -100,14 +100,16 @@ class Quotas:
     def admit(self, who: str, lane: Lane, most: int) -> None:
         """One more stream of `who`, who may have `most` at a moment; raises if that is too many."""
         with self._lock:
-            standing = [each for each in self._lanes.get(who, ()) if not each.over]
-            bucket = self._buckets.setdefault(who, TokenBucket(_IN_A_ROW * most, _A_SECOND))
-            self._lanes[who] = standing
+            self._buckets.setdefault(who, TokenBucket(_IN_A_ROW * most, _A_SECOND))
+            standing = self._lanes[who] = [each for each in self._lanes.get(who, ()) if not each.over]
             if len(standing) >= most:
                 raise TransportError(f"{who} has {most} streams, and may have no more")
-            if not bucket.take():
-                raise TransportError(f"streams of {who} come too often", why="each is written into the audit log")
             standing.append(lane)
+
+    def check_rate(self, who: str) -> None:
+        """A stream of `who` is let in: raises if these come too often."""
+        if not self._buckets[who].take():
+            raise TransportError(f"streams of {who} come too often", why="each is written into the audit log")
 
 
 _SECONDS = 10.0

@@ -147,8 +147,10 @@ class Gateway:
         verdict = self._final_errors.find(asks, wanted, once=found.purpose is Purpose.OUT)
         if verdict is not None:
             raise verdict
-        pair = self._pair(found.here, found.there)
         side = Side.NEAR if found.purpose is Purpose.OUT else Side.FAR
+        if side is Side.FAR and not self._is_awaited(found.here, found.there):
+            raise TransportError(f"worker '{found.here}' has not come to its gateway yet", why="it is tried again")
+        pair = self._pair(found.here, found.there)
         if knock.lane:
             present = pair.half(side)
             if present is None or present.connection.name != knock.connection:
@@ -173,9 +175,16 @@ class Gateway:
             self._routes[cluster_of(pair.there)].lead(pair, half)
         return hear
 
+    def _is_awaited(self, here: str, there: str) -> bool:
+        """Whether a worker of this cluster wants that one, or was joined with it lately: else nobody would wait here."""
+        with self._lock:
+            pair = self._pairs.get((here, there))
+        return pair is not None and (pair.half(Side.NEAR) is not None or pair.known)
+
     def _take(self, pair: Pair, half: Half) -> None:
         """Join a half with its pair, once it is written down that it was let in."""
         pair.check_rate()
+        self._quotas.check_rate(half.who)
         if half.side is Side.FAR:
             pair.give_way()
         self.journal.opened(pair, half)

@@ -98,10 +98,11 @@ class TestWhatCrosses:
         until(lambda: all(half is not None and len(half.connection._lanes) == 4 for half in halves))
         made.cross(range(5), size=1 << 20)
 
-    def test_who_comes_first_waits_for_the_other(self, make: Callable[..., Town]) -> None:
+    def test_who_comes_first_waits_at_its_own_gateway(self, make: Callable[..., Town]) -> None:
         made = make()
         made.join(GPU)
-        until(lambda: made.gateways["npu"]._pair(NPU, GPU).half(Side.FAR))
+        until(lambda: made.gateways["gpu"]._pair(GPU, NPU).half(Side.NEAR))
+        assert not made.gateways["npu"]._all()
         made.join(NPU)
         made.meet()
 
@@ -260,27 +261,22 @@ class TestWhatIsRefused:
         assert len(refused) < 15 and sum(each["times"] for each in refused) == 30
         assert all(len(each["object"]) <= 200 and len(each["reason"]) <= 200 for each in refused)
 
-    def test_names_that_a_gateway_invents_are_forgotten(
-        self, make: Callable[..., Town], files: dict[str, Files], monkeypatch: pytest.MonkeyPatch
+    def test_nothing_is_kept_of_names_that_a_gateway_invents(
+        self, make: Callable[..., Town], files: dict[str, Files]
     ) -> None:
         """A cluster that does not list its workers may have any."""
-        monkeypatch.setattr("whale_nebula.gateway.relay._FORGETS_SECONDS", 0.0)
         made = make(workers=(GPU,), dials=())
         gateway = made.gateways["gpu"]
-        gateway._remove_pairs = lambda: None  # type: ignore[method-assign]  # until they are counted
-        current = CurrentCredentials(Credentials.of(files["npu/gateway"]))
-        aim = Target.of(RUN, "gpu/gateway", made.sites["gpu"].listen, current)
+        aim = Target.of(
+            RUN, "gpu/gateway", made.sites["gpu"].listen, CurrentCredentials(Credentials.of(files["npu/gateway"]))
+        )
         for number in range(20):
-            lane, knock = Lane(), Knock(RUN, f"npu/{number}", GPU, f"{number:016x}")
-            dial(aim, knock, lane, lambda frame: None, deadlines=QUICK)
+            knock = Knock(RUN, f"npu/{number}", GPU, f"{number:016x}")
+            with pytest.raises(TransportError, match="has not come to its gateway yet"):
+                dial(aim, knock, Lane(), lambda frame: None, deadlines=QUICK)
             gateway._gone_there(knock.source, "it says")
-            lane.end("no more")
-        assert len(gateway._pairs) == len(gateway._final_errors._gone) == 20
-        gateway._gone_there("npu/99", "it says of one that never came")
-        assert "npu/99" not in gateway._final_errors._gone
-        until(lambda: all(pair.half(Side.FAR) is None for pair in gateway._all()))
-        del gateway._remove_pairs
-        until(lambda: not gateway._pairs and not gateway._final_errors._gone)
+        assert not gateway._all()
+        assert not gateway._final_errors._gone
 
     def test_a_frame_that_names_another_pair(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
         made = make(workers=(GPU, NPU, OTHER))
