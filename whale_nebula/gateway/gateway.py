@@ -176,7 +176,7 @@ class Gateway:
         return hear
 
     def _is_awaited(self, here: str, there: str) -> bool:
-        """Whether a worker of this cluster wants that one, or was joined with it lately: else nobody would wait here."""
+        """Whether a worker of this cluster wants that one, or was joined with it lately: else nobody waits here."""
         with self._lock:
             pair = self._pairs.get((here, there))
         return pair is not None and (pair.half(Side.NEAR) is not None or pair.known)
