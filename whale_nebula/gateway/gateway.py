@@ -15,6 +15,7 @@ from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.gateway.entry import Entry, FinalErrors, Purpose, admit, entry
 from whale_nebula.gateway.journal import Journal
 from whale_nebula.gateway.liveness import Health, Liveness, State
+from whale_nebula.gateway.quota import Quotas, connections
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
 from whale_nebula.gateway.route import Route, RouteEvents
 from whale_nebula.gateway.site import Site, cluster_of
@@ -24,7 +25,7 @@ from whale_nebula.security.identity import GATEWAY
 from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
 from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.listener import Hear, Knock, Listener, Visitor, prove_identity
-from whale_nebula.transport.grpc.options import lanes, server_credentials
+from whale_nebula.transport.grpc.options import server_credentials
 
 _LOG = logging.getLogger("whale_nebula.gateway")
 _PAIRS_AT_MOST = 4096  # of one other cluster
@@ -50,6 +51,7 @@ class Gateway:
         self._now = time.monotonic
         self._silence = _BEATS * self._deadlines.beat
         self._final_errors = FinalErrors()
+        self._quotas = Quotas(site)
         self._parted: set[str] = set()  # those of our workers whose last stream was ended in order
         self.journal = Journal(AuditLog(site.audit, site.identity, self._current, on_head=self._head))
         current = self._current
@@ -66,7 +68,7 @@ class Gateway:
             server_credentials(self._current) if self._current else None,
             self._accept,
             deadlines=self._deadlines,
-            connections=_connections(site),
+            connections=connections(site),
             others=(self._health.handler,),
         )
         self._lookout = threading.Thread(target=self._look_out, name="nebula-lookout", daemon=True)
@@ -144,6 +146,7 @@ class Gateway:
         verdict = self._final_errors.find(asks, wanted, once=found.purpose is Purpose.OUT)
         if verdict is not None:
             raise verdict
+        self._quotas.take(found.caller, lane, knock.lane)
         pair = self._pair(found.here, found.there)
         side = Side.NEAR if found.purpose is Purpose.OUT else Side.FAR
         if knock.lane:
@@ -202,6 +205,7 @@ class Gateway:
             self._pairs = {names: pair for names, pair in self._pairs.items() if not pair.retire()}
             workers = {*self.site.workers, *(name for names in self._pairs for name in names)}
         self._final_errors.remove_old(workers)
+        self._quotas.remove_unused()
 
     def _all(self) -> list[Pair]:
         with self._lock:
@@ -271,17 +275,32 @@ class Gateway:
 
     def _look_out(self) -> None:
         while not self._stopping.wait(self._deadlines.look):
-            for route in self._routes.values():
-                self._health.say(route.cluster, route.control.up)
-                if route.look():
-                    self._end_waits(route)
-            for worker in {pair.here for pair in self._all() if pair.half(Side.NEAR) is not None}:
-                if not self._is_back(worker):
-                    self._liveness.check_silent(worker)
-            if self._current is not None:
-                self._look_at_guests(self._current())
-            self._remove_pairs()
-            self.journal.look_after(self._now())
+            for look in (
+                self._look_at_certificates,
+                self._look_at_routes,
+                self._look_at_workers,
+                self._remove_pairs,
+                lambda: self.journal.look_after(self._now()),
+            ):
+                try:
+                    look()
+                except Exception:  # no thread or no file just now: the next look may go better, and there must be one
+                    _LOG.exception("gateway '%s' could not look after everything", self.site.identity.worker)
+
+    def _look_at_routes(self) -> None:
+        for route in self._routes.values():
+            self._health.say(route.cluster, route.control.up)
+            if route.look():
+                self._end_waits(route)
+
+    def _look_at_workers(self) -> None:
+        for worker in {pair.here for pair in self._all() if pair.half(Side.NEAR) is not None}:
+            if not self._is_back(worker):
+                self._liveness.check_silent(worker)
+
+    def _look_at_certificates(self) -> None:
+        if self._current is not None:
+            self._look_at_guests(self._current())
 
     def _end_waits(self, route: Route) -> None:
         """The way to a cluster is closed: workers that wait for it ask again, and are told why as they come in."""
@@ -311,13 +330,6 @@ class Gateway:
                     half.connection.end("this gateway's certificate was renewed")
             for route in self._routes.values():
                 route.control.end("this gateway's certificate was renewed")
-
-
-def _connections(site: Site) -> int:
-    """How many connections there may be: those of all pairs, from both sides, and the control streams."""
-    own = sum(cluster_of(worker) == site.cluster for worker in site.workers) or 8
-    others = (len(site.workers) - own if site.roster else 0) or 8
-    return 2 * lanes() * own * others + 4 * len(site.gateways)
 
 
 def _gone_error(worker: str, why: str) -> NebulaError:

@@ -60,7 +60,7 @@ class Half:
         self._changed = threading.Condition()
         self._heard = time.monotonic()
         self._handing = 0  # frames that wait for the partner to take them
-        self._lanes: list[Lane] = []
+        self._lanes: dict[int, Lane] = {}  # by number: one that has ended makes room for the next
         self._greeted = threading.Event()  # set at the end, too
         connection.on_end(self._wake)
 
@@ -72,22 +72,25 @@ class Half:
     @property
     def guests(self) -> list[Peer]:
         """The certificates that were proven over its lanes."""
-        return [lane.guest for lane in list(self._lanes) if lane.guest is not None and not lane.over]
+        return [lane.guest for lane in list(self._lanes.values()) if lane.guest is not None and not lane.over]
 
     @property
     def in_order(self) -> bool:
         """Whether the other side has ended it in order, all that it sent being read."""
-        return any(lane.in_order for lane in self._lanes)
+        return any(lane.in_order for lane in list(self._lanes.values()))
 
     @property
     def parted(self) -> bool:
         """Whether its end was in order, whichever side has begun it: nobody has to be looked for."""
-        return any(lane.in_order or lane.finished for lane in self._lanes)
+        return any(lane.in_order or lane.finished for lane in list(self._lanes.values()))
 
     def lane(self, number: int, lane: Lane) -> Callable[[bytes], None]:
-        """Take in a lane of the connection; gives what hears its frames."""
-        self._lanes.append(lane)
-        self.connection.add(number, lane)
+        """Take in a lane of the connection; gives what hears its frames. Raises if there is such a lane."""
+        if self.side is Side.FAR and not self.dialled:
+            lane.begin = self._wait_joined  # so that nothing is kept for a worker that may never come
+        if not self.connection.add(number, lane):
+            raise TransportError(lane.why)
+        self._lanes[number] = lane
         return self._hear_later if number else self.hear
 
     def join(self, other: Half) -> None:
@@ -108,6 +111,10 @@ class Half:
         with self._changed:
             self._changed.wait_for(lambda: not self.fresh, seconds)
             return self.fresh
+
+    def _wait_joined(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self.fresh)
 
     def quiet(self, now: float) -> float:
         """For how long nothing has come over it. One that waits for its partner is not asked for more."""

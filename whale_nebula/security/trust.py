@@ -19,7 +19,8 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +46,7 @@ from whale_nebula.security.identity import Identity
 FORMAT = "whale_nebula revoked 2"
 _UNSIGNED_FORMAT = "whale_nebula revoked 1"
 _MEANING = b"whale_nebula deny list 2\0"
+_AGAIN_SECONDS = 1.0
 _SERIAL = re.compile("[0-9a-f]{40}")
 _LOG = logging.getLogger("whale_nebula.security")
 
@@ -213,8 +215,15 @@ class DenyList:
     True
     """
 
-    def __init__(self, path: Path | None, authorities: Iterable[x509.Certificate] = ()) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path | None,
+        authorities: Iterable[x509.Certificate] = (),
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path, self._now = path, now
+        self._again: float | None = None  # when a file that was refused is read again: it may just not have been read
         self._lock = threading.Lock()
         self._lists: dict[str, SignedList] = {}
         self._tried = set(authorities)
@@ -235,13 +244,17 @@ class DenyList:
             return next((each.revoked[serial] for each in self._lists.values() if serial in each.revoked), None)
 
     def _read_again(self, authorities: set[x509.Certificate]) -> None:
-        """A list that was refused is tried again once there are other authorities: a renewed one may have signed it."""
+        """A list that was refused is tried again once there are other authorities, as a renewed one may have signed it,
+        and once a second, as it may be that only the reading failed; the log says so once.
+        """
         found = stamp(self.path)
-        if self.path is None or (found == self._stamp and authorities <= self._tried):
+        due = self._again is not None and self._now() >= self._again
+        if self.path is None or (found == self._stamp and authorities <= self._tried and not due):
             return
+        new = found != self._stamp or not authorities <= self._tried
         if found != self._stamp:
             self._tried.clear()
-        self._stamp = found
+        self._stamp, self._again = found, None
         self._tried |= authorities
         if found is None:
             _LOG.warning("the deny list %s is gone; what it held stays denied", self.path)
@@ -249,7 +262,9 @@ class DenyList:
         try:
             self._take(load(self.path, authorities))
         except CredentialsError as error:
-            _LOG.warning("the deny list stays as it was: %s", error)
+            self._again = self._now() + _AGAIN_SECONDS
+            if new:
+                _LOG.warning("the deny list stays as it was: %s", error)
 
     def _take(self, found: SignedList) -> None:
         """Use a list, unless it is an older one of the same authority than was used before."""

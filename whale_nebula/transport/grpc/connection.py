@@ -42,6 +42,7 @@ class Lane:
         self.in_order = False  # the other side has ended it, and all that it sent was heard
         self.finished = False  # this side has ended it, and all that it sent has left
         self.on_end: Callable[[str], None] = lambda why: None
+        self.begin: Callable[[], None] = lambda: None  # waits until frames may be read
         self._breaks: Callable[[str], None] = lambda why: None  # nothing, until a stream is attached
         self._frame: bytes | None = None
         self._finishing = False
@@ -98,6 +99,7 @@ class Lane:
         """Hear everything that comes, in this thread, until the stream ends; gives why it did."""
         ended = False
         try:
+            self.begin()
             for frame in incoming:
                 if self.over:
                     break
@@ -186,8 +188,8 @@ class Connection:
         self.add(number, lane)
         return lane
 
-    def add(self, number: int, lane: Lane) -> None:
-        """Take a lane in; it shares this connection's room from now on."""
+    def add(self, number: int, lane: Lane) -> bool:
+        """Take a lane in; it shares this connection's room from now on. False if it comes too late, or twice."""
         with self.room:
             late = self.over or number in self._lanes
             if not late:
@@ -199,6 +201,7 @@ class Connection:
             lane.end(self._why or f"lane {number} came twice")
         elif lane.over:  # before anybody was told
             self._lane_ended(number, lane, lane.why)
+        return not late
 
     def on_end(self, tell: Callable[[str], None]) -> None:
         """Register a callback for the end of the connection; it is called at once if that has come."""

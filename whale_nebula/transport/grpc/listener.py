@@ -296,5 +296,8 @@ class _Threads(futures.Executor):
             except BaseException as error:
                 future.set_exception(error)
 
-        threading.Thread(target=run, name="nebula-stream", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="nebula-stream", daemon=True).start()
+        except RuntimeError as error:  # no thread just now; raised here, it would end the one in which gRPC serves
+            future.set_exception(error)
         return future
