@@ -20,7 +20,7 @@ from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Options, Parser, remark, tell
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, IdentityError, NebulaError
-from whale_nebula.gateway.entry import keep_freed
+from whale_nebula.gateway.entry import keep_freed, raise_file_limit
 from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.site import Site
 from whale_nebula.security.files import find_other_keys
@@ -86,6 +86,7 @@ def main(argv: Sequence[str]) -> int:
     for number in _HEARD:
         signal.signal(number, lambda heard, _: asked.put(signal.Signals(heard).name))
     keep_freed()
+    raise_file_limit()
     _introduce(gateway, as_json=given.json)
     why = asked.get()
     if not given.told:

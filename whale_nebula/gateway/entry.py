@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import resource
 import threading
 import time
 from collections.abc import Callable, Set
@@ -176,6 +177,13 @@ class FinalErrors:
         """A worker can be reached again."""
         with self._lock:
             self._given = {pair: given for pair, given in self._given.items() if pair[1] != worker}
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may; where it may not raise its limit, nothing is done."""
+    with contextlib.suppress(OSError, ValueError):
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 _TRIM, _PAD, _MMAP = -1, -2, -3  # malloc.h: M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD

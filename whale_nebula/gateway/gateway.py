@@ -15,6 +15,7 @@ from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.gateway.entry import Entry, FinalErrors, Purpose, Quotas, admit, entry
 from whale_nebula.gateway.journal import Journal
 from whale_nebula.gateway.liveness import Health, Liveness, State
+from whale_nebula.gateway.quota import Quotas, connections
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
 from whale_nebula.gateway.route import Route, RouteEvents
 from whale_nebula.gateway.site import Site, cluster_of
@@ -24,7 +25,7 @@ from whale_nebula.security.identity import GATEWAY
 from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
 from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.listener import Hear, Knock, Listener, Visitor, prove_identity
-from whale_nebula.transport.grpc.options import LANES_WITHOUT_BBR, server_credentials
+from whale_nebula.transport.grpc.options import server_credentials
 
 _LOG = logging.getLogger("whale_nebula.gateway")
 _PAIRS_AT_MOST = 4096  # of one other cluster
@@ -51,7 +52,7 @@ class Gateway:
         self._now = time.monotonic
         self._silence = _BEATS * self._deadlines.beat
         self._final_errors = FinalErrors()
-        self._quotas = Quotas()
+        self._quotas = Quotas(site)
         self._parted: set[str] = set()  # those of our workers whose last stream was ended in order
         self.journal = Journal(AuditLog(site.audit, site.identity, self._current, on_head=self._head))
         current = self._current
@@ -68,7 +69,7 @@ class Gateway:
             server_credentials(self._current) if self._current else None,
             self._accept,
             deadlines=self._deadlines,
-            connections=_connections(site),
+            connections=connections(site),
             others=(self._health.handler,),
         )
         self._lookout = threading.Thread(target=self._look_out, name="nebula-lookout", daemon=True)
@@ -147,6 +148,8 @@ class Gateway:
         verdict = self._final_errors.find(asks, wanted, once=found.purpose is Purpose.OUT)
         if verdict is not None:
             raise verdict
+        self._quotas.take(found.caller, lane, knock.lane)
+        pair = self._pair(found.here, found.there)
         side = Side.NEAR if found.purpose is Purpose.OUT else Side.FAR
         if side is Side.FAR and not self._is_awaited(found.here, found.there):
             raise TransportError(f"worker '{found.here}' has not come to its gateway yet", why="it is tried again")
@@ -214,6 +217,7 @@ class Gateway:
             self._pairs = {names: pair for names, pair in self._pairs.items() if not pair.retire()}
             workers = {*self.site.workers, *(name for names in self._pairs for name in names)}
         self._final_errors.remove_old(workers)
+        self._quotas.remove_unused()
 
     def _all(self) -> list[Pair]:
         with self._lock:
@@ -283,27 +287,32 @@ class Gateway:
 
     def _look_out(self) -> None:
         while not self._stopping.wait(self._deadlines.look):
-            try:
-                self._look()
-            except Exception:  # such as a thread that the system would not give: the next look may have it
-                _LOG.exception("gateway '%s' could not look after its streams", self.site.identity.worker)
+            for look in (
+                self._look_at_certificates,
+                self._look_at_routes,
+                self._look_at_workers,
+                self._remove_pairs,
+                lambda: self.journal.look_after(self._now()),
+            ):
+                try:
+                    look()
+                except Exception:  # no thread or no file just now: the next look may go better, and there must be one
+                    _LOG.exception("gateway '%s' could not look after everything", self.site.identity.worker)
 
-    def _look(self) -> None:
+    def _look_at_routes(self) -> None:
         for route in self._routes.values():
             self._health.say(route.cluster, route.control.up)
             if route.look():
                 self._end_waits(route)
-        for pair in self._all():
-            far = pair.half(Side.FAR)
-            if far is not None and far.fresh and self._now() - far.since > self.site.patience:
-                far.connection.end(f"'{pair.here}' has not come in {self.site.patience:g} s")
+
+    def _look_at_workers(self) -> None:
         for worker in {pair.here for pair in self._all() if pair.half(Side.NEAR) is not None}:
             if not self._is_back(worker):
                 self._liveness.check_silent(worker)
+
+    def _look_at_certificates(self) -> None:
         if self._current is not None:
             self._look_at_guests(self._current())
-        self._remove_pairs()
-        self.journal.look_after(self._now())
 
     def _end_waits(self, route: Route) -> None:
         """The way to a cluster is closed: workers that wait for it ask again, and are told why as they come in."""
@@ -333,22 +342,6 @@ class Gateway:
                     half.connection.end("this gateway's certificate was renewed")
             for route in self._routes.values():
                 route.control.end("this gateway's certificate was renewed")
-
-
-def _count_streams(site: Site, found: Entry) -> int:
-    """How many streams a caller may have at a moment: those of all its pairs, and a few that are on their way."""
-    if found.purpose is Purpose.CONTROL:
-        return _ON_THEIR_WAY
-    pairs = site.count(site.cluster) if found.purpose is Purpose.IN else 1
-    others = (found.caller.cluster,) if found.purpose is Purpose.IN else site.gateways
-    return LANES_WITHOUT_BBR * pairs * sum(map(site.count, others)) + _ON_THEIR_WAY
-
-
-def _connections(site: Site) -> int:
-    """How many connections there may be: those of all pairs, from both sides, and the control streams."""
-    pairs = site.count(site.cluster) * sum(map(site.count, site.gateways))
-    own = site.count(site.cluster)
-    return 2 * LANES_WITHOUT_BBR * pairs + _ON_THEIR_WAY * (own + 2 * len(site.gateways))
 
 
 def _gone_error(worker: str, why: str) -> NebulaError:

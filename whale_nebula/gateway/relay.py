@@ -60,8 +60,7 @@ class Half:
         self._changed = threading.Condition()
         self._heard = time.monotonic()
         self._handing = 0  # frames that wait for the partner to take them
-        self._lanes: dict[int, Lane] = {}
-        self.since = time.monotonic()
+        self._lanes: dict[int, Lane] = {}  # by number: one that has ended makes room for the next
         self._greeted = threading.Event()  # set at the end, too
         connection.on_end(self._wake)
 
@@ -86,17 +85,13 @@ class Half:
         return any(lane.in_order or lane.finished for lane in list(self._lanes.values()))
 
     def lane(self, number: int, lane: Lane) -> Callable[[bytes], None]:
-        """Take in a lane of the connection; gives what hears its frames. Nothing is read of a further lane before both
-        frames of the greeting are on their way, and of a stranger's first one before there is somebody to hand it to.
-        """
-        if number:
-            lane.await_turn = self._greeted.wait
-        elif self.side is Side.FAR:
-            lane.await_turn = self._await_partner
+        """Take in a lane of the connection; gives what hears its frames. Raises if there is such a lane."""
+        if self.side is Side.FAR and not self.dialled:
+            lane.begin = self._wait_joined  # so that nothing is kept for a worker that may never come
         if not self.connection.add(number, lane):
-            raise TransportError(f"lane {number} of a connection came twice, or too late")
+            raise TransportError(lane.why)
         self._lanes[number] = lane
-        return self.hear
+        return self._hear_later if number else self.hear
 
     def join(self, other: Half) -> None:
         """Hand on from now on what comes over either of the two."""
@@ -116,6 +111,10 @@ class Half:
         with self._changed:
             self._changed.wait_for(lambda: not self.fresh, seconds)
             return self.fresh
+
+    def _wait_joined(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self.fresh)
 
     def quiet(self, now: float) -> float:
         """For how long nothing has come over it. One that waits for its partner is not asked for more."""

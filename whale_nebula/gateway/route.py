@@ -247,6 +247,8 @@ class Route:
                     self._told.final(pair, error)
             except TransportError as error:
                 _LOG.debug("no stream for %s: %s", pair, error.why or error.what)
+            except Exception:  # no thread or no file just now
+                _LOG.exception("a stream for %s is tried again", pair)
             if self._times >= _SURE and self._wrong is not None and near.fresh:
                 self._told.final(pair, self._wrong)
             near.wait(self._pause(attempt))
@@ -260,8 +262,8 @@ class Route:
             try:
                 lanes = max(options.lanes(), self._dial(pair, half, 0))
                 self._told.opened(pair, half)
-            except NebulaError as error:
-                half.connection.end(error.what)
+            except BaseException as error:
+                half.connection.end(str(error).partition("\n")[0])
                 raise
             if not pair.reach(half, near):
                 half.connection.end(_NEEDLESS)
@@ -271,7 +273,8 @@ class Route:
             for number in range(1, lanes):
                 self._dial(pair, half, number)
         except NebulaError as error:
-            half.connection.end(f"a further lane did not open: {error.what}")
+            if not half.connection.over:
+                _LOG.info("%s goes on with fewer lanes: %s", pair, error.what)
 
     def half(self, pair: Pair, connection: Connection, *, dialled: bool = False) -> Half:
         """The far half of a pair over a connection."""
@@ -320,8 +323,8 @@ class Route:
         while not self._closed.is_set():
             try:
                 attempt = 0 if self._go() else attempt + 1
-            except Exception:  # such as a thread that the system would not give: the next attempt may have it
-                _LOG.exception("the stream to gateway '%s' could not be opened", self.who.worker)
+            except Exception:  # no thread or no file just now
+                _LOG.exception("the way to gateway '%s' is tried again", self.who.worker)
                 attempt += 1
             self._closed.wait(self._pause(attempt))
 

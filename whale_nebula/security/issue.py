@@ -161,25 +161,36 @@ def revoke(
 
 
 def _deny_list(folder: Path, authority: Authority) -> SignedList:
-    """The deny list of an authority; before anything is issued an empty one is made, so that every host gets one."""
+    """The deny list of an authority. Where nobody has a certificate yet an empty one is made, so that every host gets one;
+    later a list that is missing, or older than one that was signed here, would take back what was revoked.
+    """
     path = folder / files.REVOKED
+    highest = trust.highest_number(path, files.public_key_digest(authority.certificate))
     if not path.exists():
-        if list_issued(folder):
+        if highest or list_issued(folder):
             raise CredentialsError(
-                "the deny list is gone",
+                "the deny list is lost",
                 where=str(path),
-                why="certificates were issued here, and a new list would take back nobody of those that were on it",
-                mend=f"copy {files.REVOKED} back from any host that has it; or, if nobody was ever revoked: "
-                "whale-nebula certs renew --revoked --forget-revocations",
+                why="an empty one in its place would be believed everywhere, and nobody would be revoked any more",
+                mend=f"copy {files.REVOKED} back from the host that has the highest number: whale-nebula certs show",
             )
         _sign_list(folder, authority, 1, {})
-    return trust.load(path, [authority.certificate])
+    found = trust.load(path, [authority.certificate])
+    if found.number < highest:
+        raise CredentialsError(
+            "the deny list is an older one",
+            where=str(path),
+            why=f"its number is {found.number}, and number {highest} was signed here",
+            mend=f"copy {files.REVOKED} back from the host that has the highest number: whale-nebula certs show",
+        )
+    return found
 
 
 def _sign_list(folder: Path, authority: Authority, number: int, revoked: Revocations) -> None:
     """Write a deny list with this number, or a higher one: that after the highest this host has had."""
     path, signer = folder / files.REVOKED, files.public_key_digest(authority.certificate)
     trust.save(path, authority.run, authority.key, max(number, trust.highest_number(path, signer) + 1), revoked)
+    trust.remember_number(path, trust.load(path, [authority.certificate]))
 
 
 def renew_deny_list(folder: Path, authority: Authority, *, forget: bool = False) -> SignedList:

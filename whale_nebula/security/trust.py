@@ -20,7 +20,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +46,7 @@ from whale_nebula.security.identity import Identity
 FORMAT = "whale_nebula revoked 2"
 _UNSIGNED_FORMAT = "whale_nebula revoked 1"
 _MEANING = b"whale_nebula deny list 2\0"
+_AGAIN_SECONDS = 1.0
 _SERIAL = re.compile("[0-9a-f]{40}")
 _LOG = logging.getLogger("whale_nebula.security")
 
@@ -214,8 +215,15 @@ class DenyList:
     True
     """
 
-    def __init__(self, path: Path | None, authorities: Iterable[x509.Certificate] = ()) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path | None,
+        authorities: Iterable[x509.Certificate] = (),
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path, self._now = path, now
+        self._again: float | None = None  # when a file that was refused is read again: it may just not have been read
         self._lock = threading.Lock()
         self._lists: dict[str, SignedList] = {}
         self._tried = set(authorities)
@@ -238,13 +246,16 @@ class DenyList:
 
     def _read_again(self, authorities: set[x509.Certificate]) -> None:
         """A list that was refused is tried again once there are other authorities, as a renewed one may have signed it,
-        and after some seconds: it may be that it could not be read for a moment.
+        and once a second, as it may be that only the reading failed; the log says so once.
         """
-        found, now = stamp(self.path), time.monotonic()
-        if self.path is None or (found == self._stamp and authorities <= self._tried and now < self._again):
+        found = stamp(self.path)
+        due = self._again is not None and self._now() >= self._again
+        if self.path is None or (found == self._stamp and authorities <= self._tried and not due):
             return
+        new = found != self._stamp or not authorities <= self._tried
         if found != self._stamp:
             self._tried.clear()
+        self._stamp, self._again = found, None
         self._tried |= authorities
         new, self._stamp, self._again = found != self._stamp, found, float("inf")
         if found is None:
@@ -253,8 +264,9 @@ class DenyList:
         try:
             self._take(load(self.path, authorities))
         except CredentialsError as error:
-            self._again = now + _AGAIN_SECONDS
-            (_LOG.warning if new else _LOG.debug)("the deny list stays as it was: %s", error)
+            self._again = self._now() + _AGAIN_SECONDS
+            if new:
+                _LOG.warning("the deny list stays as it was: %s", error)
 
     def _take(self, found: SignedList) -> None:
         """Use a list, unless it is an older one of the same authority than was used before."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from whale_nebula.errors import (
     DamagedFrameError,
+    DeadlineError,
     ExpiredError,
     IdentityError,
     LocalProtocolError,
@@ -93,6 +94,7 @@ class PeerLink(LinkEnd):
         self._roster = Roster(workers)
         self._numbers = self._roster.number(here), self._roster.number(there)
         self._expect = expect
+        self._budget = budget
         self._deadlines = deadlines or Deadlines()
         self._conversation = Conversation(
             *self._numbers,
@@ -209,23 +211,45 @@ class PeerLink(LinkEnd):
     def _drain(self) -> None:
         """Wait for the end of the conversation, as long as there is hope of it."""
         with self._changed:
-            before, since = self._progress(), self._now()
+            sent, received, since = self._sent(), self._conversation.received, self._now()
+            taken = since  # when the other side last took something; what it sends itself is no reason to stay
             while not self._ended.is_set():  # the writer ends when it is over, having sent the last acknowledgement
-                left = since + self._deadlines.grace - self._now()
-                if left <= 0 and (not self._worth_waiting() or self._now() - since >= self._deadlines.patience):
+                now = self._now()
+                left = since + self._deadlines.grace - now
+                stall = self._deadlines.stall(max(self._budget, self._unsent), self._meter.rate)
+                if left <= 0 and not self._worth_waiting():
                     return
-                self._changed.wait(max(left, 0.1))
-                if self._progress() != before:
-                    before, since = self._progress(), self._now()
+                if now - taken >= stall:
+                    break
+                self._changed.wait(min(max(left, 0.1), taken + stall - now))
+                if self._sent() != sent:
+                    sent, since = self._sent(), self._now()
+                    taken = since
+                if self._conversation.received != received:
+                    received, since = self._conversation.received, self._now()
+            else:
+                return
+        error = DeadlineError(
+            f"worker '{self.there}' has not taken what it was sent, for {round(stall, 1):g} s",
+            where=self._carrier.where,
+            why=f"'{self.here}' closes its link, and {self._unsent} bytes were not acknowledged",
+            mend=f"look at what '{self.there}' is doing, or allow more time: 'patience' in the config",
+        )
+        _LOG.warning("%s", error)
+        self.lost(error)
 
-    def _progress(self) -> tuple[int, int, int]:
-        return self._outbox.written, self._conversation.unacked, self._conversation.received
+    def _sent(self) -> tuple[int, int]:
+        return self._outbox.written, self._conversation.unacked
+
+    @property
+    def _unsent(self) -> int:
+        """The bytes that have not arrived yet, as far as is known."""
+        return self._outbox.waiting + self._conversation.unacked
 
     def _worth_waiting(self) -> bool:
         """Whether more than a farewell has not arrived yet, at somebody who wants it: that is worth patience."""
-        left = self._outbox.waiting + self._conversation.unacked
         ending = self._failed or self._fail_heard or self._bye_heard
-        return self._met and not ending and left > self._farewell.size + _SEAL_BYTES
+        return self._met and not ending and self._unsent > self._farewell.size + _SEAL_BYTES
 
     @property
     def _over(self) -> bool:
@@ -367,6 +391,8 @@ class PeerLink(LinkEnd):
                     self._go_on(event)
         except NebulaError as error:
             return opened, True, error
+        except Exception as error:
+            return opened, True, _unexpected(error)
         return opened, told, self._conversation.error
 
     def _go_on(self, event: Opened) -> None:
@@ -390,12 +416,11 @@ class PeerLink(LinkEnd):
                 self._accept_message(event.message, event.header.whole)
             else:
                 self._inbox.put(self._roster.key(event.header), read_payload(event))
-        except RemoteProtocolError as error:
+        except NebulaError as error:
             self._refuse(error)
             return False
-        except Exception as error:  # a decoder's mistake about what a stranger sent; nothing of it is lost in silence
-            _LOG.exception("what %s sent cannot be read", self.there)
-            self._refuse(RemoteProtocolError("what was sent cannot be read", why=type(error).__name__))
+        except Exception as error:
+            self._refuse(_unexpected(error))
             return False
         return True
 
@@ -453,7 +478,7 @@ class PeerLink(LinkEnd):
         while not self._ended.wait(self._tick):
             try:
                 self._look()
-            except Exception:  # such as a file or a thread that the system would not give: the next look may have it
+            except Exception:  # a moment without memory or files must not end the watch
                 _LOG.exception("%s could not look after its link to %s", self.here, self.there)
 
     def _look(self) -> None:
@@ -509,6 +534,12 @@ class PeerLink(LinkEnd):
     def _unheard(self, seconds: float, why: str) -> NebulaError:
         """Nothing was heard from the other worker for so long, if it was ever there."""
         return (silent_error if self._met else absent_error)(self.there, self._carrier.where, seconds, why)
+
+
+def _unexpected(error: Exception) -> RemoteProtocolError:
+    """An error of another kind than ours, which what has come brought about: it must not be lost in silence."""
+    _LOG.error("what has come was taken for an error of the other side", exc_info=error)
+    return RemoteProtocolError("what has come cannot be taken", why=f"{type(error).__name__}: {str(error)[:200]}")
 
 
 class Faults:

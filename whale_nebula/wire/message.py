@@ -59,7 +59,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return _is_count(abs(value)) if type(value) is int else type(value) is float and math.isfinite(value)
+    return abs(value) <= _MOST_NUMBER if type(value) is int else type(value) is float and math.isfinite(value)
 
 
 def _is_flag(value: Any) -> bool:
@@ -240,7 +240,7 @@ def decode_message(data: bytes) -> dict[str, Any]:
     if fault := _find_excess(data):
         raise RemoteProtocolError(f"a control message has {fault}")
     try:
-        message = json.loads(data, parse_constant=_refuse_constant)
+        message = json.loads(data, parse_int=_read_int, parse_float=_read_float, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"a control message is not JSON: {error}") from None
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
@@ -256,6 +256,20 @@ def _find_excess(data: bytes) -> str | None:
         return f"{len(data)} bytes, above the cap of {cap}"
     values = 0 if lines else sum(data.count(mark) for mark in (b"[", b"{", b","))
     return f"{values} values, above the cap of {_MOST_VALUES}" if values > _MOST_VALUES else None
+
+
+def _read_int(text: str) -> int:
+    value = int(text)
+    if abs(value) > _MOST_NUMBER:
+        raise ValueError("a whole number of more than 64 bits")
+    return value
+
+
+def _read_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number too large for a float")
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

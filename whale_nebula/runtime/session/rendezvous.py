@@ -156,7 +156,7 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
     told = session.hello(sheet)
     _agree_on_seed(attachment.worker, seed, told)
     _agree_on_config(attachment.worker, sheet, told)
-    hosts = {attachment.worker: sheet["host"], **{peer: str(theirs["host"]) for peer, theirs in told.items()}}
+    hosts = {attachment.worker: sheet["host"], **{peer: str(theirs.get("host")) for peer, theirs in told.items()}}
     return Ledger(session, own=config.weights == "own", collectives=_collectives(attachment, session)), hosts
 
 
@@ -183,7 +183,7 @@ def _sheet(attachment: Attachment, seed: int | None, config: Config) -> dict[str
 
 def _agree_on_seed(worker: str, seed: int | None, told: Mapping[str, Mapping[str, Any]]) -> None:
     """A seed that a script names must be named by all; the launcher's was set before the script began."""
-    named = {worker: str(seed), **{peer: str(sheet["seed"]) for peer, sheet in told.items()}}
+    named = {worker: str(seed), **{peer: str(sheet.get("seed")) for peer, sheet in told.items()}}
     if len(set(named.values())) > 1:
         said = ", ".join(f"{each}: {escape_foreign_text(named[each])}" for each in sorted(named))
         raise ConfigError(

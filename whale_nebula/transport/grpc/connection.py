@@ -42,7 +42,7 @@ class Lane:
         self.in_order = False  # the other side has ended it, and all that it sent was heard
         self.finished = False  # this side has ended it, and all that it sent has left
         self.on_end: Callable[[str], None] = lambda why: None
-        self.await_turn: Callable[[], object] = lambda: None  # called before the first frame is read
+        self.begin: Callable[[], None] = lambda: None  # waits until frames may be read
         self._breaks: Callable[[str], None] = lambda why: None  # nothing, until a stream is attached
         self._frame: bytes | None = None
         self._finishing = False
@@ -99,7 +99,7 @@ class Lane:
         """Hear everything that comes, in this thread, until the stream ends; gives why it did."""
         ended = False
         try:
-            self.await_turn()
+            self.begin()
             for frame in incoming:
                 if self.over:
                     break
@@ -189,7 +189,7 @@ class Connection:
         return lane
 
     def add(self, number: int, lane: Lane) -> bool:
-        """Take a lane in; it shares this connection's room from now on. False if that came too late, or came before."""
+        """Take a lane in; it shares this connection's room from now on. False if it comes too late, or twice."""
         with self.room:
             late = self.over or number in self._lanes
             if not late:

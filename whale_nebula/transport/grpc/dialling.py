@@ -91,9 +91,10 @@ def dial(
             answer.update(call.initial_metadata() or ())
             if LANES in answer:
                 lane.guest = target.check_answer(knock, answer)
-        except NebulaError as error:
-            unproven.append(error)
-            lane.end(error.what)
+        except Exception as error:  # of whatever kind: nobody is proven
+            wrong = error if isinstance(error, NebulaError) else TransportError("no proof", why=reason(error))
+            unproven.append(wrong)
+            lane.end(wrong.what)
         finally:
             settled.set()
         lane.read(call, hear)

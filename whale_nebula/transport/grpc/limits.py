@@ -147,6 +147,7 @@ class ConnectionGuard:
         self._streams: Counter[End] = Counter()
         self._since: dict[End, float] = {}  # of those without a stream
         self._known: dict[tuple[int, int], End | None] = {}  # by file and inode: the socket's other end, if it is ours
+        self._troubled = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nebula-guard", daemon=True)
 
@@ -181,8 +182,13 @@ class ConnectionGuard:
         while not self._over.wait(_BUSY_SECONDS if crowded else _QUIET_SECONDS):
             try:
                 crowded = self._look(time.monotonic()) > self._limits.address // 2
-            except OSError as error:  # no file is left to look with, which is when there are too many connections
-                _LOG.warning("connections cannot be looked at: %s", error.strerror)
+            except Exception:  # no file or no memory just now; who stops looking lets everybody stay
+                crowded = True
+                if not self._troubled:
+                    _LOG.warning("connections could not be looked at just now", exc_info=True)
+                self._troubled = True
+            else:
+                self._troubled = False
 
     def _look(self, now: float) -> int:
         """Close what is too much; gives how many connections have no stream."""
@@ -211,7 +217,7 @@ class ConnectionGuard:
 
 def _other_end(file: int, port: int) -> End | None:
     """Where an accepted connection of a port comes from; None for every other socket."""
-    with socket.socket(fileno=os.dup(file)) as one, contextlib.suppress(OSError):
+    with socket.socket(fileno=os.dup(file)) as one:
         if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:
             host, number, *_ = one.getpeername()
             return End(_plain(host), number)

@@ -297,6 +297,6 @@ class _Threads(futures.Executor):
 
         try:
             threading.Thread(target=run, name="nebula-stream", daemon=True).start()
-        except RuntimeError as error:  # the system gives no thread: this call is lost, and gRPC's own thread is not
+        except RuntimeError as error:  # no thread just now; raised here, it would end the one in which gRPC serves
             future.set_exception(error)
         return future

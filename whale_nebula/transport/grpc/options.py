@@ -20,6 +20,7 @@ Options = list[tuple[str, int | str]]
 
 HANDSHAKES = 512  # connections that may be open at a moment without a stream that was let in; see `limits`
 LANES_WITHOUT_BBR = 4
+_OTHER_FILES = 128  # that a process needs for itself
 _HANDSHAKE_SECONDS = 5.0
 _IDLE_SECONDS = 10.0  # a connection without a stream is nobody's
 _STREAMS = 4  # of one connection: ours have one each
@@ -47,14 +48,16 @@ def server(deadlines: Deadlines, connections: int) -> Options:
     line, which the server cannot know to be slow, is not taken for a dead one.
     """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    handshakes = HANDSHAKES if files == resource.RLIM_INFINITY else min(HANDSHAKES, files // 2)
+    endless = files == resource.RLIM_INFINITY
+    wanted = connections + (HANDSHAKES if endless else min(HANDSHAKES, files // 2))
+    most = wanted if endless else min(wanted, max(files - _OTHER_FILES, files // 2))
     return [
         *_both(deadlines.silence, _LENIENT * deadlines.silence),
         ("grpc.so_reuseport", 0),  # a second process on the port must fail, not share it
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 250),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.server_handshake_timeout_ms", _milliseconds(_HANDSHAKE_SECONDS)),
-        ("grpc.max_allowed_incoming_connections", connections + handshakes),
+        ("grpc.max_allowed_incoming_connections", most),
         ("grpc.max_connection_idle_ms", _milliseconds(_IDLE_SECONDS)),
         ("grpc.max_concurrent_streams", _STREAMS),
     ]
