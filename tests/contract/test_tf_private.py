@@ -128,3 +128,24 @@ def test_dispatch_to_answers_for_a_class_of_ours_and_for_no_other() -> None:
     assert tf.shape([1, 2]).numpy().tolist() == [2]
     with pytest.raises((TypeError, ValueError)):
         tf.shape(object())
+
+
+def test_copy_op_infers_shapes_anew() -> None:
+    """The same op on pieces: attributes are those of the traced one, shapes those of what it is given."""
+
+    @tf.function(autograph=False)
+    def product(x: Any, w: Any) -> Any:
+        return tf.matmul(x, w, transpose_b=True)
+
+    traced = (
+        product.get_concrete_function(tf.TensorSpec([2, 4]), tf.TensorSpec([6, 4])).graph.outputs[0].op.inputs[0].op
+    )
+    assert traced.type == "MatMul"
+
+    @tf.function(autograph=False)
+    def piece(x: Any, w: Any) -> Any:
+        return tf_private.copy_op(traced, [x, w]).outputs[0]
+
+    x, w = tf.random.normal([2, 4]), tf.random.normal([3, 4])
+    assert piece.get_concrete_function(x, w).output_shapes == (2, 3)
+    tf.debugging.assert_near(piece(x, w), tf.matmul(x, w, transpose_b=True))

@@ -13,12 +13,10 @@ from collections.abc import Callable, Set
 from enum import Enum
 from typing import NamedTuple
 
-from whale_nebula.errors import IdentityError, NebulaError, NotAllowedError, TransportError
+from whale_nebula.errors import IdentityError, NebulaError, NotAllowedError
 from whale_nebula.gateway.site import Site, cluster_of
 from whale_nebula.security import CurrentCredentials, Identity, Peer
 from whale_nebula.security.identity import GATEWAY, WORKER, Call, check_call
-from whale_nebula.transport.grpc.connection import Lane
-from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.transport.grpc.listener import Knock, Visitor
 
 
@@ -85,32 +83,6 @@ def _check_worker(site: Site, name: str, cluster: str | None) -> None:
             else f"the workers of cluster '{identity.cluster}' are {', '.join(listed)}",
             mend="give all clusters the same list of workers, and start this gateway again",
         )
-
-
-_IN_A_ROW, _A_SECOND = 16, 2.0  # times all its streams, and then so many a second
-
-
-class Quotas:
-    """Bounds on the streams of each proven identity: how many stand at a moment, and how many are let in in a row."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lanes: dict[str, list[Lane]] = {}
-        self._buckets: dict[str, TokenBucket] = {}
-
-    def admit(self, who: str, lane: Lane, most: int) -> None:
-        """One more stream of `who`, who may have `most` at a moment; raises if that is too many."""
-        with self._lock:
-            self._buckets.setdefault(who, TokenBucket(_IN_A_ROW * most, _A_SECOND))
-            standing = self._lanes[who] = [each for each in self._lanes.get(who, ()) if not each.over]
-            if len(standing) >= most:
-                raise TransportError(f"{who} has {most} streams, and may have no more")
-            standing.append(lane)
-
-    def check_rate(self, who: str) -> None:
-        """A stream of `who` is let in: raises if these come too often."""
-        if not self._buckets[who].take():
-            raise TransportError(f"streams of {who} come too often", why="each is written into the audit log")
 
 
 _SECONDS = 10.0

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes
 
 from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, TransportError
 from whale_nebula.gateway.control import ControlStreams
-from whale_nebula.gateway.entry import Entry, FinalErrors, Purpose, Quotas, admit, entry
+from whale_nebula.gateway.entry import Entry, FinalErrors, Purpose, admit, entry
 from whale_nebula.gateway.journal import Journal
 from whale_nebula.gateway.liveness import Health, Liveness, State
 from whale_nebula.gateway.quota import Quotas, connections
@@ -29,7 +29,6 @@ from whale_nebula.transport.grpc.options import server_credentials
 
 _LOG = logging.getLogger("whale_nebula.gateway")
 _PAIRS_AT_MOST = 4096  # of one other cluster
-_ON_THEIR_WAY = 4  # streams of an identity that take the place of others
 _STEP_SECONDS, _KEPT_SECONDS = 0.2, 2.0
 _BEATS = 2.2  # that may be missed before a worker is looked for
 
@@ -125,12 +124,12 @@ class Gateway:
             raise TransportError(f"gateway '{self.site.identity.worker}' is ending")
         try:
             found = entry(self.site, self._current, knock, visitor)
-            self._quotas.admit(found.caller.uri, lane, _count_streams(self.site, found))
             lane.guest = found.guest
             if self._prover is not None:
                 lane.proof = prove_identity(self._prover, knock, self.site.identity)
             return self._let_in(found, knock, lane)
         except NebulaError as error:
+            lane.end(error.what)
             if isinstance(error, IdentityError):
                 who = visitor.names[0] if visitor.names else visitor.host
                 self.journal.refused(who, f"{knock.source} - {knock.destination}", error)
@@ -148,11 +147,10 @@ class Gateway:
         verdict = self._final_errors.find(asks, wanted, once=found.purpose is Purpose.OUT)
         if verdict is not None:
             raise verdict
-        self._quotas.take(found.caller, lane, knock.lane)
-        pair = self._pair(found.here, found.there)
         side = Side.NEAR if found.purpose is Purpose.OUT else Side.FAR
         if side is Side.FAR and not self._is_awaited(found.here, found.there):
             raise TransportError(f"worker '{found.here}' has not come to its gateway yet", why="it is tried again")
+        self._quotas.take(found.caller, lane, knock.lane)
         pair = self._pair(found.here, found.there)
         if knock.lane:
             present = pair.half(side)
@@ -187,7 +185,6 @@ class Gateway:
     def _take(self, pair: Pair, half: Half) -> None:
         """Join a half with its pair, once it is written down that it was let in."""
         pair.check_rate()
-        self._quotas.check_rate(half.who)
         if half.side is Side.FAR:
             pair.give_way()
         self.journal.opened(pair, half)

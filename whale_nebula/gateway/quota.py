@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 
 from whale_nebula.errors import TransportError
-from whale_nebula.gateway.site import Site, cluster_of
+from whale_nebula.gateway.site import UNLISTED, Site
 from whale_nebula.security.identity import GATEWAY, Identity
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.transport.grpc.options import LANES_WITHOUT_BBR, lanes
 
-_UNLISTED = 8  # workers that a cluster is thought to have which does not list them
 _SPARE = 4
 _BURST, _A_SECOND = 100, 2.0  # connections of pairs, each of which is written into the audit log
 _LANES_A_CONNECTION = 16.0  # a further lane is not written down
@@ -59,7 +58,7 @@ class Quotas:
         cluster are one caller.
         """
         who = caller.uri if self._site.files is not None or caller.role == GATEWAY else caller.cluster
-        pairs = pairs_of(self._site, caller) * (_UNLISTED if who == caller.cluster else 1)
+        pairs = pairs_of(self._site, caller) * (UNLISTED if who == caller.cluster else 1)
         with self._lock:
             quota = self._quotas.setdefault(who, Quota(caller.worker, pairs))
         quota.take(lane, number)
@@ -76,10 +75,10 @@ def most_streams(pairs: int) -> int:
 
 
 def pairs_of(site: Site, caller: Identity) -> int:
-    """How many pairs of workers a caller may need streams for: a worker of this cluster, or another cluster's gateway."""
+    """How many pairs of workers a caller may need streams for: a worker of this cluster, or another gateway."""
     if caller.role == GATEWAY:
-        return _count(site, site.cluster) * _count(site, caller.cluster)
-    return sum(_count(site, cluster) for cluster in site.gateways)
+        return site.count(site.cluster) * site.count(caller.cluster)
+    return sum(site.count(cluster) for cluster in site.gateways)
 
 
 def connections(site: Site) -> int:
@@ -89,8 +88,4 @@ def connections(site: Site) -> int:
     own = Identity.of_worker(site.run, f"{site.cluster}/0")
     gateways = [Identity(site.run, cluster, GATEWAY) for cluster in site.gateways]
     of_own, of_gateways = most_streams(pairs_of(site, own)), [most_streams(pairs_of(site, each)) for each in gateways]
-    return _count(site, site.cluster) * of_own + sum(of_gateways) + 4 * len(gateways)
-
-
-def _count(site: Site, cluster: str) -> int:
-    return sum(cluster_of(worker) == cluster for worker in site.workers) or _UNLISTED
+    return site.count(site.cluster) * of_own + sum(of_gateways) + 4 * len(gateways)

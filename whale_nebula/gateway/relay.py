@@ -130,14 +130,14 @@ class Half:
             raise
         with self._changed:
             self._handing += 1
-            self._await_partner()
+            self._wait_joined()
             partner = self.partner
         sent = partner is not None and partner.send(frame)
         self._done(len(frame) if sent else None, greeting=header.epoch == 0)
 
-    def _await_partner(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self.partner is not None or self.connection.over)
+    def _hear_later(self, frame: bytes) -> None:
+        self._greeted.wait()
+        self.hear(frame)
 
     def send(self, frame: bytes) -> bool:
         """Send a frame over it, when it is its turn."""

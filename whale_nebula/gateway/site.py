@@ -16,6 +16,8 @@ from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security.files import Files
 from whale_nebula.security.identity import GATEWAY, Identity
 
+UNLISTED = 8
+"""How many workers a cluster is thought to have which does not list them."""
 RUN = "run"
 """The name of a run whose config names none."""
 
@@ -64,8 +66,8 @@ class Site:
         return self.audit.with_name(f"{self.audit.stem}.heads{self.audit.suffix}")
 
     def count(self, cluster: str) -> int:
-        """How many workers a cluster has, 8 where nobody says it."""
-        return sum(cluster_of(worker) == cluster for worker in self.workers) or 8
+        """How many workers a cluster has, or is thought to have where nobody says it."""
+        return sum(cluster_of(worker) == cluster for worker in self.workers) or UNLISTED
 
     @property
     def roster(self) -> tuple[str, ...] | None:

@@ -56,7 +56,10 @@ def _list_facts(plan: Plan) -> list[dict[str, object]]:
     pipeline = plan.lines[0].split()[1:] if plan.lines else []
     stages = {f"stage {name!r}": f"on cluster {stage.cluster!r}" for name, stage in plan.stages.items()}
     counts = {f"the number of replicas of stage {name!r}": stage.replicas for name, stage in plan.stages.items()}
-    turns = {f"the order of the replicas of stage {name!r}": stage.order for name, stage in plan.stages.items()}
+    turns = {
+        f"the order of the replicas of stage {name!r}": " ".join(map(str, stage.order)) or "the plain one"
+        for name, stage in plan.stages.items()
+    }
     crossing: dict[str, object] = {}
     for each in plan.boundaries:
         name = f"boundary {each.name}, from {each.source} to {' and '.join(each.destinations)},"

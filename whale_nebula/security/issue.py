@@ -161,8 +161,8 @@ def revoke(
 
 
 def _deny_list(folder: Path, authority: Authority) -> SignedList:
-    """The deny list of an authority. Where nobody has a certificate yet an empty one is made, so that every host gets one;
-    later a list that is missing, or older than one that was signed here, would take back what was revoked.
+    """The deny list of an authority. Where nobody has a certificate yet an empty one is made, so that every host gets
+    one; later a list that is missing, or older than one that was signed here, would take back what was revoked.
     """
     path = folder / files.REVOKED
     highest = trust.highest_number(path, files.public_key_digest(authority.certificate))
@@ -172,7 +172,8 @@ def _deny_list(folder: Path, authority: Authority) -> SignedList:
                 "the deny list is lost",
                 where=str(path),
                 why="an empty one in its place would be believed everywhere, and nobody would be revoked any more",
-                mend=f"copy {files.REVOKED} back from the host that has the highest number: whale-nebula certs show",
+                mend=f"copy {files.REVOKED} back from the host that has the highest number: whale-nebula certs show; "
+                "or, if nobody was ever revoked: whale-nebula certs renew --revoked --forget-revocations",
             )
         _sign_list(folder, authority, 1, {})
     found = trust.load(path, [authority.certificate])

@@ -227,7 +227,6 @@ class DenyList:
         self._lock = threading.Lock()
         self._lists: dict[str, SignedList] = {}
         self._tried = set(authorities)
-        self._again = float("inf")  # when a list that was refused is read again
         self._stamp = stamp(path)
         if path is not None:
             self._take(load(path, self._tried))
@@ -257,7 +256,6 @@ class DenyList:
             self._tried.clear()
         self._stamp, self._again = found, None
         self._tried |= authorities
-        new, self._stamp, self._again = found != self._stamp, found, float("inf")
         if found is None:
             _LOG.warning("the deny list %s is gone; what it held stays denied", self.path)
             return
@@ -284,7 +282,6 @@ class DenyList:
         remember_number(path, found)
 
 
-_AGAIN_SECONDS = 10.0
 _USES = {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
 _SKEWED = timedelta(days=1)
 

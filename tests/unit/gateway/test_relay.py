@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.unit.gateway.town import GPU, NPU, until
 from whale_nebula.errors import DamagedFrameError, RemoteProtocolError, TransportError
-from whale_nebula.gateway.entry import Quotas
+from whale_nebula.gateway.quota import Quotas
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
+from whale_nebula.gateway.site import Site
+from whale_nebula.security.identity import GATEWAY, Identity
 from whale_nebula.transport.grpc.connection import END, Connection, Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.wire.frame import FRAME_CAP, HEADER_BYTES, TAG_BYTES, Direction, Flag, Header, Kind, pack
@@ -241,7 +244,7 @@ class TestSeveralLanes:
         near.lane(1, Lane())
         for _ in range(3):
             again = Lane()
-            with pytest.raises(TransportError, match="lane 1 of a connection came twice"):
+            with pytest.raises(TransportError, match="lane 1 came twice"):
                 near.lane(1, again)
             assert again.over
         assert near.connection.over is False
@@ -266,19 +269,28 @@ def test_nothing_is_read_of_a_stranger_before_there_is_somebody_to_hand_it_to() 
     assert events == ["joined", "read"]
 
 
-def test_an_identity_has_so_many_streams_and_no_more() -> None:
-    quotas, lanes = Quotas(), [Lane() for _ in range(4)]
-    for lane in lanes[:3]:
-        quotas.admit("npu/gateway", lane, 3)
-    with pytest.raises(TransportError, match="may have no more"):
-        quotas.admit("npu/gateway", lanes[3], 3)
-    quotas.admit("cpu/gateway", lanes[3], 3)
+def test_an_identity_has_so_many_streams_and_no_more(tmp_path: Path) -> None:
+    """Whatever pairs it names: four for each that it may speak for, and four more."""
+    site = Site("mt", "gpu", "", {GPU: ""}, {"npu": None, "cpu": None}, audit=tmp_path / "audit.jsonl")
+    quotas, lanes = Quotas(site), [Lane() for _ in range(4 * 8 + 4)]
+    npu, cpu = (Identity("mt", cluster, GATEWAY) for cluster in ("npu", "cpu"))
+    for lane in lanes:
+        quotas.take(npu, lane, 1)
+    with pytest.raises(TransportError, match="has 36 streams here, and is given no more"):
+        quotas.take(npu, Lane(), 1)
+    quotas.take(cpu, Lane(), 1)
     lanes[0].end("a test")
-    quotas.admit("npu/gateway", Lane(), 3)
-    for _ in range(16 * 3):
-        quotas.check_rate("npu/gateway")
+    quotas.take(npu, Lane(), 1)
+
+
+def test_an_identity_opens_so_many_streams_in_a_row(tmp_path: Path) -> None:
+    site = Site("mt", "gpu", "", {GPU: ""}, {"npu": None}, audit=tmp_path / "audit.jsonl")
+    quotas, npu = Quotas(site), Identity("mt", "npu", GATEWAY)
     with pytest.raises(TransportError, match="come too often"):
-        quotas.check_rate("npu/gateway")
+        for _ in range(200):
+            lane = Lane()
+            quotas.take(npu, lane, 0)
+            lane.end("a test")
 
 
 def test_a_half_that_waits_for_its_partner_is_not_quiet() -> None:

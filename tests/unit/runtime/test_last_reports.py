@@ -17,6 +17,11 @@ from whale_nebula.report.summary import programs, summary_text
 ROWS, WIDTH = 8, 4
 
 
+@pytest.fixture(autouse=True)
+def closed_run() -> None:
+    """The tests of this module look at one run."""
+
+
 def chain() -> keras.Model:
     keras.utils.clear_session()
     hidden = inputs = keras.Input((WIDTH,))

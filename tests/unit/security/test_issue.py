@@ -256,7 +256,7 @@ class TestRevoking:
         home.credentials(NPU)  # a process reads it
         (home.folder / "revoked.json").unlink()
         for act in (lambda: home.files(GATE), lambda: issue.renew_deny_list(home.folder, home.authority)):
-            with pytest.raises(CredentialsError, match="the deny list is gone"):
+            with pytest.raises(CredentialsError, match="the deny list is lost"):
                 act()
         issue.renew_deny_list(home.folder, home.authority, forget=True)
         assert deny_list(home) == trust.SignedList(3, deny_list(home).signer, {})
