@@ -248,13 +248,26 @@ class TestRevoking:
         found = deny_list(home)
         assert (set(found.revoked), found.number) == (set(serials), 7)
 
-    def test_a_list_that_was_lost_does_not_begin_again(self, home: Home) -> None:
-        """Every host has seen a higher number by then, and would refuse it."""
-        issue.revoke(home.folder, home.authority, [home.credentials(GPU).serial], "")
-        home.credentials(NPU)  # a process reads it
-        (home.folder / "revoked.json").unlink()
-        home.files(GATE)
-        assert deny_list(home) == trust.SignedList(3, deny_list(home).signer, {})
+    @pytest.mark.parametrize("how", ["lost", "an older one"])
+    def test_a_list_that_was_lost_or_is_older_does_not_begin_again(self, home: Home, how: str) -> None:
+        """An empty list with the next number would be believed by every host."""
+        path = home.folder / "revoked.json"
+        old = path.read_bytes()
+        serial = home.credentials(GPU).serial
+        issue.revoke(home.folder, home.authority, [serial], "")
+        newest = path.read_bytes()
+        path.unlink() if how == "lost" else path.write_bytes(old)
+        for act in (
+            lambda: home.files(NPU),
+            lambda: issue.renew(home.folder, home.authority, [GPU]),
+            lambda: issue.revoke(home.folder, home.authority, [serial], ""),
+            lambda: issue.renew_deny_list(home.folder, home.authority),
+        ):
+            with pytest.raises(CredentialsError, match=f"the deny list is {how}"):
+                act()
+        path.write_bytes(newest)
+        home.files(NPU)
+        assert deny_list(home).revoked.keys() == {serial}
 
     def test_a_list_of_an_older_version_is_signed_anew(self, home: Home) -> None:
         paths = home.files(GPU)
