@@ -76,7 +76,7 @@ def most_streams(pairs: int) -> int:
 
 
 def pairs_of(site: Site, caller: Identity) -> int:
-    """How many pairs of workers a caller may need streams for: a worker of this cluster, or another cluster's gateway."""
+    """How many pairs a caller may need streams for: a worker of this cluster, or another cluster's gateway."""
     if caller.role == GATEWAY:
         return _count(site, site.cluster) * _count(site, caller.cluster)
     return sum(_count(site, cluster) for cluster in site.gateways)

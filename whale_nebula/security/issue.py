@@ -161,7 +161,7 @@ def revoke(
 
 
 def _deny_list(folder: Path, authority: Authority) -> SignedList:
-    """The deny list of an authority. Where nobody has a certificate yet an empty one is made, so that every host gets one;
+    """The deny list of an authority. Where nobody has a certificate yet an empty one is made, which every host gets;
     later a list that is missing, or older than one that was signed here, would take back what was revoked.
     """
     path = folder / files.REVOKED
