@@ -198,6 +198,7 @@ class DenyLists:
         issue.revoke(self.home.folder, self.home.authority, [self.ours.serial], "sold")
         self.good = self.path.read_bytes()
         self.authorities = [self.home.authority.certificate]
+        denied._record(self.path).unlink(missing_ok=True)
         denied._record(self.path).mkdir()  # no number is remembered
         self.used = denied.DenyList(self.path, self.authorities)
 

@@ -21,20 +21,38 @@ from whale_nebula.runtime.session.rendezvous import _agree_on_config, _agree_on_
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step.distributed import hear
 from whale_nebula.transport.memory import MemoryNetwork
-from whale_nebula.wire.message import check_message
+from whale_nebula.wire.message import check_message, decode_message
 
 SHEET = {"program": 1, "step": 3, "name": "fit", "rows": 8, "inputs": {"x": 7, "y": [1, None]}, "pace": {"once": 0.5}}
 STEP = {**SHEET, "stays": False, "leaving": None, "seen": {"stages": {"a": [0.1, 0.2, 1, "gpu"]}, "links": {}}}
+HELLO = {"whale_nebula": "1", "tensorflow": "2", "keras": "3", "host": "h", "seed": 1, "results": "x"}
 WORDS = {"doing": "step 3 of 'fit'", "line": "train.py:7"}
 TRUE: Mapping[str, dict[str, Any]] = {
-    "HELLO": {"whale_nebula": "1", "tensorflow": "2", "keras": "3", "host": "h", "seed": 1, "results": "x", **WORDS},
+    "HELLO": {**HELLO, **WORDS},
     "AGREE": {"program": "fit", "digest": "ab", "states": {"b0": 1}, **WORDS},
     "LINES": {"program": "fit", "lines": ["%0 = input"], **WORDS},
     "STEP": {**STEP, "mark": 0, "alike": {"gpu/0, gpu/1": 5}, **WORDS},
     "VOTE": {"why": "", "doing": "phase 0 of step 3 of 'fit'", "line": "train.py:7"},
     "MEET": {"able": True, "address": "127.0.0.1:1", "seeds": [[1, 2]], "weights": 5, **WORDS},
 }
-JUNK = (None, True, -1, 2**70, 1.5, 1e308, "", "\ud800", "x" * 300, [], {}, [None], {"a": []}, [[1]], {"": None})
+JUNK = (
+    None,
+    True,
+    -1,
+    2**70,
+    10**400,
+    1.5,
+    1e308,
+    "",
+    "\ud800",
+    "x" * 300,
+    [],
+    {},
+    [None],
+    {"a": []},
+    [[1]],
+    {"": None},
+)
 
 
 def mutate(draw: random.Random) -> dict[str, Any]:
@@ -64,7 +82,7 @@ def listeners(session: Session) -> list[Callable[[], object]]:
 
 
 def _greet(session: Session) -> None:
-    own = {"seed": 1, "results": "owner", "weights": "own", "inputs": {}}
+    own = {**HELLO, "weights": "own", "inputs": {}}  # of the same versions: else it ends there
     told = session.hello(own)
     _agree_on_seed(session.worker, 1, told)
     _agree_on_config(session.worker, own, told)
@@ -75,6 +93,7 @@ def attack(message: dict[str, Any], listen: int) -> str:
     network = MemoryNetwork()
     here, there = network.link("gpu/0", "npu/0", "gpu", "npu"), network.link("npu/0", "gpu/0", "npu", "gpu")
     try:
+        message = decode_message(json.dumps(message).encode())
         check_message(message)
     except RemoteProtocolError:
         return "refused"

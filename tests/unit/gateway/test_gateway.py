@@ -278,6 +278,38 @@ class TestWhatIsRefused:
         assert not gateway._all()
         assert not gateway._final_errors._gone
 
+    def test_one_gateway_has_the_places_of_its_own_workers_and_no_others(
+        self, make: Callable[..., Town], files: dict[str, Files], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever workers of this cluster it speaks of, where the cluster does not list them."""
+        monkeypatch.setattr("whale_nebula.gateway.quota.most_streams", lambda pairs: 3)
+        made = make(workers=(NPU,), dials=())
+        current = CurrentCredentials(Credentials.of(files["npu/gateway"]))
+        aim = Target.of(RUN, "gpu/gateway", made.sites["gpu"].listen, current)
+        lanes = [Lane() for _ in range(4)]
+        for number, lane in enumerate(lanes):
+            knock = Knock(RUN, NPU, f"gpu/{number}", f"{number:016x}")
+            with contextlib.nullcontext() if number < 3 else pytest.raises(TransportError) as told:
+                dial(aim, knock, lane, lambda frame: None, deadlines=QUICK)
+        assert "3 streams here" in told.value.why
+        assert len(made.gateways["gpu"]._pairs) == 3
+        for lane in lanes:
+            lane.end("a test")
+
+    def test_the_lookout_outlives_a_look_that_fails(self, make: Callable[..., Town]) -> None:
+        gateway = make(dials=()).gateways["gpu"]
+        failed, went_on = threading.Semaphore(0), threading.Semaphore(0)
+
+        def fail() -> None:
+            failed.release()
+            raise RuntimeError("can't start new thread")
+
+        gateway._look_at_workers = fail  # type: ignore[method-assign]
+        gateway._remove_pairs = went_on.release  # type: ignore[method-assign]
+        for _ in range(3):
+            assert failed.acquire(timeout=5.0)
+            assert went_on.acquire(timeout=5.0)
+
     def test_a_frame_that_names_another_pair(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
         made = make(workers=(GPU, NPU, OTHER))
         lane, current = Lane(), CurrentCredentials(Credentials.of(files[GPU]))

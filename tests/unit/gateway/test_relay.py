@@ -213,6 +213,42 @@ class TestTwoAttemptsThatCross:
 
 
 class TestSeveralLanes:
+    def test_a_lane_that_comes_twice_is_refused_and_not_kept(self) -> None:
+        half, _ = Meeting().half(NEAR)
+        half.lane(1, Lane())
+        for _ in range(3):
+            with pytest.raises(TransportError, match="lane 1 came twice"):
+                half.lane(1, Lane())
+        assert len(half._lanes) == 2
+
+    def test_one_that_ends_in_order_makes_room_for_the_next(self) -> None:
+        half, _ = Meeting().half(NEAR)
+        for _ in range(5):
+            lane = Lane()
+            half.lane(1, lane)
+            lane.in_order = True
+            lane.end("in order")
+        assert not half.connection.over
+        assert len(half._lanes) == 2
+
+    def test_nothing_of_another_gateway_is_read_before_its_worker_is_there(self) -> None:
+        meeting = Meeting()
+        _, lane = meeting.come(FAR)
+        read = threading.Event()
+
+        def incoming() -> Iterator[bytes]:
+            read.set()
+            yield from ()
+
+        reader = threading.Thread(target=lane.read, args=(incoming(), lambda frame: None), daemon=True)
+        reader.start()
+        reader.join(0.05)
+        assert reader.is_alive()
+        assert not read.is_set()
+        meeting.come(NEAR)
+        reader.join(5.0)
+        assert read.is_set()
+
     def test_numbered_frames_wait_for_the_greeting(self) -> None:
         meeting = Meeting()
         near, _ = meeting.come(NEAR)

@@ -247,6 +247,21 @@ class TestTheDenyList:
             assert [self.denies(found, shown) for _ in range(3)] == [True] * 3
         assert len(caplog.records) == 1
 
+    def test_one_that_could_not_be_read_once_is_read_again(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        shown, clock = signed(), [0.0]
+        self.put(path, 1)
+        found = DenyList(path, TRUST.authorities, now=lambda: clock[0])
+        self.put(path, 2, shown)
+
+        def fail(*_: object, **__: object) -> bytes:
+            raise CredentialsError("the deny list cannot be read", why="Too many open files")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(files, "read", fail)
+            assert not self.denies(found, shown)
+        clock[0] = 1.0
+        assert self.denies(found, shown)
+
     def test_an_older_copy_is_refused_after_a_restart_too(self, path: Path) -> None:
         self.put(path, 1)
         old = path.read_bytes()

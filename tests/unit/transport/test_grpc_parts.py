@@ -33,7 +33,7 @@ from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.connection import END, Connection, Lane
 from whale_nebula.transport.grpc.dialling import Target, dial
-from whale_nebula.transport.grpc.limits import End, Limits, TokenBucket, find_surplus
+from whale_nebula.transport.grpc.limits import ConnectionGuard, End, Limits, TokenBucket, find_surplus
 from whale_nebula.transport.grpc.listener import (
     CERTIFICATE,
     SIGNATURE,
@@ -41,10 +41,57 @@ from whale_nebula.transport.grpc.listener import (
     Knock,
     Listener,
     Visitor,
+    _Threads,
     check_proof,
     prove_identity,
 )
 from whale_nebula.transport.grpc.options import probe
+
+
+class TestWhenTheSystemRefuses:
+    """One call that fails must not end a thread that everybody needs."""
+
+    def test_the_guard_looks_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        looks = threading.Semaphore(0)
+
+        def fail() -> list[tuple[int, End]]:
+            looks.release()
+            raise OSError("Too many open files")
+
+        guard = ConnectionGuard(1, Limits())
+        monkeypatch.setattr(guard, "_accepted_connections", fail)
+        guard.start()
+        for _ in range(3):
+            assert looks.acquire(timeout=SOON)
+        guard.stop()
+
+    def test_a_socket_that_could_not_be_looked_at_is_not_taken_for_somebody_elses(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0]:
+                guard = ConnectionGuard(port, Limits())
+                with monkeypatch.context() as patched:
+                    patched.setattr("os.dup", _raise_too_many)
+                    assert list(guard._accepted_connections()) == []
+                ends = [end for _, end in guard._accepted_connections()]
+                assert End("127.0.0.1", client.getsockname()[1]) in ends
+
+    def test_a_stream_without_a_thread_fails_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", _raise_no_thread)
+            future = _Threads().submit(int)
+        assert isinstance(future.exception(), RuntimeError)
+
+
+def _raise_too_many(file: int) -> int:
+    raise OSError("Too many open files")
+
+
+def _raise_no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
 
 KNOCK = Knock(RUN, NPU, GPU, "00112233aabbccdd", 2)
 BIG = b"x" * (1 << 20)

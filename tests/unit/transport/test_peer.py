@@ -17,6 +17,7 @@ from whale_nebula.errors import (
     RemoteFailureError,
     RemoteProtocolError,
 )
+from whale_nebula.transport import peer
 from whale_nebula.transport.base import lost_error
 from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.peer import Faults, PeerLink
@@ -124,6 +125,53 @@ class TestCuts:
             pair.there.receive(key(1), SOON)
         with pytest.raises(RemoteFailureError, match="'npu/0' failed"):
             pair.here.receive(back(), SOON)
+
+
+class TestWhatNobodyForesaw:
+    def test_an_error_of_another_kind_ends_the_link_and_loses_nothing_in_silence(
+        self, make: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pair = make()
+        pair.begin()
+        pair.there.take("SESSION", SOON)
+
+        def overflow(message: object) -> None:
+            raise OverflowError("int too large to convert to float")
+
+        monkeypatch.setattr(peer, "check_message", overflow)
+        pair.here.post(step(1))
+        with pytest.raises(RemoteProtocolError, match="cannot be taken"):
+            pair.there.take("SESSION", SOON)
+        monkeypatch.undo()
+        with pytest.raises(RemoteFailureError, match="could not understand"):
+            pair.here.receive(back(), SOON)
+
+    def test_the_watch_outlives_a_look_that_fails(
+        self, make: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looks = threading.Semaphore(0)
+
+        def fail(link: PeerLink) -> None:
+            looks.release()
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(PeerLink, "_look", fail)
+        make(deadlines=Deadlines(patience=SOON, silence=0.08, grace=2.0))
+        for _ in range(6):  # of two links
+            assert looks.acquire(timeout=SOON)
+
+    def test_a_close_ends_though_the_other_side_takes_nothing(
+        self, make: Callable[..., Pair], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        pair = make(deadlines=Deadlines(patience=0.4, silence=0.2, grace=0.1), budget=1 << 20)
+        pair.begin()
+        pair.there.take("SESSION", SOON)
+        pair.there._conversation._acknowledge = lambda: 0  # it beats, and is heard
+        pair.here.send(key(), np.zeros(1000))
+        closing = threading.Thread(target=pair.here.close, daemon=True)
+        closing.start()
+        closing.join(SOON)
+        assert not closing.is_alive()
 
 
 class TestBudget:

@@ -8,10 +8,14 @@ from hypothesis import strategies as st
 
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
 from whale_nebula.wire.frame import FRAME_CAP
-from whale_nebula.wire.message import decode_message, encode_message
+from whale_nebula.wire.message import check_message, decode_message, encode_message
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**64) + 1, 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=8,
 )
@@ -21,6 +25,14 @@ PLAIN = st.recursive(
 def test_any_plain_object_with_a_kind_comes_back(message: dict[str, object], kind: str) -> None:
     message["kind"] = kind
     assert decode_message(encode_message(message)) == message
+
+
+@pytest.mark.parametrize("number", ["1" + 400 * "0", "-" + 30 * "9", "1e999", "-1e999"])
+def test_a_number_that_no_float_holds_is_refused_wherever_it_stands(number: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="is not JSON"):
+        decode_message(f'{{"kind":"SESSION","seen":{{"stages":{{"a":[{number}]}}}}}}'.encode())
+    with pytest.raises(RemoteProtocolError, match="wrong value of 'clock'"):
+        check_message({"kind": "PONG", "clock": 10**400})
 
 
 @pytest.mark.parametrize(
