@@ -32,7 +32,7 @@ Ran = Mapping[str, Mapping[str, Any]]
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """What each cluster's worker told."""
     with sites(tmp_path_factory.mktemp("private"), SIDES, **CONFIG) as found:
-        found.start("private")
+        found.start("private", "private")
         assert found.ended() == {"source": 0, "target": 0}, {name: found[name].said for name in SIDES}
         return {name: found[name].told for name in SIDES}
 
@@ -112,7 +112,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     clusters = {name: {"workers": [f"127.0.0.1:{free_port()}" for _ in range(n)]} for name, n in CLUSTERS.items()}
     options = {"clusters": clusters, "inputs": KEPT, "results": "owner"}
     with sites(tmp_path_factory.mktemp("kept"), tuple(CLUSTERS), **options) as found:
-        found.start("keeping")
+        found.start("private", "keeping")
         found.ended()
         return {name: value for site in found.started.values() for name, value in site.told.items()}
 

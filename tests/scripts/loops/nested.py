@@ -7,21 +7,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, normal, rows, script, weights
+from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, normal, rows, script, trained, weights
 
 
 def around(cut: Cut, forward: Any, w: Any, more: Any = ()) -> Loop:
     """A loop around a forward that is a tf.function (or many)."""
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, forward(x))
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
-
-    return Loop(step, [*w, *more], rows())
+    return trained(cut, w, more)(lambda x, y: mse(y, forward(x)))
 
 
 @script()
@@ -215,20 +206,16 @@ def tape_in_a_function_without_scopes(cut: Cut) -> Loop:
             energy = tf.reduce_sum(tf.sin(v), axis=1)
         return tape.gradient(energy, v)
 
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            with cut.at(0):
-                hidden = slope(x @ w[0])
-            with cut.at(1):
-                hidden = tf.tanh(hidden @ w[1])
-            with cut.at(2):
-                loss = mse(y, slope(hidden @ w[2]))
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
+    @trained(cut, w)
+    def loop(x: Any, y: Any) -> Any:
+        with cut.at(0):
+            hidden = slope(x @ w[0])
+        with cut.at(1):
+            hidden = tf.tanh(hidden @ w[1])
+        with cut.at(2):
+            return mse(y, slope(hidden @ w[2]))
 
-    return Loop(step, w, rows())
+    return loop
 
 
 @script(rarely=True)
@@ -261,17 +248,13 @@ def called_twice(cut: Cut) -> Loop:
         with cut.at(1):
             return tf.tanh(x @ w[1])
 
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            left, right = embed(x), embed(y)
-            with cut.at(2):
-                loss = tf.reduce_mean(((left - right) @ w[2]) ** 2)
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
+    @trained(cut, w)
+    def loop(x: Any, y: Any) -> Any:
+        left, right = embed(x), embed(y)
+        with cut.at(2):
+            return tf.reduce_mean(((left - right) @ w[2]) ** 2)
 
-    return Loop(step, w, rows())
+    return loop
 
 
 class Block:

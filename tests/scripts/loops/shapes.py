@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, normal, rows, script, weights
+from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, normal, rows, script, trained, weights
 
 Pair = collections.namedtuple("Pair", "x y")
 
@@ -40,7 +40,7 @@ class Sample(tf.experimental.ExtensionType):
     y: tf.Tensor
 
 
-def trained(cut: Cut, unpack: Any, batches: Any, pack: Any = lambda loss, outputs, gradients: loss) -> Loop:
+def packed(cut: Cut, unpack: Any, batches: Any, pack: Any = lambda loss, outputs, gradients: loss) -> Loop:
     """A loop whose only argument is unpacked by `unpack`, and whose results are packed by `pack`."""
     w = weights()
 
@@ -60,46 +60,46 @@ def trained(cut: Cut, unpack: Any, batches: Any, pack: Any = lambda loss, output
 @script()
 def a_dict(cut: Cut) -> Loop:
     batches = [{"features": {"x": x}, "label": y} for x, y in rows()]
-    return trained(cut, lambda b: (b["features"]["x"], b["label"]), batches)
+    return packed(cut, lambda b: (b["features"]["x"], b["label"]), batches)
 
 
 @script(rarely=True)
 def a_tuple_of_tensors(cut: Cut) -> Loop:
     batches = [(tf.constant(x), (tf.constant(y),)) for x, y in rows()]
-    return trained(cut, lambda b: (b[0], b[1][0]), batches)
+    return packed(cut, lambda b: (b[0], b[1][0]), batches)
 
 
 @script(rarely=True)
 def a_namedtuple(cut: Cut) -> Loop:
-    return trained(cut, lambda b: (b.x, b.y), [Pair(*b) for b in rows()], lambda loss, out, g: Pair(loss, out))
+    return packed(cut, lambda b: (b.x, b.y), [Pair(*b) for b in rows()], lambda loss, out, g: Pair(loss, out))
 
 
 @script()
 def a_dataclass(cut: Cut) -> Loop:
     batches = [Batch(tf.constant(x), tf.constant(y)) for x, y in rows()]
-    return trained(cut, lambda b: (b.x, b.y), batches)
+    return packed(cut, lambda b: (b.x, b.y), batches)
 
 
 @script(rarely=True)
 def a_dataclass_returned(cut: Cut) -> Loop:
-    return trained(cut, lambda b: b, rows(), lambda loss, out, g: Batch(loss, out, "result"))
+    return packed(cut, lambda b: b, rows(), lambda loss, out, g: Batch(loss, out, "result"))
 
 
 @script(micro=(1,))
 def an_extension_type(cut: Cut) -> Loop:
     batches = [Sample(tf.constant(x), tf.constant(y)) for x, y in rows()]
-    return trained(cut, lambda b: (b.x, b.y), batches)
+    return packed(cut, lambda b: (b.x, b.y), batches)
 
 
 @script(rarely=True)
 def an_ordered_dict(cut: Cut) -> Loop:
     batches = [collections.OrderedDict(y=y, x=x) for x, y in rows()]
-    return trained(cut, lambda b: (b["x"], b["y"]), batches)
+    return packed(cut, lambda b: (b["x"], b["y"]), batches)
 
 
 @script(rarely=True)
 def a_list(cut: Cut) -> Loop:
-    return trained(cut, lambda b: (b[0], b[1]), [list(b) for b in rows()], lambda loss, out, g: [loss, [out, g]])
+    return packed(cut, lambda b: (b[0], b[1]), [list(b) for b in rows()], lambda loss, out, g: [loss, [out, g]])
 
 
 @script()
@@ -109,12 +109,12 @@ def everything_returned(cut: Cut) -> Loop:
     def pack(loss: Any, outputs: Any, gradients: Any) -> Any:
         return {"loss": loss, "none": None, "rows": outputs, "gradients": gradients, "empty": [], "t": (outputs[:, 0],)}
 
-    return trained(cut, lambda b: b, rows(), pack)
+    return packed(cut, lambda b: b, rows(), pack)
 
 
 @script(rarely=True)
 def nothing_returned(cut: Cut) -> Loop:
-    return trained(cut, lambda b: b, rows(), lambda loss, out, g: None)
+    return packed(cut, lambda b: b, rows(), lambda loss, out, g: None)
 
 
 @script()
@@ -243,17 +243,15 @@ def an_argument_for_all(cut: Cut) -> Loop:
 @script()
 def a_growing_and_shrinking_batch(cut: Cut) -> Loop:
     w = weights()
+    sizes = (6, 5, 8, 4)
 
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            outputs = chain(cut, x, w)
-            loss = mse(y, outputs)
-        descend(w, tape.gradient(loss, w))
+    @trained(cut, w, calls=[(normal(n, 4, seed=n), normal(n, 4, seed=30 + n)) for n in sizes])
+    def loop(x: Any, y: Any) -> Any:
+        outputs = chain(cut, x, w)
+        loss = mse(y, outputs)
         return loss, outputs
 
-    sizes = (6, 5, 8, 4)
-    return Loop(step, w, [(normal(n, 4, seed=n), normal(n, 4, seed=30 + n)) for n in sizes])
+    return loop
 
 
 class Trainer:
