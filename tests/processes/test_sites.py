@@ -74,7 +74,7 @@ def test_a_gateway_that_is_killed_and_started_again_costs_nothing(tmp_path: Path
 )
 def test_a_worker_that_is_gone_ends_the_others_with_its_name(tmp_path: Path, number: int, within: float) -> None:
     with sites(tmp_path) as found:
-        found.start("train", "course", 10**5)
+        found.start("train", "course", 10**4)
         for site in found.started.values():
             site.await_line('"steps", 15')
         os.kill(found["gpu"].worker, number)
@@ -88,7 +88,7 @@ def test_a_worker_that_is_gone_ends_the_others_with_its_name(tmp_path: Path, num
 @pytest.mark.grid
 def test_a_cut_that_outlasts_patience_ends_both_with_a_name(tmp_path: Path) -> None:
     with sites(tmp_path, patience="12s") as found, line_before(found, "gpu") as (line, configs):
-        found.start("train", "course", 10**5, configs=configs)
+        found.start("train", "course", 10**4, configs=configs)
         found["npu"].await_line('"steps", 15')
         line.cut()
         start = time.monotonic()

@@ -35,6 +35,12 @@ RESERVED = (*text.SPECIAL, *(f"[reserved{number}]" for number in range(FIRST - l
 SIDES = ("source", "target")
 SIZES = BertSizes(vocabulary=VOCABULARY, length=LONGEST + 1, width=8, heads=2, layers=1, inner=16, dropout=0.0)
 STEPS = PAIRS // BATCH
+FORM = {"shape": [None, None], "dtype": "int32"}
+CONFIG = {
+    "inputs": dict.fromkeys(("x/source", "x/target", "y", "source", "target"), FORM),
+    "results": "owner",
+    "weights": "own",
+}
 
 
 taken: list[bytes] = []
@@ -114,7 +120,7 @@ def private() -> None:
     tf.config.optimizer.set_experimental_options(
         {"disable_meta_optimizer": True}
     )  # dear, and these graphs run a few times
-    nb.init()
+    nb.init(CONFIG)
     side = nb.here().cluster
     pairs = text.generated("train", PAIRS, sides=[side])
     words = text.Tokenizer(text.learn_vocabulary(pairs.of(side), VOCABULARY, reserved=RESERVED, fill=True))
@@ -156,6 +162,7 @@ def private() -> None:
 
 
 # ---------------------------------------------------------------------- inputs of three clusters
+KEPT = {"x/x": {"shape": [None, 3], "dtype": "int32"}, "x/z": {"shape": [None, 2]}, "y": {"shape": [None, 1]}}
 KEPT_ROWS, KEPT_BATCH = 8, 4
 DEADLINE = 30.0
 ROW = "paciente 4711: positivo"
@@ -192,7 +199,7 @@ def dataset(arrays: dict[str, Any]) -> Any:
 def keeping() -> None:
     """Three clusters that keep their inputs at home."""
     socket.gethostname = lambda: NAME
-    nb.init()
+    nb.init({"inputs": KEPT, "results": "owner"})
     here = nb.here()
     draw = np.random.default_rng(0)
     arrays: dict[str, Any] = {

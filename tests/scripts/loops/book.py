@@ -171,3 +171,17 @@ def descend(variables: Sequence[Any], gradients: Sequence[Any], rate: Any = 0.1)
     """One step down."""
     for variable, gradient in zip(variables, gradients, strict=True):
         variable.assign_sub(rate * gradient)
+
+
+def differentiate(cut: Any, w: Sequence[Any], x: Any, y: Any) -> tuple[Any, list[Any]]:
+    """The mean squared error of `chain`, and its gradients."""
+    with tf.GradientTape() as tape, cut.program():
+        loss = mse(y, chain(cut, x, w))
+    return loss, tape.gradient(loss, w)
+
+
+def learn(cut: Any, w: Sequence[Any], x: Any, y: Any, rate: Any = 0.1) -> Any:
+    """One step down by it; gives the loss."""
+    loss, gradients = differentiate(cut, w, x, y)
+    descend(w, gradients, rate)
+    return loss

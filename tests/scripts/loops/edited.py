@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, rows, script, trained, weights
+from tests.scripts.loops.book import Cut, Loop, chain, descend, differentiate, mse, rows, script, trained, weights
 
 Edit = Callable[[list[Any], list[Any]], list[Any]]
 
@@ -30,9 +30,8 @@ def scaled(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        gradients = [0.5 * g / (1.0 + loss) for g in tape.gradient(loss, w)]
+        loss, gradients = differentiate(cut, w, x, y)
+        gradients = [0.5 * g / (1.0 + loss) for g in gradients]
         descend(w, gradients)
         return loss, gradients
 
@@ -111,9 +110,7 @@ def averaged_with_the_last(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        gradients = tape.gradient(loss, w)
+        loss, gradients = differentiate(cut, w, x, y)
         descend(w, [0.5 * (g + kept) for g, kept in zip(gradients, last, strict=True)])
         for kept, gradient in zip(last, gradients, strict=True):
             kept.assign(gradient)
@@ -129,9 +126,7 @@ def skipped_if_not_finite(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        gradients = tape.gradient(loss, w)
+        loss, gradients = differentiate(cut, w, x, y)
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
 
         def apply() -> Any:
@@ -243,9 +238,8 @@ def accumulated_under_cond(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        for total, gradient in zip(sums, tape.gradient(loss, w), strict=True):
+        loss, gradients = differentiate(cut, w, x, y)
+        for total, gradient in zip(sums, gradients, strict=True):
             total.assign_add(gradient)
         count.assign_add(1)
 
@@ -269,9 +263,7 @@ def accumulated_under_autograph(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        gradients = tape.gradient(loss, w)
+        loss, gradients = differentiate(cut, w, x, y)
         for n in range(3):
             sums[n].assign_add(gradients[n])
         count.assign_add(1)
@@ -292,9 +284,8 @@ def accumulated_by_python(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any, apply: bool) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        for total, gradient in zip(sums, tape.gradient(loss, w), strict=True):
+        loss, gradients = differentiate(cut, w, x, y)
+        for total, gradient in zip(sums, gradients, strict=True):
             total.assign_add(gradient)
         if apply:
             descend(w, [total / 2.0 for total in sums])
@@ -313,9 +304,8 @@ def accumulated_in_two_functions(cut: Cut) -> Loop:
 
     @cut.function
     def gather(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        for total, gradient in zip(sums, tape.gradient(loss, w), strict=True):
+        loss, gradients = differentiate(cut, w, x, y)
+        for total, gradient in zip(sums, gradients, strict=True):
             total.assign_add(gradient)
         return loss
 
@@ -379,9 +369,7 @@ def update_in_a_branch(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        gradients = tape.gradient(loss, w)
+        loss, gradients = differentiate(cut, w, x, y)
         if loss > 1.0:
             for v, g in zip(w, gradients):  # noqa: B905 - AutoGraph converts it as it is
                 v.assign_sub(0.1 * g)

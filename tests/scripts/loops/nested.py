@@ -7,7 +7,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, normal, rows, script, trained, weights
+from tests.scripts.loops.book import (
+    Cut,
+    Loop,
+    chain,
+    descend,
+    differentiate,
+    mse,
+    normal,
+    rows,
+    script,
+    trained,
+    weights,
+)
 
 
 def around(cut: Cut, forward: Any, w: Any, more: Any = ()) -> Loop:
@@ -140,9 +152,7 @@ def all_of_the_step(cut: Cut) -> Loop:
 
     @tf.function
     def inner(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        gradients = tape.gradient(loss, w)
+        loss, gradients = differentiate(cut, w, x, y)
         descend(w, gradients)
         return loss, gradients
 
@@ -161,9 +171,8 @@ def tape_inside_update_outside(cut: Cut) -> Loop:
 
     @tf.function
     def gradients_of(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        return loss, tape.gradient(loss, w)
+        loss, gradients = differentiate(cut, w, x, y)
+        return loss, gradients
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
@@ -186,9 +195,8 @@ def update_in_a_function(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        apply(tape.gradient(loss, w))
+        loss, gradients = differentiate(cut, w, x, y)
+        apply(gradients)
         return loss
 
     return Loop(step, w, rows())
@@ -418,9 +426,8 @@ def random_inside(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        descend(w, [g + 0.1 * drawn() for g in tape.gradient(loss, w)])
+        loss, gradients = differentiate(cut, w, x, y)
+        descend(w, [g + 0.1 * drawn() for g in gradients])
         return loss
 
     return Loop(step, [*w, chance.state], rows())

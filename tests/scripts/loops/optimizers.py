@@ -8,7 +8,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, loss_script, mse, normal, rows, script, trained, weights
+from tests.scripts.loops.book import (
+    Cut,
+    Loop,
+    chain,
+    differentiate,
+    loss_script,
+    mse,
+    normal,
+    rows,
+    script,
+    trained,
+    weights,
+)
 
 v1 = tf.compat.v1
 SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
@@ -211,9 +223,8 @@ def rate_after_the_loss(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        for v, g in zip(w, tape.gradient(loss, w), strict=True):
+        loss, gradients = differentiate(cut, w, x, y)
+        for v, g in zip(w, gradients, strict=True):
             v.assign_sub(rate * g)
         rate.assign(tf.where(loss < best, rate, 0.5 * rate))
         best.assign(tf.minimum(best, loss))
@@ -276,18 +287,18 @@ def mean_teacher(cut: Cut) -> Loop:
 # ---------------------------------------------------------------------- TensorFlow 1's
 @script(rarely=True)
 def v1_descent(cut: Cut) -> Loop:
-    return trained(cut, applied_by(v1.train.GradientDescentOptimizer(0.1)))
+    return applying(cut, applied_by(v1.train.GradientDescentOptimizer(0.1)))
 
 
 @script(rarely=True)
 def v1_momentum_with_global_step(cut: Cut) -> Loop:
     count = tf.Variable(0, dtype=tf.int64)
-    return trained(cut, applied_by(v1.train.MomentumOptimizer(0.1, 0.9), global_step=count), [count])
+    return applying(cut, applied_by(v1.train.MomentumOptimizer(0.1, 0.9), global_step=count), [count])
 
 
 @script(rarely=True)
 def v1_adam(cut: Cut) -> Loop:
-    return trained(cut, applied_by(v1.train.AdamOptimizer(0.01, epsilon=1e-3)))
+    return applying(cut, applied_by(v1.train.AdamOptimizer(0.01, epsilon=1e-3)))
 
 
 @script(rarely=True)
@@ -416,13 +427,15 @@ def words(count: int = 3) -> list[tuple[np.ndarray, np.ndarray]]:
 def embedded(cut: Cut, apply: Any) -> Loop:
     table, w = tf.Variable(normal(9, 4, seed=1)), weights()
 
-    @trained(cut, [table, *w], calls=words(), update=apply)
-    def loop(ids: Any, y: Any) -> Any:
-        with cut.at(0):
-            x = tf.reduce_mean(tf.nn.embedding_lookup(table, ids), axis=1)
-        return mse(y, chain(cut, x, w))
+    @cut.function
+    def step(ids: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            with cut.at(0):
+                x = tf.reduce_mean(tf.nn.embedding_lookup(table, ids), axis=1)
+            loss = mse(y, chain(cut, x, w))
+        return loss, apply(tape.gradient(loss, [table, *w]), [table, *w])
 
-    return loop
+    return Loop(step, [table, *w], words())
 
 
 @script()

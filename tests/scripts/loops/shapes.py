@@ -12,7 +12,20 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, normal, rows, script, trained, weights
+from tests.scripts.loops.book import (
+    Cut,
+    Loop,
+    chain,
+    descend,
+    differentiate,
+    learn,
+    mse,
+    normal,
+    rows,
+    script,
+    trained,
+    weights,
+)
 
 Pair = collections.namedtuple("Pair", "x y")
 
@@ -123,9 +136,8 @@ def inputs_returned(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        descend(w, tape.gradient(loss, w))
+        loss, gradients = differentiate(cut, w, x, y)
+        descend(w, gradients)
         return x, loss, y, x
 
     return Loop(step, w, rows())
@@ -137,9 +149,7 @@ def constants_returned(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        descend(w, tape.gradient(loss, w))
+        learn(cut, w, x, y)
         return tf.constant([1, 2, 3]), 3.5, w[0], tf.zeros([2, 2])
 
     return Loop(step, w, rows())
@@ -184,10 +194,7 @@ def numpy_scalars(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any, rate: Any, shift: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x + shift, w))
-        descend(w, tape.gradient(loss, w), rate)
-        return loss
+        return learn(cut, w, x + shift, y, rate)
 
     calls = [(np.float32(0.1 / (n + 1)), tf.constant(0.1 * n)) for n in range(3)]
     return Loop(step, w, [(*b, *c) for b, c in zip(rows(), calls, strict=True)])
@@ -199,10 +206,7 @@ def star_arguments(cut: Cut) -> Loop:
 
     @cut.function
     def step(*parts: Any, **named: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(named["y"], chain(cut, tf.add_n(list(parts)), w))
-        descend(w, tape.gradient(loss, w), named.get("rate", 0.1))
-        return loss
+        return learn(cut, w, tf.add_n(list(parts)), named["y"], named.get("rate", 0.1))
 
     return Loop(step, w, [((x, x[::-1].copy()), {"y": y}) for x, y in rows()])
 
@@ -261,10 +265,7 @@ class Trainer:
         self.cut, self.w, self.rate, self.calls = cut, weights(), 0.1, 0
 
     def _step(self, x: Any, y: Any, *, rate: Any = None) -> Any:
-        with tf.GradientTape() as tape, self.cut.program():
-            loss = mse(y, chain(self.cut, x, self.w))
-        descend(self.w, tape.gradient(loss, self.w), rate or self.rate)
-        return loss
+        return learn(self.cut, self.w, x, y, rate or self.rate)
 
     plain = tf.function(_step)
     planned = nb.function(_step)
@@ -432,10 +433,7 @@ def evaluation(cut: Cut) -> Loop:
 
     @cut.function
     def train(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        descend(w, tape.gradient(loss, w))
-        return loss
+        return learn(cut, w, x, y)
 
     @cut.function
     def test(x: Any, y: Any) -> Any:
@@ -475,10 +473,7 @@ def an_iterator(cut: Cut) -> Loop:
     @cut.function
     def step(batches: Any) -> Any:
         x, y = next(batches)
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        descend(w, tape.gradient(loss, w))
-        return loss
+        return learn(cut, w, x, y)
 
     return Loop(step, w, [(iterator,)] * 3)
 
@@ -488,10 +483,7 @@ def a_partial(cut: Cut) -> Loop:
     w = weights()
 
     def train(rate: float, x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        descend(w, tape.gradient(loss, w), rate)
-        return loss
+        return learn(cut, w, x, y, rate)
 
     return Loop(cut.function(functools.partial(train, 0.05)), w, rows())
 
@@ -503,10 +495,7 @@ class Callable:
         self.cut, self.w = cut, weights()
 
     def __call__(self, x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, self.cut.program():
-            loss = mse(y, chain(self.cut, x, self.w))
-        descend(self.w, tape.gradient(loss, self.w))
-        return loss
+        return learn(self.cut, self.w, x, y)
 
 
 @script(rarely=True)
@@ -523,10 +512,7 @@ def variables_as_arguments(cut: Cut) -> Loop:
 
     @cut.function
     def train(model: Any, x: Any, y: Any, rate: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, model.w))
-        descend(model.w, tape.gradient(loss, model.w), rate)
-        return loss
+        return learn(cut, model.w, x, y, rate)
 
     def step(x: Any, y: Any) -> Any:
         found = train(one, x, y, rate), train(other, y, x, rate)
@@ -544,9 +530,6 @@ def static_and_class_methods(cut: Cut) -> Loop:
         @staticmethod
         @cut.function
         def static(x: Any, y: Any) -> Any:
-            with tf.GradientTape() as tape, cut.program():
-                loss = mse(y, chain(cut, x, w))
-            descend(w, tape.gradient(loss, w))
-            return loss
+            return learn(cut, w, x, y)
 
     return Loop(Holder().static, w, rows())
