@@ -14,7 +14,7 @@ import pytest
 
 from tests.same import Cut, data
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*scopes:whale_nebula.errors.NebulaWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::whale_nebula.errors.NebulaWarning")
 CUTS = {"none": Cut(0), "two": Cut(2, 1), "two cut": Cut(2, 2), "three": Cut(3, 1)}
 X, Y = data(24, 6), data(24, 3, seed=1)
 
