@@ -88,6 +88,22 @@ def fixed_seeds() -> None:
         keras.utils.set_random_seed(SEED)
 
 
+@pytest.fixture(autouse=True)
+def closed_run(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test opens its own run. Loads nothing that the test does not; unit tests close theirs themselves."""
+    if not request.node.nodeid.startswith(LONG):
+        yield
+        return
+    _shut_down()
+    yield
+    _shut_down()
+
+
+def _shut_down() -> None:
+    if (runs := sys.modules.get("whale_nebula.runtime.run")) is not None:
+        runs.shutdown()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def loggers_left_alone() -> Iterator[None]:
     """A module that silences our loggers would hide from later ones what they look for."""

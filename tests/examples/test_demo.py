@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import io
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,15 +18,13 @@ DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[ModuleType]:
+def demo() -> ModuleType:
     spec = importlib.util.spec_from_file_location("demo", DEMO)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.ROWS, module.EPOCHS = 128, 2
     module.SIZES = replace(module.SIZES, blocks=3)
-    nb.shutdown()
-    yield module
-    nb.shutdown()
+    return module
 
 
 pytestmark = pytest.mark.grid  # `make demo` is examples/translate.py now
@@ -72,7 +69,6 @@ def test_what_crosses_is_what_the_table_says(demo: ModuleType, ran: Ran) -> None
 def test_another_loss_is_not_the_same_model(
     demo: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    nb.shutdown()
     losses = itertools.count(1.0, 0.01)
     report = nb.Report("fit", 1, 0.1, 4, {}, {})
     monkeypatch.setattr(demo, "train", lambda model: next(losses))

@@ -1,27 +1,22 @@
 """`examples/place.py` shows a plan, trains across the line, and is refused when it is placed otherwise."""
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-import whale_nebula as nb
-
 PLACE = Path(__file__).resolve().parents[2] / "examples" / "place.py"
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location("place", PLACE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "ROWS", module.BATCH)
-    nb.shutdown()
-    yield module
-    nb.shutdown()
+    return module
 
 
 def test_it_plans_trains_and_pins(example: ModuleType, capsys: pytest.CaptureFixture) -> None:

@@ -1,21 +1,31 @@
 """Starts worker scripts of this folder as the processes of one run, and gives what they told.
 
 They are joined as by `whale-nebula run --all`: over gRPC and mutual TLS, by an authority of their own, directly or
-through a gateway for each cluster.
+through a gateway for each cluster. In a worker, `act` does what was asked.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import keras
+
+import whale_nebula as nb
+import whale_nebula.runtime.run
 from tests.processes.telling import told
-from whale_nebula.launch import Job, Result, spawn
+from whale_nebula.launch import Job, Result, attach, spawn
 from whale_nebula.launch.processes import Echo
+from whale_nebula.launch.seeding import seed_all
 
 HERE = Path(__file__).parent
 DEADLINE, GRACE, SEED = 90.0, 60.0, 5
@@ -42,13 +52,17 @@ class Ended:
 
 @contextlib.contextmanager
 def started(
-    script: str, workers: int, *arguments: object, gateways: bool = False, echo: Echo | None = None
+    script: str,
+    workers: int | Mapping[str, str],
+    *arguments: object,
+    gateways: bool = False,
+    echo: Echo | None = None,
+    deadline: float = DEADLINE,
 ) -> Iterator[Job]:
-    """Run a worker script once in each of the clusters c0, c1 ..."""
-    names = {f"c{number}/0": f"c{number}" for number in range(workers)}
-    child = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / f"{script}.py")]
-    argv = [*child, *map(str, arguments)]
-    with spawn(argv, names, seed=SEED, gateways=gateways, echo=echo, silence=DEADLINE) as job:
+    """Run a worker script once in each of the clusters c0, c1 ..., or as the workers with these clusters."""
+    names = {f"c{number}/0": f"c{number}" for number in range(workers)} if isinstance(workers, int) else workers
+    argv = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / f"{script}.py"), *map(str, arguments)]
+    with spawn(argv, names, seed=SEED, gateways=gateways, echo=echo, silence=deadline) as job:
         yield job
 
 
@@ -61,25 +75,98 @@ def ended(job: Job, deadline: float = DEADLINE) -> Ended:
     return Ended({name: told(outcome.out) for name, outcome in result.outcomes.items()}, result)
 
 
-def run(script: str, workers: int, *arguments: object, gateways: bool = False) -> Ended:
+def run(
+    script: str,
+    workers: int | Mapping[str, str],
+    *arguments: object,
+    gateways: bool = False,
+    deadline: float = DEADLINE,
+) -> Ended:
     """Start and wait."""
-    with started(script, workers, *arguments, gateways=gateways) as job:
-        return ended(job)
+    with started(script, workers, *arguments, gateways=gateways, deadline=deadline) as job:
+        return ended(job, deadline)
 
 
-def several(folder: Path, asked: Mapping[str, Sequence[object]], *, gateways: bool = False) -> Mapping[str, Ended]:
-    """Run worker scripts one after the other in the same two processes; how each ended, by its name."""
-    words = [json.dumps([name, *map(str, arguments)]) for name, arguments in asked.items()]
-    with started("several", 2, folder, *words, gateways=gateways) as job:
+def several(
+    script: str, folder: Path, asked: Mapping[str, Sequence[object]], *, gateways: bool = False
+) -> Mapping[str, Ended]:
+    """Run what a worker script can do, one after the other, in the same two processes; how each ended, by its name."""
+    words = [json.dumps([*map(str, words)]) for words in asked.values()]
+    with started(script, 2, "several", folder, *words, gateways=gateways) as job:
         found = ended(job, DEADLINE * len(asked))
     parts = {name: _parts(outcome.out) for name, outcome in found.result.outcomes.items()}
     return {
-        script: Ended({worker: told(part.get(script, "")) for worker, part in parts.items()}, found.result)
-        for script in asked
+        name: Ended(
+            {worker: told(part[number] if number < len(part) else "") for worker, part in parts.items()}, found.result
+        )
+        for number, name in enumerate(asked)
     }
 
 
-def _parts(out: str) -> dict[str, str]:
-    """What each script wrote, by its name."""
-    pieces = (piece.partition("\n") for piece in out.split(BEGINS)[1:])
-    return {name: said for name, _, said in pieces}
+def _parts(out: str) -> list[str]:
+    """What was written in each of several runs."""
+    return [piece.partition("\n")[2] for piece in out.split(BEGINS)[1:]]
+
+
+# ---------------------------------------------------------------------- in a worker
+def act(lessons: Iterable[Callable[..., None]]) -> None:
+    """Do what the arguments name, or several things, each in a run of its own: starting a process is dear."""
+    named = {lesson.__name__: lesson for lesson in lessons}
+    name, *arguments = sys.argv[1:]
+    if name != "several":
+        named[name](*arguments)
+        return
+    folder, *asked = arguments
+    for words in asked:
+        name, *arguments = json.loads(words)
+        print(BEGINS + name, flush=True)
+        reconnect(Path(folder))
+        keras.utils.clear_session()
+        seed_all(SEED)  # as the launcher seeds who is run alone
+        named[name](*arguments)
+
+
+_number = itertools.count()
+OPEN_SECONDS = 60.0
+
+
+def reopen(folder: Path, **options: Any) -> nb.Run:
+    """Leave the run that is open, if one is, and open another one, as `reconnect` prepares it."""
+    reconnect(folder)
+    return nb.init(**options)
+
+
+def reconnect(folder: Path) -> None:
+    """Leave the run that is open, if one is; in the next one both workers listen at other ports.
+
+    Behind gateways they dial these again, and listen nowhere.
+    """
+    nb.shutdown()
+    launched = attach()
+    assert launched is not None
+    (peer,) = launched.peers
+    number = next(_number)
+    own = _free_address()
+    _tell(folder / f"run{number}-{launched.cluster}", own)
+    theirs = _hear(folder / f"run{number}-{launched.peers[peer]}")
+    again = launched if launched.gateway else dataclasses.replace(launched, listen=own, addresses={peer: theirs})
+    whale_nebula.runtime.run.attach = lambda: again
+
+
+def _free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def _tell(path: Path, text: str) -> None:
+    """Write a file that is there only once it is whole."""
+    path.with_suffix(".part").write_text(text)
+    path.with_suffix(".part").rename(path)
+
+
+def _hear(path: Path) -> str:
+    limit = time.monotonic() + OPEN_SECONDS
+    while not path.exists():
+        assert time.monotonic() < limit, f"nobody has written {path}"
+        time.sleep(0.02)
+    return path.read_text()

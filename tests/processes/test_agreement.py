@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(folder: Path) -> Ended:
-    found = run("agreement", 2, folder)
+    found = run("scenarios", 2, "agreement", folder)
     found.result.check()
     return found
 

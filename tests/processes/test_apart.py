@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
-from tests.processes.running import HERE, SEED, Ended, ended, run, started
+from tests.processes.running import Ended, ended, run, started
 from tests.processes.telling import told
-from whale_nebula.launch import spawn
 from whale_nebula.launch.leaving import EXIT_LEFT
 
 DEADLINE = 300.0
@@ -28,21 +27,19 @@ WAYS = ("sync", "async")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A cluster of two workers and one of a single one."""
     folder = tmp_path_factory.mktemp("apart")
-    script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "apart.py"), str(folder), *WAYS]
-    with spawn(script, THREE, seed=SEED, silence=DEADLINE) as job:
-        return ended(job, DEADLINE)
+    return run("train", THREE, "apart", folder, *WAYS, deadline=DEADLINE)
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """Two clusters of one worker each."""
-    return run("apart", 2, tmp_path_factory.mktemp("apart"), "sync", "each")
+    return run("train", 2, "apart", tmp_path_factory.mktemp("apart"), "sync", "each")
 
 
 @pytest.fixture
 def alone() -> Iterator[Any]:
     nb.shutdown()
-    yield importlib.import_module("tests.processes.workers.apart")
+    yield importlib.import_module("tests.processes.workers.train")
     nb.shutdown()
 
 
@@ -77,7 +74,7 @@ def test_two_processes_leave_what_one_leaves(
     two: Ended, way: str, alone: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with nb.init({"clusters": {"c0": {}, "c1": {}}}):
-        alone.trained(way)
+        alone.trained_apart(way)
     here = told(capsys.readouterr().out)
     assert json.loads(json.dumps(here[f"{way} weights"])) == two.same(f"{way} weights")
     assert here[f"{way} losses"] == two.all(f"{way} losses")[0]
@@ -93,7 +90,7 @@ def test_one_that_ends_ends_all(ends: signal.Signals, tmp_path: Path) -> None:
             if len(heard) == 2:
                 training.set()
 
-    with started("apart", 2, tmp_path, "endless", echo=echo) as job:
+    with started("train", 2, "apart", tmp_path, "endless", echo=echo) as job:
         assert training.wait(DEADLINE)
         job.signal("c1/0", ends)
         found = ended(job)

@@ -29,8 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Mapping[str, Ended]:
-    asked = {"looping": [tmp_path_factory.mktemp("loop")], "owner": [], "sides": [], "own": [folder]}
-    found = several(tmp_path_factory.mktemp("pair"), asked, gateways=True)
+    asked = {"looping": ["looping", tmp_path_factory.mktemp("loop")], "owner": ["owner"], "sides": ["sides"],
+             "own": ["own", folder]}  # fmt: skip
+    found = several("scenarios", tmp_path_factory.mktemp("pair"), asked, gateways=True)
     found["own"].result.check()
     return found
 

@@ -11,7 +11,7 @@ import pytest
 import whale_nebula as nb
 from tests.processes import running, telling
 from tests.processes.running import Ended
-from tests.processes.workers import choosing, differences, projected
+from tests.processes.workers import train
 from whale_nebula.runtime.step import estimates
 
 CLUSTERS = ("c0", "c1")
@@ -22,7 +22,8 @@ LINKS = "10gbit,0ms"
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
     """Three programs, one after the other, in the same two processes."""
     folder = tmp_path_factory.mktemp("pair")
-    found = running.several(folder, dict.fromkeys(("projected", "differences", "choosing"), CLUSTERS), gateways=True)
+    asked = {name: [name, *CLUSTERS] for name in ("projected", "differences", "choosing")}
+    found = running.several("train", folder, asked, gateways=True)
     found["choosing"].result.check()
     return found
 
@@ -50,7 +51,7 @@ def test_both_sides_change_and_leave_out_at_the_same_step(
     for name in ("_rate", "slowest"):  # as the worker sets them, and back again afterwards
         owner = estimates.Seen if name == "_rate" else estimates
         monkeypatch.setattr(owner, name, getattr(owner, name))
-    found, expected = pair["choosing"], alone(choosing.told, links=LINKS)
+    found, expected = pair["choosing"], alone(train.choosing, links=LINKS)
     for name in ("auto", "free again", "left out"):
         assert found.same(name) == expected[name]
     slow, free, out = (expected[name]["notes"] for name in ("auto", "free again", "left out"))
@@ -64,7 +65,7 @@ def test_both_sides_change_and_leave_out_at_the_same_step(
 
 def test_two_processes_hold_the_same_samples_and_train_as_one_does(pair: Mapping[str, Ended], alone: Alone) -> None:
     """Both hold the same bits."""
-    found, expected = pair["differences"], alone(differences.told)
+    found, expected = pair["differences"], alone(train.differences)
     for name in ("losses", "outputs", "weights"):
         assert found.same(name) == expected[name]
     here, there = expected["held"]
@@ -79,9 +80,9 @@ def test_two_processes_hold_the_same_samples_and_train_as_one_does(pair: Mapping
 
 def test_two_processes_train_the_basis_that_one_does(pair: Mapping[str, Ended], alone: Alone) -> None:
     """Each has one of the variables."""
-    found, expected = pair["projected"], alone(projected.told, links=LINKS)
+    found, expected = pair["projected"], alone(train.projected, links=LINKS)
     for name in ("losses", "outputs", "names", "weights"):
         assert found.same(name) == expected[name]
-    assert found.same("names")[:2] == ["projected/bottleneck_c0_down", "projected/bottleneck_c0_c1_up"]
+    assert found.same("names")[:2] == ["boundary/bottleneck_c0_down", "boundary/bottleneck_c0_c1_up"]
     sent = {link: count for part in found.all("sent") for link, count in part.items() if count[0]}
     assert sent == expected["sent"]

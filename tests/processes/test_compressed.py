@@ -14,7 +14,7 @@ import whale_nebula as nb
 from tests.parity.crossing import CODECS
 from tests.processes.sites import SEED, sites
 from tests.processes.telling import told
-from tests.processes.workers import compressed
+from tests.processes.workers import train
 
 SAMPLE = ["int4", "svd", "axes", "topk", "mask and rank", "late", "ramp"]
 """What `make test` runs, one after the other in one run; `--grid` runs every codec in every schedule."""
@@ -25,13 +25,13 @@ def alone(cases: Sequence[str]) -> dict[str, Any]:
     """What one process comes to, whose clusters are joined by emulated lines."""
     nb.shutdown()
     with contextlib.redirect_stdout(io.StringIO()) as out, nb.init(links="10gbit,0ms", seed=SEED):
-        compressed.main(*cases)
+        train.compressed(*cases)
     return told(out.getvalue())
 
 
 def check(folder: Path, cases: Sequence[str]) -> None:
     with sites(folder) as found:
-        found.start("compressed", *cases)
+        found.start("train", "compressed", *cases)
         expected = alone(cases)
         codes = {cluster: site.wait(DEADLINE) for cluster, site in found.started.items()}
         assert codes == {"gpu": 0, "npu": 0}, found["npu"].said

@@ -14,7 +14,7 @@ SOON = 20.0  # a tenth of a second on an idle machine; what must not happen is a
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    return run("disagreement", 2, Path(tmp_path_factory.mktemp("pair")))
+    return run("scenarios", 2, "disagreement", Path(tmp_path_factory.mktemp("pair")))
 
 
 def errors(pair: Ended, scenario: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -57,7 +57,7 @@ def test_a_callback_that_stops_one_process(pair: Ended) -> None:
         assert "c0/0" in error["text"] and "c1/0" in error["text"]
         assert "step 2 of 'taught.train_step'" in error["text"]
         assert "a read of" in error["text"]
-        assert error["text"].count("disagreement.py:") + error["text"].count("lesson.py:") == 2
+        assert error["text"].count("scenarios.py:") + error["text"].count("lesson.py:") == 2
 
 
 def test_a_process_that_stops_and_leaves(pair: Ended) -> None:
@@ -109,7 +109,7 @@ def test_an_input_that_is_no_longer_where_it_is_read(pair: Ended) -> None:
     assert pair.same("absent and given") == [2.0 * (0 + 1 + 2 + 3)] * 3
     there, here = errors(pair, "absent later")
     assert here["type"] == "AbsentInputError", here["text"]
-    assert "input 'names' is None" in here["text"] and "disagreement.py:" in here["text"]
+    assert "input 'names' is None" in here["text"] and "scenarios.py:" in here["text"]
     assert there["type"] == "RemoteFailureError", there["text"]
 
 

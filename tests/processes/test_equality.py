@@ -51,7 +51,7 @@ def reference(case: Case) -> dict[str, Any]:
 
 def both(workers: int, chosen: list[Case]) -> Both:
     """Models in several processes, all in one run, and in one process meanwhile."""
-    with started("zoo", workers, *map(called, chosen)) as job:
+    with started("train", workers, "zoo", *map(called, chosen)) as job:
         expected = {name: outcome for case in chosen for name, outcome in reference(case).items()}
         found = ended(job, DEADLINE)
     found.result.check()

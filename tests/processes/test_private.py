@@ -10,17 +10,12 @@ import numpy as np
 import pytest
 
 from tests.processes.looking import Checksums, Frame, Look
-from tests.processes.sites import free_port, sites
+from tests.processes.running import run
 from whale_nebula.wire.frame import Header, Kind, checksum, chunks, pack
 from whale_nebula.wire.message import encode_message
 from whale_nebula.wire.tensor import array_bytes, dtype_code
 
-FORM = {"shape": [None, None], "dtype": "int32"}
-CONFIG = {
-    "inputs": dict.fromkeys(("x/source", "x/target", "y", "source", "target"), FORM),
-    "results": "owner",
-    "weights": "own",
-}
+DEADLINE = 240.0
 PARTS = ("fit plain", "fit int4", "evaluate", "translate")
 SIDES = ("source", "target")
 
@@ -29,12 +24,11 @@ Ran = Mapping[str, Mapping[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def ran() -> Ran:
     """What each cluster's worker told."""
-    with sites(tmp_path_factory.mktemp("private"), SIDES, **CONFIG) as found:
-        found.start("private")
-        assert found.ended() == {"source": 0, "target": 0}, {name: found[name].said for name in SIDES}
-        return {name: found[name].told for name in SIDES}
+    found = run("private", {f"{side}/0": side for side in SIDES}, "private", deadline=DEADLINE)
+    found.result.check()
+    return {side: found.told[f"{side}/0"] for side in SIDES}
 
 
 class TestRun:
@@ -95,26 +89,16 @@ class TestRun:
         assert [told["farewell"]["found"] for told in ran.values()] == [[], []]
 
 
-CLUSTERS = {"a": 2, "b": 1, "c": 1}
 WORKERS = ("a/0", "a/1", "b/0", "c/0")
-KEPT = {
-    "x/x": {"shape": [None, 3], "dtype": "int32"},
-    "x/z": {"shape": [None, 2]},
-    "y": {"shape": [None, 1]},
-}
 READERS = {"x": {0, 1}, "z": {2, 3}, "y": {3}}
 """The workers that read each input, by their places among the names."""
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+def kept() -> Mapping[str, Any]:
     """What the workers of three clusters told of which each keeps its inputs."""
-    clusters = {name: {"workers": [f"127.0.0.1:{free_port()}" for _ in range(n)]} for name, n in CLUSTERS.items()}
-    options = {"clusters": clusters, "inputs": KEPT, "results": "owner"}
-    with sites(tmp_path_factory.mktemp("kept"), tuple(CLUSTERS), **options) as found:
-        found.start("keeping")
-        found.ended()
-        return {name: value for site in found.started.values() for name, value in site.told.items()}
+    told = run("private", {worker: worker[0] for worker in WORKERS}, "keeping", deadline=DEADLINE).told
+    return {name: value for things in told.values() for name, value in things.items()}
 
 
 class TestKept:

@@ -9,10 +9,9 @@ import pytest
 
 import whale_nebula as nb
 from tests.parity.zoo import ZOO
-from tests.processes.running import HERE, SEED, Ended, ended
+from tests.processes.running import Ended, ended, started
 from tests.processes.telling import left
 from tests.same import Cut
-from whale_nebula.launch import spawn
 
 DEADLINE = 900.0
 pytestmark = pytest.mark.timeout(DEADLINE)
@@ -52,8 +51,7 @@ def alone(case: Case) -> dict[str, Any]:
 def three(request: pytest.FixtureRequest) -> Iterator[tuple[Ended, Mapping[str, Any]]]:
     """All models in one run of a cluster of two workers and one of a single one; the same in one process meanwhile."""
     chosen = cases(request.config)
-    script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "replicated.py"), *map(called, chosen)]
-    with spawn(script, THREE, seed=SEED, silence=DEADLINE) as job:
+    with started("train", THREE, "replicated", *map(called, chosen), deadline=DEADLINE) as job:
         expected = {called(case): alone(case) for case in chosen}
         found = ended(job, DEADLINE)
     yield found, expected

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from tests.processes.measuring import result_of
-from tests.processes.running import HERE, SEED, ended
+from tests.processes.running import ended, started
 from tests.same import assert_same
-from whale_nebula.launch import spawn
 
 EXTRAS, PLACES = ("regularizer", "add_loss", "output", "mask"), ("front", "middle", "last")
 ALL = [case for case in itertools.product(EXTRAS, PLACES) if case != ("output", "last")]
@@ -25,9 +24,8 @@ def check(cases: list[tuple[str, str]], folder: Path, *, replicated: str = "", *
     deadline = options.pop("deadline", DEADLINE)
     counts = {f"c{number}": 1 + (place == replicated) for number, place in enumerate(PLACES)}
     workers = {f"{cluster}/{n}": cluster for cluster, count in counts.items() for n in range(count)}
-    script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "results.py")]
-    argv = [*script, json.dumps(cases), str(folder), replicated]
-    with spawn(argv, workers, seed=SEED, silence=deadline, **options) as job:
+    argv = ["results", json.dumps(cases), folder, replicated]
+    with started("scenarios", workers, *argv, deadline=deadline, **options) as job:
         uncut = {case: result_of(*case, cut=False, loggers=[]) for case in cases}
         found = ended(job, deadline)
     found.result.check()

@@ -14,7 +14,7 @@ WORKERS = ("c0/0", "c1/0")
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, list[Report]]:
     path = tmp_path_factory.mktemp("seeing") / "run.jsonl"
-    ended = run("seeing", 2, path)
+    ended = run("train", 2, "seeing", path)
     ended.result.check()
     reports, broken = read(path)
     assert broken == 0

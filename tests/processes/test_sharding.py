@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.processes.running import HERE, SEED, Ended, ended
-from whale_nebula.launch import spawn
+from tests.processes.running import Ended, run
 
 DEADLINE = 600.0
 pytestmark = pytest.mark.timeout(DEADLINE)
@@ -19,10 +16,8 @@ ROWS, AHEAD = 44, 3 * 8
 
 
 @pytest.fixture(scope="module")
-def three() -> Iterator[Ended]:
-    script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "sharding.py")]
-    with spawn(script, THREE, seed=SEED, silence=DEADLINE) as job:
-        yield ended(job, DEADLINE)
+def three() -> Ended:
+    return run("sharding", THREE, deadline=DEADLINE)
 
 
 @pytest.mark.parametrize("way", ["fitted", "looped"])

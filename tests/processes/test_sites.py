@@ -16,7 +16,7 @@ import pytest
 import whale_nebula as nb
 from tests.processes.sites import SEED, free_port, line_before, sites
 from tests.processes.telling import told
-from tests.processes.workers import course
+from tests.processes.workers import train
 
 STEPS, REST = 160, 0.02
 
@@ -27,19 +27,19 @@ def alone() -> dict[str, Any]:
     nb.shutdown()
     keras.utils.set_random_seed(SEED)
     with contextlib.redirect_stdout(io.StringIO()) as out, nb.init(links="10gbit,0ms"):
-        course.main(STEPS)
+        train.course(STEPS)
     return dict(told(out.getvalue()))
 
 
 @pytest.mark.grid
 def test_a_cut_and_a_renewed_certificate_change_nothing(tmp_path: Path, alone: dict[str, Any]) -> None:
     with sites(tmp_path) as found, line_before(found, "gpu") as (line, configs):
-        found.start("course", STEPS, REST, configs=configs)
-        found["npu"].await_line("step 15")
+        found.start("train", "course", STEPS, REST, configs=configs)
+        found["npu"].await_line('"steps", 15')
         line.cut()
         time.sleep(5.0)  # what is tested: nothing passes for so long
         line.mend()
-        found["npu"].await_line("step 35")
+        found["npu"].await_line('"steps", 35')
         found.certs("renew")
         assert found.ended() == {"gpu": 0, "npu": 0}, found["npu"].said
         weights, loss = found.same("weights"), found.same("loss")
@@ -56,8 +56,8 @@ def test_a_gateway_that_is_killed_and_started_again_costs_nothing(tmp_path: Path
     with sites(tmp_path, clusters=clusters) as found:
         for name in names:
             found.start_gateway(name)
-        found.start("course", STEPS, REST)
-        found["npu"].await_line("step 15")
+        found.start("train", "course", STEPS, REST)
+        found["npu"].await_line('"steps", 15')
         found.gateways["npu"].process.kill()
         found.gateways["npu"].process.wait(10)
         found.start_gateway("npu")
@@ -74,9 +74,9 @@ def test_a_gateway_that_is_killed_and_started_again_costs_nothing(tmp_path: Path
 )
 def test_a_worker_that_is_gone_ends_the_others_with_its_name(tmp_path: Path, number: int, within: float) -> None:
     with sites(tmp_path) as found:
-        found.start("course", 10**5)
+        found.start("train", "course", 10**4)
         for site in found.started.values():
-            site.await_line("step 15")
+            site.await_line('"steps", 15')
         os.kill(found["gpu"].worker, number)
         start = time.monotonic()
         assert found["npu"].await_line('"error"') - start < within
@@ -88,8 +88,8 @@ def test_a_worker_that_is_gone_ends_the_others_with_its_name(tmp_path: Path, num
 @pytest.mark.grid
 def test_a_cut_that_outlasts_patience_ends_both_with_a_name(tmp_path: Path) -> None:
     with sites(tmp_path, patience="12s") as found, line_before(found, "gpu") as (line, configs):
-        found.start("course", 10**5, configs=configs)
-        found["npu"].await_line("step 15")
+        found.start("train", "course", 10**4, configs=configs)
+        found["npu"].await_line('"steps", 15')
         line.cut()
         start = time.monotonic()
         heard = {cluster: site.await_line('"error"') - start for cluster, site in found.started.items()}

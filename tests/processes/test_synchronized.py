@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
-from tests.processes.running import HERE, SEED, Ended, ended
+from tests.processes.running import Ended, ended, started
 from tests.processes.synchronized import CASES, TOLERANCE, WORKERS, uncut
 from tests.same import assert_same
-from whale_nebula.launch import spawn
 
 DEADLINE = 300.0
 pytestmark = pytest.mark.timeout(DEADLINE)
@@ -35,8 +34,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def three(request: pytest.FixtureRequest) -> Iterator[tuple[Ended, Mapping[str, Any]]]:
     """All of them in one run of a cluster of three workers; and uncut in this process meanwhile."""
     lessons = [*asked(request.config), LAST]
-    script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "synchronized.py"), *lessons]
-    with spawn(script, WORKERS, seed=SEED, silence=DEADLINE) as job:
+    with started("train", WORKERS, "normalised", *lessons, deadline=DEADLINE) as job:
         nb.shutdown()
         expected = {name: lesson(uncut) for name, lesson in CASES.items()}
         found = ended(job, DEADLINE)

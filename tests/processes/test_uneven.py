@@ -9,24 +9,23 @@ import pytest
 
 import whale_nebula as nb
 from tests.parity.zoo import ZOO
-from tests.processes.running import HERE, SEED, Ended, ended
+from tests.processes.running import Ended, ended, started
 from tests.processes.telling import left
-from tests.processes.uneven import CONFIG, WORKERS, slowed
+from tests.processes.workers.train import SPEEDS, slowed
 from tests.same import Cut
-from whale_nebula.launch import spawn
 
 DEADLINE = 300.0
 pytestmark = pytest.mark.timeout(DEADLINE)
 MODEL = "functional"
+WORKERS = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1", "c1/1": "c1"}
 
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[tuple[Ended, Mapping[str, Any]]]:
     """Four processes; and the same in this one meanwhile."""
-    script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "uneven.py"), MODEL]
-    with spawn(script, WORKERS, seed=SEED, silence=DEADLINE) as job:
+    with started("train", WORKERS, "uneven", MODEL, deadline=DEADLINE) as job:
         nb.shutdown()
-        with nb.init(CONFIG, links="10gbit,0ms"):
+        with nb.init(SPEEDS, links="10gbit,0ms"):
             expected = {MODEL: left(ZOO[MODEL].run(Cut(2, 1, replicas=(1, 2)))), "slowed": slowed({})}
         found = ended(job, DEADLINE)
     yield found, expected

@@ -12,12 +12,12 @@ import pytest
 import whale_nebula as nb
 from tests.processes import running, telling
 from tests.processes.running import Ended
-from tests.processes.workers import verifying
+from tests.processes.workers import train
 
 
 @pytest.fixture(scope="module")
 def pair() -> Ended:
-    ended = running.run("verifying", 2)
+    ended = running.run("train", 2, "verifying")
     ended.result.check()
     return ended
 
@@ -28,7 +28,7 @@ def alone() -> dict[str, Any]:
     nb.shutdown()
     keras.utils.set_random_seed(running.SEED)
     with contextlib.redirect_stdout(io.StringIO()) as out, nb.init(links="10gbit,0ms"):
-        verifying.told()
+        train.verifying()
     return dict(telling.told(out.getvalue()))
 
 

@@ -5,7 +5,6 @@ Seeds are not in Keras's files, whoever writes them: a loaded model's dropout be
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import keras
 import numpy as np
 import pytest
 
-import whale_nebula as nb
 from tests.same import Cut, data
 
+pytestmark = pytest.mark.filterwarnings("ignore::whale_nebula.errors.NebulaWarning")
 CUTS = {"none": Cut(0), "two": Cut(2, 1), "two cut": Cut(2, 2), "three": Cut(3, 1)}
 X, Y = data(24, 6), data(24, 3, seed=1)
 
@@ -43,16 +42,6 @@ def trained(model: Any) -> dict[str, list[float]]:
 def held(model: Any) -> list[np.ndarray]:
     """Weights, and what the optimizer holds."""
     return [np.array(v) for v in [*model.variables, *model.optimizer.variables]]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Any:
-    """A saved model says that its scopes are not in the file; other tests hear that."""
-    nb.shutdown()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", nb.errors.NebulaWarning)
-        yield
-    nb.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -106,14 +106,6 @@ def runner(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(autouse=True)
-def closed_run() -> Iterator[None]:
-    """Every test opens its own run."""
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 def normal(rows: int, *shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, *shape)).astype("float32")
 

@@ -16,25 +16,21 @@ layers = keras.layers
 MICRO = pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 3])
 
 
-def two_stages(
-    ask: Callable[[Any, Any, Any, list[tf.Variable]], Any], weights: Any, **tape_options: Any
-) -> Callable[[Cut], Any]:
-    """A step of two stages; `ask(tape, (x, hidden, outputs), loss, variables)` gives what it returns."""
+def two_stages(ask: Callable[[Any, Any, Any, list[tf.Variable]], Any], weights: Any) -> Callable[[Cut], Any]:
+    """A step of two stages; `ask(tape, outputs, loss, variables)` gives what it returns."""
 
     def build(cut: Cut) -> Any:
         variables = weights()
 
         @cut.function
         def step(x: Any) -> Any:
-            with tf.GradientTape(**tape_options) as tape, cut.program():
-                if not tape_options.get("watch_accessed_variables", True):
-                    tape.watch(variables[0])
+            with tf.GradientTape() as tape, cut.program():
                 with cut.at("a"):
                     hidden = tf.tanh(x @ variables[0])
                 with cut.at("b"):
                     outputs = hidden @ variables[1]
                 loss = tf.reduce_mean(outputs**2)
-            return ask(tape, (x, hidden, outputs), loss, variables)
+            return ask(tape, outputs, loss, variables)
 
         return step, variables
 
@@ -62,15 +58,9 @@ def test_the_gradient_of_an_input(same: Any, normal: Any, weights: Any, runner: 
 
 
 @MICRO
-def test_the_gradient_of_an_activation(same: Any, normal: Any, weights: Any, micro: int) -> None:
-    build = two_stages(lambda tape, t, loss, v: tape.gradient(loss, [t[1], t[2], v[0]]), weights)
-    same(build, (normal(7, 4),), micro=micro)
-
-
-@MICRO
 @pytest.mark.parametrize("kind", ["none", "zero", tf.UnconnectedGradients.ZERO])
 def test_unconnected_gradients(same: Any, normal: Any, weights: Any, micro: int, kind: Any) -> None:
-    def ask(tape: Any, tensors: Any, loss: Any, variables: list[tf.Variable]) -> Any:
+    def ask(tape: Any, outputs: Any, loss: Any, variables: list[tf.Variable]) -> Any:
         unused = tf.zeros((3,))
         found = tape.gradient(loss, [variables[0], unused], unconnected_gradients=kind)
         if (found[1] is None) != (kind == "none"):
@@ -78,16 +68,6 @@ def test_unconnected_gradients(same: Any, normal: Any, weights: Any, micro: int,
         return [gradient for gradient in found if gradient is not None]
 
     same(two_stages(ask, weights), (normal(6, 4),), micro=micro)
-
-
-def test_a_tape_that_watches_nothing_by_itself(same: Any, normal: Any, weights: Any) -> None:
-    def ask(tape: Any, tensors: Any, loss: Any, variables: list[tf.Variable]) -> Any:
-        first, second = tape.gradient(loss, variables)
-        if second is not None:
-            raise AssertionError("an unwatched variable got a gradient")
-        return first
-
-    same(two_stages(ask, weights, watch_accessed_variables=False), (normal(6, 4),), micro=2)
 
 
 @MICRO
@@ -115,61 +95,11 @@ def test_ops_outside_the_block_are_not_followed(same: Any, normal: Any, weights:
     same(build, (normal(6, 4),), micro=micro)
 
 
-@MICRO
-def test_a_persistent_tape_is_asked_twice(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
-    def ask(tape: Any, tensors: Any, loss: Any, variables: list[tf.Variable]) -> Any:
-        first = tape.gradient(loss, variables[0])
-        second = tape.gradient(tensors[1], variables[0])
-        del tape
-        for variable, gradient in zip(variables, [first + second, 2.0 * first], strict=True):
-            variable.assign_sub(0.1 * gradient)
-        return first, second
-
-    same(two_stages(ask, weights, persistent=True), (normal(6, 4),), (normal(6, 4, seed=1),), micro=micro)
-
-
 def test_a_plain_tape_answers_once(normal: Any, weights: Any) -> None:
     """TensorFlow's own error, in its own words."""
-    build = two_stages(lambda tape, t, loss, v: [tape.gradient(loss, v[0]) for _ in range(2)], weights)
+    build = two_stages(lambda tape, outputs, loss, v: [tape.gradient(loss, v[0]) for _ in range(2)], weights)
     with pytest.raises(RuntimeError, match="non-persistent"):
         build(Cut())[0](normal(4, 4))
-
-
-@MICRO
-def test_output_gradients_are_where_gradients_start(same: Any, normal: Any, weights: Any, micro: int) -> None:
-    def ask(tape: Any, tensors: Any, loss: Any, variables: list[tf.Variable]) -> Any:
-        return tape.gradient(tensors[2], variables, output_gradients=tf.sin(tensors[0]))
-
-    same(two_stages(ask, weights), (normal(7, 4),), micro=micro)
-
-
-@MICRO
-def test_several_targets(same: Any, normal: Any, weights: Any, micro: int) -> None:
-    """One in each stage, one of them with rows: a tensor that is no scalar is summed, as in TensorFlow."""
-
-    def ask(tape: Any, tensors: Any, loss: Any, variables: list[tf.Variable]) -> Any:
-        return tape.gradient([loss, tensors[1]], variables)
-
-    same(two_stages(ask, weights), (normal(7, 4),), micro=micro)
-
-
-@MICRO
-def test_stop_gradient(same: Any, normal: Any, weights: Any, micro: int) -> None:
-    def build(cut: Cut) -> Any:
-        variables = weights()
-
-        @cut.function
-        def step(x: Any) -> Any:
-            with tf.GradientTape() as tape, cut.program():
-                with cut.at("a"):
-                    hidden = tf.tanh(x @ variables[0])
-                with cut.at("b"):
-                    loss = tf.reduce_mean((tf.stop_gradient(hidden) @ variables[1] + tf.sin(hidden)) ** 2)
-            return tape.gradient(loss, variables)
-
-        return step, variables
-
-    same(build, (normal(7, 4),), micro=micro)
 
 
 @MICRO
@@ -196,41 +126,11 @@ def test_stop_gradient_on_the_whole_boundary(same: Any, normal: Any, weights: An
     same(build, (normal(7, 4),), micro=micro)
 
 
-@pytest.mark.parametrize("micro", [1, 2])
-def test_a_gradient_penalty(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
-    """A tape inside a tape, within one stage: the inner request is TensorFlow's own."""
-
-    def build(cut: Cut) -> Any:
-        variables = weights()
-
-        @cut.function
-        def step(x: Any) -> Any:
-            with tf.GradientTape() as outer, cut.program():
-                with cut.at("a"):
-                    hidden = tf.tanh(x @ variables[0])
-                with cut.at("b"):
-                    with tf.GradientTape() as inner:
-                        inner.watch(hidden)
-                        scores = tf.reduce_sum(tf.tanh(hidden @ variables[1]), axis=1)
-                    slopes = inner.gradient(scores, hidden)
-                    penalty = tf.reduce_mean((tf.norm(slopes, axis=1) - 1.0) ** 2)
-                    loss = tf.reduce_mean(scores) + penalty
-            gradients = outer.gradient(loss, variables)
-            for variable, gradient in zip(variables, gradients, strict=True):
-                variable.assign_sub(0.1 * gradient)
-            return loss, gradients
-
-        return step, variables
-
-    same(build, (normal(7, 4),), (normal(7, 4, seed=1),), micro=micro)
-
-
 @MICRO
 def test_numbers_that_only_the_user_reads(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
     """A count, a shape, a sum over the batch and one that is checked: they are those of the whole batch."""
 
-    def ask(tape: Any, tensors: Any, loss: Any, variables: list[tf.Variable]) -> Any:
-        outputs = tensors[2]
+    def ask(tape: Any, outputs: Any, loss: Any, variables: list[tf.Variable]) -> Any:
         checked = tf.debugging.check_numerics(2.0 * tf.reduce_sum(outputs), "no number")
         gradients = tape.gradient(loss, variables)
         mean = tf.sqrt(tf.reduce_mean(outputs**2))
@@ -371,7 +271,7 @@ def test_indexed_slices_as_a_result(normal: Any) -> None:
 
 @MICRO
 def test_recompute_gives_the_same_gradients(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
-    def ask(tape: Any, tensors: Any, loss: Any, variables: list[tf.Variable]) -> Any:
+    def ask(tape: Any, outputs: Any, loss: Any, variables: list[tf.Variable]) -> Any:
         gradients = tape.gradient(loss, variables)
         for variable, gradient in zip(variables, gradients, strict=True):
             variable.assign_sub(0.1 * gradient)
@@ -524,38 +424,6 @@ def test_negatives_from_the_batch_couple_rows(same_fit: Any, normal: Any) -> Non
     with pytest.raises(BatchCoupledError) as caught:
         contrastive(Cut(True, 2)).fit(normal(16, 4), normal(16, 3), verbose=0)
     assert "test_gradients.py" in caught.value.line
-
-
-@pytest.mark.parametrize(
-    "micro",
-    [1, 3],
-)
-def test_a_loss_weight_says_what_a_micro_batch_counts(same: Any, normal: Any, weights: Any, micro: int) -> None:
-    """A loss that divides by more than the pass can see: the user says what the mean is over."""
-
-    def build(cut: Cut) -> Any:
-        variables = weights()
-
-        @cut.function
-        def step(x: Any, tokens: Any) -> Any:
-            with tf.GradientTape() as tape, cut.program():
-                with cut.at("a"):
-                    hidden = tf.tanh(x @ variables[0])
-                with cut.at("b"):
-                    rows = tf.reduce_sum((hidden @ variables[1]) ** 2, axis=1)
-                total = tf.reduce_sum(tokens)
-                if cut.on:
-                    nb.loss_weight(total)
-                loss = tf.reduce_sum(rows * tokens) / tf.maximum(total, 1e-3)
-            gradients = tape.gradient(loss, variables)
-            for variable, gradient in zip(variables, gradients, strict=True):
-                variable.assign_sub(0.1 * gradient)
-            return loss, gradients
-
-        return step, variables
-
-    tokens = np.array([1, 5, 2, 0, 7, 1, 3], "float32")
-    same(build, (normal(7, 4), tokens), (normal(7, 4, seed=1), tokens[::-1].copy()), micro=micro)
 
 
 @MICRO

@@ -1,4 +1,8 @@
-"""The seventeen traps of TensorFlow and Keras that a prototype fell into, each through the public face."""
+"""The seventeen traps of TensorFlow and Keras that a prototype fell into, each through the public face.
+
+Traps 2, 3, 6, 7, 9 and 10 are scripts of the parity harness, which `make test` always runs: `TRAPS` in
+tests/parity/test_cases.py.
+"""
 
 import logging
 from typing import Any
@@ -45,77 +49,6 @@ def test_trap_01_decay_and_iterations_run_once(same_fit: Any, normal: Any, runne
         normal(16, 4), normal(16, 3, seed=1), micro=micro,
     )  # fmt: skip
     assert int(model.optimizer.iterations.numpy()) == 4
-
-
-def test_trap_01_a_counter_before_the_first_request_is_a_prologue(same: Any, normal: Any, weights: Any) -> None:
-    """An effect that ignores the batch runs once, before the forward that reads what it wrote."""
-
-    def build(cut: Cut) -> Any:
-        count, (first, second) = tf.Variable(0.0), weights()
-
-        @cut.function
-        def step(x: Any) -> Any:
-            count.assign_add(1.0)
-            with tf.GradientTape() as tape, cut.program():
-                with cut.at("a"):
-                    hidden = x @ first * count
-                with cut.at("b"):
-                    loss = tf.reduce_mean((hidden @ second) ** 2)
-            for variable, gradient in zip((first, second), tape.gradient(loss, [first, second]), strict=True):
-                variable.assign_sub(0.1 * gradient)
-            return loss, count.read_value()
-
-        return step, [count, first, second]
-
-    found = same(build, (normal(6, 4),), (normal(6, 4, seed=1),), micro=3)
-    assert float(found.weights[0]) == 2.0
-
-
-# 2: TensorFlow hangs every returned tensor behind all effects: what is returned must not look like an update.
-
-
-def test_trap_02_a_returned_tensor_does_not_wait_for_the_update(same: Any, normal: Any, weights: Any) -> None:
-    def build(cut: Cut) -> Any:
-        first, second = weights()
-
-        @cut.function
-        def step(x: Any) -> Any:
-            with tf.GradientTape() as tape, cut.program():
-                with cut.at("a"):
-                    hidden = tf.tanh(x @ first)
-                with cut.at("b"):
-                    rows = hidden @ second
-                    loss = tf.reduce_mean(rows**2)
-            first.assign_sub(tape.gradient(loss, first))
-            return {"loss": loss, "rows": rows, "hidden": hidden, "first": first.read_value()}
-
-        return step, [first, second]
-
-    same(build, (normal(7, 4),), (normal(7, 4, seed=1),), micro=3)
-
-
-# 3: what the update reads (a learning rate, the variable itself) depends on no gradient either.
-
-
-def test_trap_03_the_update_reads_variables_of_its_own(same: Any, normal: Any, weights: Any) -> None:
-    def build(cut: Cut) -> Any:
-        (first, second), rate, decay = weights(), tf.Variable(0.1), tf.Variable(0.01)
-
-        @cut.function
-        def step(x: Any) -> Any:
-            with tf.GradientTape() as tape, cut.program():
-                with cut.at("a"):
-                    hidden = tf.tanh(x @ first)
-                with cut.at("b"):
-                    loss = tf.reduce_mean((hidden @ second) ** 2)
-            for variable, gradient in zip((first, second), tape.gradient(loss, [first, second]), strict=True):
-                variable.assign_sub(rate * (gradient + decay * variable))
-            rate.assign(rate * 0.5)
-            return loss
-
-        return step, [first, second, rate]
-
-    same(build, *[(normal(6, 4, seed=n),) for n in range(3)], micro=2)
 
 
 # 4: metrics fed with scalars count once a step, not once a micro-batch.
@@ -178,55 +111,6 @@ def test_trap_05_the_last_stage_is_not_fed_x(normal: Any, micro: int) -> None:
         assert fragment is None or x not in {value.op for value in fragment.feeds}
 
 
-# 6: a subclassed model whose first act is `fit` meets its scopes inside Keras's own trace.
-
-
-class Lazy(keras.Model):
-    """Built by nothing but its first batch."""
-
-    def __init__(self, cut: Cut) -> None:
-        super().__init__()
-        self.cut, self.first, self.second = cut, layers.Dense(5, activation="tanh"), layers.Dense(3)
-
-    def call(self, x: Any) -> Any:
-        with self.cut.program():
-            with self.cut.at("a"):
-                hidden = self.first(x)
-            with self.cut.at("b"):
-                outputs = self.second(hidden)
-                self.add_loss(0.01 * tf.reduce_sum(self.second.kernel**2))
-                return outputs
-
-
-@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
-def test_trap_06_the_first_act_of_a_subclass_is_fit(same_fit: Any, normal: Any, micro: int) -> None:
-    def build(cut: Cut) -> Any:
-        model = Lazy(cut)
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
-
-    same_fit(build, normal(16, 4), normal(16, 3, seed=1), micro=micro)
-
-
-# 7: scopes of functional models belong to nodes: a shared layer sits in two stages.
-
-
-@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
-def test_trap_07_a_shared_layer_in_two_stages(same_fit: Any, normal: Any, runner: str, micro: int) -> None:
-    def build(cut: Cut) -> Any:
-        shared, inputs = layers.Dense(4, activation="tanh"), keras.Input((4,))
-        with cut.program():
-            with cut.at("a"):
-                hidden = shared(inputs)
-            with cut.at("b"):
-                outputs = layers.Dense(3)(shared(hidden) + keras.ops.sin(hidden))
-        model = keras.Model(inputs, outputs)
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
-
-    same_fit(build, normal(16, 4), normal(16, 3, seed=1), micro=micro)
-
-
 # 8: `Sequential.add` rebuilds every node, or makes none.
 
 
@@ -251,62 +135,6 @@ def test_trap_08_a_clone_loses_its_scopes_and_says_so() -> None:
     model = dense_model(Cut(), "sgd")
     with pytest.warns(nb.errors.NebulaWarning, match="scopes"):
         keras.models.clone_model(model)
-
-
-# 9: variables made in the step make tf.function trace twice: the first trace must be forgotten.
-
-
-@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
-def test_trap_09_an_optimizer_built_in_the_step(same: Any, normal: Any, weights: Any, micro: int) -> None:
-    def build(cut: Cut) -> Any:
-        variables, optimizer = weights(), keras.optimizers.Adam(0.1, epsilon=1e-3)
-
-        @cut.function
-        def step(x: Any) -> Any:
-            with tf.GradientTape() as tape, cut.program():
-                with cut.at("a"):
-                    hidden = tf.tanh(x @ variables[0])
-                with cut.at("b"):
-                    loss = tf.reduce_mean((hidden @ variables[1]) ** 2)
-            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-            return loss
-
-        return step, variables
-
-    same(build, *[(normal(6, 4, seed=n),) for n in range(3)], micro=micro)
-
-
-@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
-def test_trap_09_a_loss_scale_optimizer(same_fit: Any, normal: Any, micro: int) -> None:
-    def build(cut: Cut) -> Any:
-        return dense_model(cut, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=1024.0))
-
-    same_fit(build, normal(16, 4), normal(16, 3, seed=1), micro=micro)
-
-
-# 10: `recompute_grad` asks a tape of its own while we differentiate. (Nested tapes: test_gradients.py.)
-
-
-@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
-def test_trap_10_recompute_grad(same: Any, normal: Any, weights: Any, micro: int) -> None:
-    def build(cut: Cut) -> Any:
-        variables = weights()
-
-        @cut.function
-        def step(x: Any) -> Any:
-            with tf.GradientTape() as tape, cut.program():
-                with cut.at("a"):
-                    hidden = tf.recompute_grad(lambda v: tf.tanh(v @ variables[0]))(x)
-                with cut.at("b"):
-                    loss = tf.reduce_mean(tf.recompute_grad(lambda v: (v @ variables[1]) ** 2)(hidden))
-            gradients = tape.gradient(loss, variables)
-            for variable, gradient in zip(variables, gradients, strict=True):
-                variable.assign_sub(0.1 * gradient)
-            return loss, gradients
-
-        return step, variables
-
-    same(build, (normal(6, 4),), (normal(6, 4, seed=1),), micro=micro)
 
 
 # 11: gradients of embeddings are colocated with ops that the fragment does not have.
@@ -374,27 +202,6 @@ def test_trap_13_a_scope_in_a_loop_body_is_refused(normal: Any) -> None:
     with pytest.raises(BoundaryInBodyError, match="loop") as caught:
         step(normal(4, 4))
     assert "test_traps.py" in str(caught.value)
-
-
-def test_trap_13_a_scope_in_a_nested_function_counts(same: Any, normal: Any) -> None:
-    """TensorFlow would run it as one op; while a step is captured it is run inline."""
-
-    def build(cut: Cut) -> Any:
-        @tf.function
-        def inner(x: Any) -> Any:
-            with cut.at("a"):
-                hidden = tf.tanh(x)
-            with cut.at("b"):
-                return tf.sin(hidden)
-
-        @cut.function
-        def step(x: Any) -> Any:
-            with cut.program():
-                return inner(x)
-
-        return step, []
-
-    same(build, (normal(4, 4),), micro=2)
 
 
 def test_trap_13_a_scope_in_a_compiled_function_is_refused(normal: Any) -> None:

@@ -1,12 +1,19 @@
-"""A worker that reads its own side of a text, and looks at every frame that it hands to gRPC for what it has read.
+"""Worker: reads what is its own, and looks at every frame that it hands to gRPC for what it has read.
 
-Both train a translator, without a codec and with one, evaluate it, and translate. At the end each sends ids of its own
-side on purpose: what was looked for all the time is then found, over the same line.
+`private`: two clusters train a translator, each on its side of the text, without a codec and with one, evaluate it, and
+translate. At the end each sends ids of its own side on purpose: what was looked for all the time is then found.
+
+`keeping`: both workers of cluster `a` read x, `b` and `c` read z, and `c` alone reads y. They train on arrays, and on
+datasets of which `a` reads the rows of its micro-batches. Then the first worker fails by an error whose text is a row.
 """
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -14,9 +21,10 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.looking import Frame, Look, watched
+from tests.processes.looking import Checksums, Frame, Look, watched
+from tests.processes.running import act
 from tests.processes.telling import tell
-from whale_nebula.errors import CollectiveReadError
+from whale_nebula.errors import CollectiveReadError, NebulaError
 from whale_nebula.models import Bert, BertSizes, CausalABNet, SmoothedCrossentropy, text
 from whale_nebula.models.decoding import Beam, Found, translation
 from whale_nebula.runtime.run import current_run
@@ -27,19 +35,35 @@ RESERVED = (*text.SPECIAL, *(f"[reserved{number}]" for number in range(FIRST - l
 SIDES = ("source", "target")
 SIZES = BertSizes(vocabulary=VOCABULARY, length=LONGEST + 1, width=8, heads=2, layers=1, inner=16, dropout=0.0)
 STEPS = PAIRS // BATCH
+FORM = {"shape": [None, None], "dtype": "int32"}
+CONFIG = {
+    "inputs": dict.fromkeys(("x/source", "x/target", "y", "source", "target"), FORM),
+    "results": "owner",
+    "weights": "own",
+}
+
+
+taken: list[bytes] = []
+"""What has been sent since the last look."""
 
 
 def met() -> None:
-    """Wait for the other process twice: it comes the second time once it has heard of our first, and has all before."""
-    for time in range(2):
-        current_run().ledger.session.meet(f"look {time}")
+    """Wait for all others twice: each comes the second time once it has all that was sent before."""
+    for number in range(2):
+        current_run().ledger.session.meet(f"look {number}")
+
+
+def frames_since() -> list[bytes]:
+    """What was sent since the last look; more may come meanwhile."""
+    count = len(taken)
+    frames = [frame for frame in taken[:count] if frame]
+    del taken[:count]
+    return frames
 
 
 def looked(part: str, look: Look) -> None:
     """Tell what was sent since the last look, and what of the text is in it."""
-    count = len(taken)  # more may come meanwhile
-    frames = [frame for frame in taken[:count] if frame]
-    del taken[:count]
+    frames = frames_since()
     read = [Frame.read(frame) for frame in frames]
     found = [hit for frame in frames for hit in look.finds(frame)]
     steps = [each.message for each in read if each.message.get("about") == "STEP"]
@@ -91,44 +115,132 @@ def written(found: Found) -> list[list[int]]:
         return []
 
 
-tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # dear, and these graphs run a few times
-taken = watched()
-nb.init()
-side = nb.here().cluster
-pairs = text.generated("train", PAIRS, sides=[side])
-words = text.Tokenizer(text.learn_vocabulary(pairs.of(side), VOCABULARY, reserved=RESERVED, fill=True))
-encoded = text.encode_pairs(pairs, **{side: words}, longest=LONGEST)
-order = text.make_order(PAIRS, batch=BATCH)
-batches = text.batches(encoded, order, multiple=LONGEST)
-ids = getattr(encoded, side)
-rows = [ids.row(number).tolist() for number in range(PAIRS)]
-look = Look.of(pairs.of(side), rows, FIRST)
-tell("looked for", [len(look.patterns), len(look.words)])
+def private() -> None:
+    """A translator whose texts stay at home."""
+    tf.config.optimizer.set_experimental_options(
+        {"disable_meta_optimizer": True}
+    )  # dear, and these graphs run a few times
+    nb.init(CONFIG)
+    side = nb.here().cluster
+    pairs = text.generated("train", PAIRS, sides=[side])
+    words = text.Tokenizer(text.learn_vocabulary(pairs.of(side), VOCABULARY, reserved=RESERVED, fill=True))
+    encoded = text.encode_pairs(pairs, **{side: words}, longest=LONGEST)
+    order = text.make_order(PAIRS, batch=BATCH)
+    batches = text.batches(encoded, order, multiple=LONGEST)
+    ids = getattr(encoded, side)
+    rows = [ids.row(number).tolist() for number in range(PAIRS)]
+    look = Look.of(pairs.of(side), rows, FIRST)
+    tell("looked for", [len(look.patterns), len(look.words)])
 
-model = translator()
-for part in ("plain", "int4"):
-    losses = model.fit(batches, shuffle=False, verbose=0).history["loss"]
-    tell(f"{part} loss", [float(loss).hex() for loss in losses])
+    model = translator()
+    for part in ("plain", "int4"):
+        losses = model.fit(batches, shuffle=False, verbose=0).history["loss"]
+        tell(f"{part} loss", [float(loss).hex() for loss in losses])
+        met()
+        looked(f"fit {part}", look)
+    model.evaluate(batches, verbose=0)
     met()
-    looked(f"fit {part}", look)
-model.evaluate(batches, verbose=0)
-met()
-looked("evaluate", look)
+    looked("evaluate", look)
 
-inputs, _ = next(iter(batches))
-never = (id for id in range(FIRST) if id != words.end)
-translate = translation(model, Beam(words.start, words.end, LONGEST, width=2, never=tuple(never)))
-best = written(translate(inputs["source"], np.arange(BATCH)))
-tell("translated", len(best))
-met()
-more = [*pairs.of(side), *(words.sentences(best) if best else [])]
-looked("translate", Look.of(more, [*rows, *best], FIRST))
+    inputs, _ = next(iter(batches))
+    never = (id for id in range(FIRST) if id != words.end)
+    translate = translation(model, Beam(words.start, words.end, LONGEST, width=2, never=tuple(never)))
+    best = written(translate(inputs["source"], np.arange(BATCH)))
+    tell("translated", len(best))
+    met()
+    more = [*pairs.of(side), *(words.sentences(best) if best else [])]
+    looked("translate", Look.of(more, [*rows, *best], FIRST))
 
-here = inputs[side]
-for leaking, mine in ((leaking_to_target, "source"), (leaking_to_source, "target")):
-    tell(f"leaked from {mine}", float(leaking(here if side == mine else None, np.arange(BATCH))["sum"]))
-met()
-looked("leak", look)
-tell("sum", float(here.numpy().sum()))
-nb.shutdown()
-looked("farewell", look)
+    here = inputs[side]
+    for leaking, mine in ((leaking_to_target, "source"), (leaking_to_source, "target")):
+        tell(f"leaked from {mine}", float(leaking(here if side == mine else None, np.arange(BATCH))["sum"]))
+    met()
+    looked("leak", look)
+    tell("sum", float(here.numpy().sum()))
+    nb.shutdown()
+    looked("farewell", look)
+
+
+# ---------------------------------------------------------------------- inputs of three clusters
+KEPT = {"x/x": {"shape": [None, 3], "dtype": "int32"}, "x/z": {"shape": [None, 2]}, "y": {"shape": [None, 1]}}
+KEPT_ROWS, KEPT_BATCH = 8, 4
+DEADLINE = 30.0
+ROW = "paciente 4711: positivo"
+NAME = "host-of-the-hospital"
+HERE = (NAME, str(Path(__file__).parent), os.getcwd(), ROW)
+
+
+def three_stages() -> keras.Model:
+    """Three stages, the first of them by two replicas."""
+    x, z = keras.Input((3,), dtype="int32", name="x"), keras.Input((2,), name="z")
+    with nb.cluster(), nb.pipeline(micro_batch=2):
+        with nb.replica(2), nb.stage(cluster="a"):
+            hidden = keras.layers.Flatten()(keras.layers.Embedding(50, 4)(x))
+        with nb.stage(cluster="b"):
+            hidden = keras.layers.Dense(3)(keras.layers.Concatenate()([hidden, z]))
+        with nb.stage(cluster="c"):
+            out = keras.layers.Dense(1)(keras.layers.Concatenate()([hidden, z]))
+    made = keras.Model({"x": x, "z": z}, out, name="kept")
+    made.compile("sgd", "mse")
+    return made
+
+
+def dataset(arrays: dict[str, Any]) -> Any:
+    """The rows of this cluster, of which each process reads its own."""
+    rows = {name: array for name, array in arrays.items() if array is not None}
+
+    def row(number: Any) -> Any:
+        found = {name: tf.gather(array, number) for name, array in rows.items()}
+        return {"x": found.get("x"), "z": found.get("z")}, found.get("y")
+
+    return nb.shard(tf.data.Dataset.range(KEPT_ROWS).map(row).batch(KEPT_BATCH))
+
+
+def keeping() -> None:
+    """Three clusters that keep their inputs at home."""
+    socket.gethostname = lambda: NAME
+    nb.init({"inputs": KEPT, "results": "owner"})
+    here = nb.here()
+    draw = np.random.default_rng(0)
+    arrays: dict[str, Any] = {
+        "x": draw.integers(0, 50, (KEPT_ROWS, 3)).astype("int32"),
+        "z": draw.normal(size=(KEPT_ROWS, 2)).astype("float32"),
+        "y": draw.normal(size=(KEPT_ROWS, 1)).astype("float32"),
+    }
+    checksums = Checksums.of(arrays)
+
+    def tell_sums(part: str) -> None:
+        """Tell of which inputs a checksum went to which worker since the last look, and what of this host."""
+        frames = frames_since()
+        sent = {(name, Frame.read(frame).reader) for frame in frames for name in checksums.finds(frame)}
+        named = sorted({each for each in HERE if any(each.encode() in frame for frame in frames)})
+        tell(f"{here.worker} {part}", {"sums": sorted(sent), "named": named, "frames": len(frames)})
+
+    read = {"a": "x", "b": "z", "c": "zy"}[here.cluster]
+    own = {name: array if name in read else None for name, array in arrays.items()}
+    kept = three_stages()
+    kept.fit({"x": own["x"], "z": own["z"]}, own["y"], batch_size=KEPT_BATCH, epochs=2, shuffle=False, verbose=0)
+    met()
+    tell_sums("arrays")
+    kept.fit(dataset(own), epochs=1, verbose=0)
+    met()
+    tell_sums("dataset")
+    session = current_run().ledger.session
+    if here.worker == "a/0":
+        try:
+            raise ValueError(f"cannot tokenize {ROW!r}")
+        except ValueError as failure:
+            session.fail(failure)
+        limit = time.monotonic() + DEADLINE
+        while time.monotonic() < limit and sum(b'"FAIL"' in frame for frame in taken) < len(session.links):
+            time.sleep(0.01)  # they leave by threads of their own
+    try:
+        session.meet("the end")
+    except NebulaError as failed:
+        tell(f"{here.worker} heard", str(failed))
+    tell_sums("failure")
+
+
+if __name__ == "__main__":
+    taken = watched()
+    act((private, keeping))

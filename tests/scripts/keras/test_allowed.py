@@ -19,13 +19,6 @@ PARTS = 3
 X, Y = numbers(6)[:24], numbers(3, seed=1)[:24]
 
 
-@pytest.fixture(autouse=True)
-def closed():
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 def _model(cut: Cut, layer: Any, kind: type = keras.Model, **options: Any) -> Any:
     keras.utils.set_random_seed(7)
     inputs = keras.Input((6,))

@@ -65,6 +65,45 @@ def script(
     return write
 
 
+def loss_script(count: int = 3, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Write a script that trains `count` matrices on a forward with its loss, `loss(cut, w, x, y)`."""
+
+    def write(loss: Callable[..., Any]) -> Callable[..., Any]:
+        def build(cut: Cut) -> Loop:
+            w = weights(count)
+            return trained(cut, w)(lambda x, y: loss(cut, w, x, y))
+
+        build.__name__, build.__module__ = loss.__name__, loss.__module__
+        script(**options)(build)
+        return loss
+
+    return write
+
+
+def trained(
+    cut: Cut, w: Sequence[Any], more: Sequence[Any] = (), *, calls: Any = None, rate: float = 0.1,
+    unconnected: str = "none", update: Callable[[Any, Any], Any] | None = None
+) -> Callable[[Callable[..., Any]], Loop]:  # fmt: skip
+    """Make a forward with its loss a loop that trains `w`, by `update(gradients, w)`, and looks at `more`, too.
+
+    The loss is all that the forward gives, or the first of it.
+    """
+
+    def make(loss: Callable[..., Any]) -> Loop:
+        @cut.function
+        def step(*batch: Any) -> Any:
+            with tf.GradientTape() as tape, cut.program():
+                found = loss(*batch)
+            differentiated = found[0] if isinstance(found, tuple) else found
+            gradients = tape.gradient(differentiated, w, unconnected_gradients=unconnected)
+            updated = descend(w, gradients, rate) if update is None else update(gradients, w)
+            return found, gradients, updated
+
+        return Loop(step, [*w, *more], rows() if calls is None else calls)
+
+    return make
+
+
 def opened() -> dict[str, Case]:
     """The whole book."""
     for chapter in CHAPTERS:
@@ -132,3 +171,17 @@ def descend(variables: Sequence[Any], gradients: Sequence[Any], rate: Any = 0.1)
     """One step down."""
     for variable, gradient in zip(variables, gradients, strict=True):
         variable.assign_sub(rate * gradient)
+
+
+def differentiate(cut: Any, w: Sequence[Any], x: Any, y: Any) -> tuple[Any, list[Any]]:
+    """The mean squared error of `chain`, and its gradients."""
+    with tf.GradientTape() as tape, cut.program():
+        loss = mse(y, chain(cut, x, w))
+    return loss, tape.gradient(loss, w)
+
+
+def learn(cut: Any, w: Sequence[Any], x: Any, y: Any, rate: Any = 0.1) -> Any:
+    """One step down by it; gives the loss."""
+    loss, gradients = differentiate(cut, w, x, y)
+    descend(w, gradients, rate)
+    return loss

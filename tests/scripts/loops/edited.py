@@ -7,51 +7,57 @@ from typing import Any
 
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, rows, script, weights
+from tests.scripts.loops.book import Cut, Loop, chain, descend, differentiate, mse, rows, script, trained, weights
 
-Edit = Callable[[list[Any], list[Any], Any], list[Any]]
+Edit = Callable[[list[Any], list[Any]], list[Any]]
 
 
-def edited(cut: Cut, edit: Edit, *, steps: int = 3) -> Loop:
-    """A loop whose gradients pass through `edit(gradients, variables, loss)`."""
+def edited(cut: Cut, edit: Edit) -> Loop:
+    """A loop whose gradients pass through `edit(gradients, variables)`."""
+
+    def update(gradients: Any, w: Any) -> Any:
+        changed = edit(gradients, w)
+        descend(w, changed)
+        return changed
+
     w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        gradients = edit(tape.gradient(loss, w), w, loss)
-        descend(w, gradients)
-        return loss, gradients
-
-    return Loop(step, w, rows(steps))
+    return trained(cut, w, update=update)(lambda x, y: mse(y, chain(cut, x, w)))
 
 
 @script()
 def scaled(cut: Cut) -> Loop:
-    return edited(cut, lambda gradients, w, loss: [0.5 * g / (1.0 + loss) for g in gradients])
+    w = weights()
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        loss, gradients = differentiate(cut, w, x, y)
+        gradients = [0.5 * g / (1.0 + loss) for g in gradients]
+        descend(w, gradients)
+        return loss, gradients
+
+    return Loop(step, w, rows())
 
 
 @script(rarely=True)
 def clipped_by_value(cut: Cut) -> Loop:
-    return edited(cut, lambda gradients, w, loss: [tf.clip_by_value(g, -0.01, 0.02) for g in gradients])
+    return edited(cut, lambda gradients, w: [tf.clip_by_value(g, -0.01, 0.02) for g in gradients])
 
 
 @script(rarely=True)
 def clipped_by_norm(cut: Cut) -> Loop:
-    return edited(cut, lambda gradients, w, loss: [tf.clip_by_norm(g, 0.05) for g in gradients])
+    return edited(cut, lambda gradients, w: [tf.clip_by_norm(g, 0.05) for g in gradients])
 
 
 @script()
 def clipped_by_global_norm(cut: Cut) -> Loop:
-    return edited(cut, lambda gradients, w, loss: tf.clip_by_global_norm(gradients, 0.1)[0])
+    return edited(cut, lambda gradients, w: tf.clip_by_global_norm(gradients, 0.1)[0])
 
 
 @script(rarely=True)
 def adaptively_clipped(cut: Cut) -> Loop:
     """By the size of the variable (NFNet)."""
 
-    def edit(gradients: list[Any], w: list[Any], loss: Any) -> list[Any]:
+    def edit(gradients: list[Any], w: list[Any]) -> list[Any]:
         limits = [0.01 * tf.maximum(tf.norm(v, axis=1, keepdims=True), 1e-3) for v in w]
         return [tf.clip_by_norm(g, tf.reduce_max(limit)) for g, limit in zip(gradients, limits, strict=True)]
 
@@ -60,14 +66,12 @@ def adaptively_clipped(cut: Cut) -> Loop:
 
 @script(rarely=True)
 def centred_and_signed(cut: Cut) -> Loop:
-    return edited(
-        cut, lambda gradients, w, loss: [tf.sign(g - tf.reduce_mean(g, axis=0, keepdims=True)) for g in gradients]
-    )
+    return edited(cut, lambda gradients, w: [tf.sign(g - tf.reduce_mean(g, axis=0, keepdims=True)) for g in gradients])
 
 
 @script(rarely=True)
 def decayed_by_hand(cut: Cut) -> Loop:
-    return edited(cut, lambda gradients, w, loss: [g + 0.1 * v for g, v in zip(gradients, w, strict=True)])
+    return edited(cut, lambda gradients, w: [g + 0.1 * v for g, v in zip(gradients, w, strict=True)])
 
 
 @script()
@@ -75,7 +79,7 @@ def noisy(cut: Cut) -> Loop:
     """The same noise each time: it is drawn from a seed that counts steps."""
     count = tf.Variable(0, dtype=tf.int32)
 
-    def edit(gradients: list[Any], w: list[Any], loss: Any) -> list[Any]:
+    def edit(gradients: list[Any], w: list[Any]) -> list[Any]:
         count.assign_add(1)
         return [g + 0.1 * tf.random.stateless_normal(g.shape, [n, count]) for n, g in enumerate(gradients)]
 
@@ -106,9 +110,7 @@ def averaged_with_the_last(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        gradients = tape.gradient(loss, w)
+        loss, gradients = differentiate(cut, w, x, y)
         descend(w, [0.5 * (g + kept) for g, kept in zip(gradients, last, strict=True)])
         for kept, gradient in zip(last, gradients, strict=True):
             kept.assign(gradient)
@@ -124,9 +126,7 @@ def skipped_if_not_finite(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        gradients = tape.gradient(loss, w)
+        loss, gradients = differentiate(cut, w, x, y)
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
 
         def apply() -> Any:
@@ -238,9 +238,8 @@ def accumulated_under_cond(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        for total, gradient in zip(sums, tape.gradient(loss, w), strict=True):
+        loss, gradients = differentiate(cut, w, x, y)
+        for total, gradient in zip(sums, gradients, strict=True):
             total.assign_add(gradient)
         count.assign_add(1)
 
@@ -264,9 +263,7 @@ def accumulated_under_autograph(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        gradients = tape.gradient(loss, w)
+        loss, gradients = differentiate(cut, w, x, y)
         for n in range(3):
             sums[n].assign_add(gradients[n])
         count.assign_add(1)
@@ -287,9 +284,8 @@ def accumulated_by_python(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any, apply: bool) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        for total, gradient in zip(sums, tape.gradient(loss, w), strict=True):
+        loss, gradients = differentiate(cut, w, x, y)
+        for total, gradient in zip(sums, gradients, strict=True):
             total.assign_add(gradient)
         if apply:
             descend(w, [total / 2.0 for total in sums])
@@ -308,9 +304,8 @@ def accumulated_in_two_functions(cut: Cut) -> Loop:
 
     @cut.function
     def gather(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        for total, gradient in zip(sums, tape.gradient(loss, w), strict=True):
+        loss, gradients = differentiate(cut, w, x, y)
+        for total, gradient in zip(sums, gradients, strict=True):
             total.assign_add(gradient)
         return loss
 
@@ -374,9 +369,7 @@ def update_in_a_branch(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        gradients = tape.gradient(loss, w)
+        loss, gradients = differentiate(cut, w, x, y)
         if loss > 1.0:
             for v, g in zip(w, gradients):  # noqa: B905 - AutoGraph converts it as it is
                 v.assign_sub(0.1 * g)

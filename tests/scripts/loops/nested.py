@@ -7,21 +7,24 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, normal, rows, script, weights
+from tests.scripts.loops.book import (
+    Cut,
+    Loop,
+    chain,
+    descend,
+    differentiate,
+    mse,
+    normal,
+    rows,
+    script,
+    trained,
+    weights,
+)
 
 
 def around(cut: Cut, forward: Any, w: Any, more: Any = ()) -> Loop:
     """A loop around a forward that is a tf.function (or many)."""
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, forward(x))
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
-
-    return Loop(step, [*w, *more], rows())
+    return trained(cut, w, more)(lambda x, y: mse(y, forward(x)))
 
 
 @script()
@@ -149,9 +152,7 @@ def all_of_the_step(cut: Cut) -> Loop:
 
     @tf.function
     def inner(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        gradients = tape.gradient(loss, w)
+        loss, gradients = differentiate(cut, w, x, y)
         descend(w, gradients)
         return loss, gradients
 
@@ -170,9 +171,8 @@ def tape_inside_update_outside(cut: Cut) -> Loop:
 
     @tf.function
     def gradients_of(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        return loss, tape.gradient(loss, w)
+        loss, gradients = differentiate(cut, w, x, y)
+        return loss, gradients
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
@@ -195,9 +195,8 @@ def update_in_a_function(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        apply(tape.gradient(loss, w))
+        loss, gradients = differentiate(cut, w, x, y)
+        apply(gradients)
         return loss
 
     return Loop(step, w, rows())
@@ -215,20 +214,16 @@ def tape_in_a_function_without_scopes(cut: Cut) -> Loop:
             energy = tf.reduce_sum(tf.sin(v), axis=1)
         return tape.gradient(energy, v)
 
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            with cut.at(0):
-                hidden = slope(x @ w[0])
-            with cut.at(1):
-                hidden = tf.tanh(hidden @ w[1])
-            with cut.at(2):
-                loss = mse(y, slope(hidden @ w[2]))
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
+    @trained(cut, w)
+    def loop(x: Any, y: Any) -> Any:
+        with cut.at(0):
+            hidden = slope(x @ w[0])
+        with cut.at(1):
+            hidden = tf.tanh(hidden @ w[1])
+        with cut.at(2):
+            return mse(y, slope(hidden @ w[2]))
 
-    return Loop(step, w, rows())
+    return loop
 
 
 @script(rarely=True)
@@ -261,17 +256,13 @@ def called_twice(cut: Cut) -> Loop:
         with cut.at(1):
             return tf.tanh(x @ w[1])
 
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            left, right = embed(x), embed(y)
-            with cut.at(2):
-                loss = tf.reduce_mean(((left - right) @ w[2]) ** 2)
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
+    @trained(cut, w)
+    def loop(x: Any, y: Any) -> Any:
+        left, right = embed(x), embed(y)
+        with cut.at(2):
+            return tf.reduce_mean(((left - right) @ w[2]) ** 2)
 
-    return Loop(step, w, rows())
+    return loop
 
 
 class Block:
@@ -435,9 +426,8 @@ def random_inside(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        descend(w, [g + 0.1 * drawn() for g in tape.gradient(loss, w)])
+        loss, gradients = differentiate(cut, w, x, y)
+        descend(w, [g + 0.1 * drawn() for g in gradients])
         return loss
 
     return Loop(step, [*w, chance.state], rows())

@@ -8,24 +8,28 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, mse, normal, rows, script, weights
+from tests.scripts.loops.book import (
+    Cut,
+    Loop,
+    chain,
+    differentiate,
+    loss_script,
+    mse,
+    normal,
+    rows,
+    script,
+    trained,
+    weights,
+)
 
 v1 = tf.compat.v1
 SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
 
 
-def trained(cut: Cut, apply: Any, variables: Any = (), *, w: Any = None, steps: int = 3) -> Loop:
+def applying(cut: Cut, apply: Any, variables: Any = (), *, w: Any = None, steps: int = 3) -> Loop:
     """A loop whose gradients go to `apply(gradients, w)`; `variables` are looked at beside the weights."""
     w = weights() if w is None else w
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        gradients = tape.gradient(loss, w)
-        return loss, apply(gradients, w)
-
-    return Loop(step, [*w, *variables], rows(steps))
+    return trained(cut, w, variables, calls=rows(steps), update=apply)(lambda x, y: mse(y, chain(cut, x, w)))
 
 
 def applied_by(optimizer: Any, **options: Any) -> Any:
@@ -49,7 +53,7 @@ def one_for_each_part(cut: Cut) -> Loop:
         for optimizer, gradient, variable in zip(chosen, gradients, w, strict=True):
             optimizer.apply_gradients([(gradient, variable)])
 
-    return trained(cut, apply)
+    return applying(cut, apply)
 
 
 @script()
@@ -58,21 +62,21 @@ def discriminative_rates(cut: Cut) -> Loop:
         for n, (gradient, variable) in enumerate(pairs(gradients, w)):
             variable.assign_sub(0.1 * 0.3 ** (2 - n) * gradient)
 
-    return trained(cut, apply)
+    return applying(cut, apply)
 
 
 @script(rarely=True)
 def apply_with_variables(cut: Cut) -> Loop:
     """`optimizer.apply`, built in the step."""
     chosen = Adam(0.01, epsilon=1e-3)
-    return trained(cut, lambda gradients, w: chosen.apply(gradients, w))
+    return applying(cut, lambda gradients, w: chosen.apply(gradients, w))
 
 
 @script(rarely=True)
 def apply_without_variables(cut: Cut) -> Loop:
     w, chosen = weights(), Adam(0.01, epsilon=1e-3)
     chosen.build(w)
-    return trained(cut, lambda gradients, _: chosen.apply(gradients), w=w)
+    return applying(cut, lambda gradients, _: chosen.apply(gradients), w=w)
 
 
 @script(rarely=True)
@@ -84,13 +88,13 @@ def iterations_returned(cut: Cut) -> Loop:
         chosen.apply_gradients(pairs(gradients, w))
         return chosen.iterations, chosen.learning_rate
 
-    return trained(cut, apply, chosen.variables, w=w)
+    return applying(cut, apply, chosen.variables, w=w)
 
 
 @script(rarely=True)
 def a_schedule(cut: Cut) -> Loop:
     chosen = SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5), nesterov=True, momentum=0.9)
-    return trained(cut, lambda gradients, w: chosen.apply_gradients(pairs(gradients, w)))
+    return applying(cut, lambda gradients, w: chosen.apply_gradients(pairs(gradients, w)))
 
 
 @script(rarely=True)
@@ -99,14 +103,14 @@ def clipped_and_averaged(cut: Cut) -> Loop:
     w = weights()
     chosen = Adam(0.01, epsilon=1e-3, global_clipnorm=0.1, use_ema=True, ema_overwrite_frequency=2, weight_decay=0.01)
     chosen.build(w)
-    return trained(cut, lambda gradients, w: chosen.apply_gradients(pairs(gradients, w)), chosen.variables, w=w)
+    return applying(cut, lambda gradients, w: chosen.apply_gradients(pairs(gradients, w)), chosen.variables, w=w)
 
 
 @script()
 def accumulating(cut: Cut) -> Loop:
     w, chosen = weights(), SGD(0.1, gradient_accumulation_steps=2)
     chosen.build(w)
-    return trained(cut, lambda g, w: chosen.apply_gradients(pairs(g, w)), chosen.variables, w=w, steps=4)
+    return applying(cut, lambda g, w: chosen.apply_gradients(pairs(g, w)), chosen.variables, w=w, steps=4)
 
 
 @script()
@@ -161,7 +165,7 @@ def alternating_by_cond(cut: Cut) -> Loop:
 
         return tf.cond(turn % 2 == 0, first, rest)
 
-    return trained(cut, apply, [turn], w=w, steps=4)
+    return applying(cut, apply, [turn], w=w, steps=4)
 
 
 @script(rarely=True)
@@ -181,14 +185,14 @@ def switching(cut: Cut) -> Loop:
         turn.assign_add(1)
         return moved
 
-    return trained(cut, apply, [turn], w=w)
+    return applying(cut, apply, [turn], w=w)
 
 
 @script(rarely=True)
 def rate_assigned_in_the_loop(cut: Cut) -> Loop:
     w, chosen = weights(), SGD(0.1, momentum=0.9)
     chosen.build(w)
-    inner = trained(cut, lambda gradients, w: chosen.apply_gradients(pairs(gradients, w)), w=w)
+    inner = applying(cut, lambda gradients, w: chosen.apply_gradients(pairs(gradients, w)), w=w)
 
     def step(x: Any, y: Any, rate: float) -> Any:
         chosen.learning_rate = rate
@@ -209,7 +213,7 @@ def rate_assigned_in_the_step(cut: Cut) -> Loop:
         chosen.apply_gradients(pairs(gradients, w))
         return chosen.learning_rate
 
-    return trained(cut, apply, [*chosen.variables, count], w=w)
+    return applying(cut, apply, [*chosen.variables, count], w=w)
 
 
 @script()
@@ -219,9 +223,8 @@ def rate_after_the_loss(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        for v, g in zip(w, tape.gradient(loss, w), strict=True):
+        loss, gradients = differentiate(cut, w, x, y)
+        for v, g in zip(w, gradients, strict=True):
             v.assign_sub(rate * g)
         rate.assign(tf.where(loss < best, rate, 0.5 * rate))
         best.assign(tf.minimum(best, loss))
@@ -242,7 +245,7 @@ def moving_averages(cut: Cut) -> Loop:
             v.assign_sub(0.1 * g)
         average.apply(w)
 
-    return trained(cut, apply, shadows, w=w)
+    return applying(cut, apply, shadows, w=w)
 
 
 @script()
@@ -258,7 +261,7 @@ def moving_averages_with_updates(cut: Cut) -> Loop:
         average.apply(w)
         return [average.average(v) for v in w]
 
-    return trained(cut, apply, [count], w=w)
+    return applying(cut, apply, [count], w=w)
 
 
 @script(rarely=True)
@@ -284,18 +287,18 @@ def mean_teacher(cut: Cut) -> Loop:
 # ---------------------------------------------------------------------- TensorFlow 1's
 @script(rarely=True)
 def v1_descent(cut: Cut) -> Loop:
-    return trained(cut, applied_by(v1.train.GradientDescentOptimizer(0.1)))
+    return applying(cut, applied_by(v1.train.GradientDescentOptimizer(0.1)))
 
 
 @script(rarely=True)
 def v1_momentum_with_global_step(cut: Cut) -> Loop:
     count = tf.Variable(0, dtype=tf.int64)
-    return trained(cut, applied_by(v1.train.MomentumOptimizer(0.1, 0.9), global_step=count), [count])
+    return applying(cut, applied_by(v1.train.MomentumOptimizer(0.1, 0.9), global_step=count), [count])
 
 
 @script(rarely=True)
 def v1_adam(cut: Cut) -> Loop:
-    return trained(cut, applied_by(v1.train.AdamOptimizer(0.01, epsilon=1e-3)))
+    return applying(cut, applied_by(v1.train.AdamOptimizer(0.01, epsilon=1e-3)))
 
 
 @script(rarely=True)
@@ -382,28 +385,17 @@ def v1_gradients_with_stops(cut: Cut) -> Loop:
     return Loop(step, w, rows())
 
 
-@script(micro=(1, 2, 4), rarely=True)
-def v1_gradients_inside_a_tape(cut: Cut) -> Loop:
+@loss_script(micro=(1, 2, 4), rarely=True)
+def v1_gradients_inside_a_tape(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """A gradient penalty in one part: tf.gradients inside, a tape around."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            with cut.at(0):
-                hidden = tf.tanh(x @ w[0])
-            with cut.at(1):
-                hidden = tf.tanh(hidden @ w[1])
-            with cut.at(2):
-                scores = tf.tanh(hidden @ w[2])
-                (slopes,) = tf.gradients(scores, [hidden])
-                loss = tf.reduce_mean(scores * y) + tf.reduce_mean(tf.reduce_sum(slopes**2, axis=1))
-        gradients = tape.gradient(loss, w)
-        for v, g in zip(w, gradients, strict=True):
-            v.assign_sub(0.1 * g)
-        return loss, gradients
-
-    return Loop(step, w, rows())
+    with cut.at(0):
+        hidden = tf.tanh(x @ w[0])
+    with cut.at(1):
+        hidden = tf.tanh(hidden @ w[1])
+    with cut.at(2):
+        scores = tf.tanh(hidden @ w[2])
+        (slopes,) = tf.gradients(scores, [hidden])
+        return tf.reduce_mean(scores * y) + tf.reduce_mean(tf.reduce_sum(slopes**2, axis=1))
 
 
 @script()
@@ -432,7 +424,7 @@ def words(count: int = 3) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(random.integers(0, 9, (6, 3)), normal(6, 4, seed=n)) for n in range(count)]
 
 
-def embedded(cut: Cut, apply: Any, more: Any = ()) -> Loop:
+def embedded(cut: Cut, apply: Any) -> Loop:
     table, w = tf.Variable(normal(9, 4, seed=1)), weights()
 
     @cut.function
@@ -441,10 +433,9 @@ def embedded(cut: Cut, apply: Any, more: Any = ()) -> Loop:
             with cut.at(0):
                 x = tf.reduce_mean(tf.nn.embedding_lookup(table, ids), axis=1)
             loss = mse(y, chain(cut, x, w))
-        gradients = tape.gradient(loss, [table, *w])
-        return loss, apply(gradients, [table, *w])
+        return loss, apply(tape.gradient(loss, [table, *w]), [table, *w])
 
-    return Loop(step, [table, *w, *more], words())
+    return Loop(step, [table, *w], words())
 
 
 @script()

@@ -12,7 +12,20 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, normal, rows, script, weights
+from tests.scripts.loops.book import (
+    Cut,
+    Loop,
+    chain,
+    descend,
+    differentiate,
+    learn,
+    mse,
+    normal,
+    rows,
+    script,
+    trained,
+    weights,
+)
 
 Pair = collections.namedtuple("Pair", "x y")
 
@@ -40,7 +53,7 @@ class Sample(tf.experimental.ExtensionType):
     y: tf.Tensor
 
 
-def trained(cut: Cut, unpack: Any, batches: Any, pack: Any = lambda loss, outputs, gradients: loss) -> Loop:
+def packed(cut: Cut, unpack: Any, batches: Any, pack: Any = lambda loss, outputs, gradients: loss) -> Loop:
     """A loop whose only argument is unpacked by `unpack`, and whose results are packed by `pack`."""
     w = weights()
 
@@ -60,46 +73,46 @@ def trained(cut: Cut, unpack: Any, batches: Any, pack: Any = lambda loss, output
 @script()
 def a_dict(cut: Cut) -> Loop:
     batches = [{"features": {"x": x}, "label": y} for x, y in rows()]
-    return trained(cut, lambda b: (b["features"]["x"], b["label"]), batches)
+    return packed(cut, lambda b: (b["features"]["x"], b["label"]), batches)
 
 
 @script(rarely=True)
 def a_tuple_of_tensors(cut: Cut) -> Loop:
     batches = [(tf.constant(x), (tf.constant(y),)) for x, y in rows()]
-    return trained(cut, lambda b: (b[0], b[1][0]), batches)
+    return packed(cut, lambda b: (b[0], b[1][0]), batches)
 
 
 @script(rarely=True)
 def a_namedtuple(cut: Cut) -> Loop:
-    return trained(cut, lambda b: (b.x, b.y), [Pair(*b) for b in rows()], lambda loss, out, g: Pair(loss, out))
+    return packed(cut, lambda b: (b.x, b.y), [Pair(*b) for b in rows()], lambda loss, out, g: Pair(loss, out))
 
 
 @script()
 def a_dataclass(cut: Cut) -> Loop:
     batches = [Batch(tf.constant(x), tf.constant(y)) for x, y in rows()]
-    return trained(cut, lambda b: (b.x, b.y), batches)
+    return packed(cut, lambda b: (b.x, b.y), batches)
 
 
 @script(rarely=True)
 def a_dataclass_returned(cut: Cut) -> Loop:
-    return trained(cut, lambda b: b, rows(), lambda loss, out, g: Batch(loss, out, "result"))
+    return packed(cut, lambda b: b, rows(), lambda loss, out, g: Batch(loss, out, "result"))
 
 
 @script(micro=(1,))
 def an_extension_type(cut: Cut) -> Loop:
     batches = [Sample(tf.constant(x), tf.constant(y)) for x, y in rows()]
-    return trained(cut, lambda b: (b.x, b.y), batches)
+    return packed(cut, lambda b: (b.x, b.y), batches)
 
 
 @script(rarely=True)
 def an_ordered_dict(cut: Cut) -> Loop:
     batches = [collections.OrderedDict(y=y, x=x) for x, y in rows()]
-    return trained(cut, lambda b: (b["x"], b["y"]), batches)
+    return packed(cut, lambda b: (b["x"], b["y"]), batches)
 
 
 @script(rarely=True)
 def a_list(cut: Cut) -> Loop:
-    return trained(cut, lambda b: (b[0], b[1]), [list(b) for b in rows()], lambda loss, out, g: [loss, [out, g]])
+    return packed(cut, lambda b: (b[0], b[1]), [list(b) for b in rows()], lambda loss, out, g: [loss, [out, g]])
 
 
 @script()
@@ -109,12 +122,12 @@ def everything_returned(cut: Cut) -> Loop:
     def pack(loss: Any, outputs: Any, gradients: Any) -> Any:
         return {"loss": loss, "none": None, "rows": outputs, "gradients": gradients, "empty": [], "t": (outputs[:, 0],)}
 
-    return trained(cut, lambda b: b, rows(), pack)
+    return packed(cut, lambda b: b, rows(), pack)
 
 
 @script(rarely=True)
 def nothing_returned(cut: Cut) -> Loop:
-    return trained(cut, lambda b: b, rows(), lambda loss, out, g: None)
+    return packed(cut, lambda b: b, rows(), lambda loss, out, g: None)
 
 
 @script()
@@ -123,9 +136,8 @@ def inputs_returned(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        descend(w, tape.gradient(loss, w))
+        loss, gradients = differentiate(cut, w, x, y)
+        descend(w, gradients)
         return x, loss, y, x
 
     return Loop(step, w, rows())
@@ -137,9 +149,7 @@ def constants_returned(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        descend(w, tape.gradient(loss, w))
+        learn(cut, w, x, y)
         return tf.constant([1, 2, 3]), 3.5, w[0], tf.zeros([2, 2])
 
     return Loop(step, w, rows())
@@ -184,10 +194,7 @@ def numpy_scalars(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any, rate: Any, shift: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x + shift, w))
-        descend(w, tape.gradient(loss, w), rate)
-        return loss
+        return learn(cut, w, x + shift, y, rate)
 
     calls = [(np.float32(0.1 / (n + 1)), tf.constant(0.1 * n)) for n in range(3)]
     return Loop(step, w, [(*b, *c) for b, c in zip(rows(), calls, strict=True)])
@@ -199,10 +206,7 @@ def star_arguments(cut: Cut) -> Loop:
 
     @cut.function
     def step(*parts: Any, **named: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(named["y"], chain(cut, tf.add_n(list(parts)), w))
-        descend(w, tape.gradient(loss, w), named.get("rate", 0.1))
-        return loss
+        return learn(cut, w, tf.add_n(list(parts)), named["y"], named.get("rate", 0.1))
 
     return Loop(step, w, [((x, x[::-1].copy()), {"y": y}) for x, y in rows()])
 
@@ -243,17 +247,15 @@ def an_argument_for_all(cut: Cut) -> Loop:
 @script()
 def a_growing_and_shrinking_batch(cut: Cut) -> Loop:
     w = weights()
+    sizes = (6, 5, 8, 4)
 
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            outputs = chain(cut, x, w)
-            loss = mse(y, outputs)
-        descend(w, tape.gradient(loss, w))
+    @trained(cut, w, calls=[(normal(n, 4, seed=n), normal(n, 4, seed=30 + n)) for n in sizes])
+    def loop(x: Any, y: Any) -> Any:
+        outputs = chain(cut, x, w)
+        loss = mse(y, outputs)
         return loss, outputs
 
-    sizes = (6, 5, 8, 4)
-    return Loop(step, w, [(normal(n, 4, seed=n), normal(n, 4, seed=30 + n)) for n in sizes])
+    return loop
 
 
 class Trainer:
@@ -263,10 +265,7 @@ class Trainer:
         self.cut, self.w, self.rate, self.calls = cut, weights(), 0.1, 0
 
     def _step(self, x: Any, y: Any, *, rate: Any = None) -> Any:
-        with tf.GradientTape() as tape, self.cut.program():
-            loss = mse(y, chain(self.cut, x, self.w))
-        descend(self.w, tape.gradient(loss, self.w), rate or self.rate)
-        return loss
+        return learn(self.cut, self.w, x, y, rate or self.rate)
 
     plain = tf.function(_step)
     planned = nb.function(_step)
@@ -434,10 +433,7 @@ def evaluation(cut: Cut) -> Loop:
 
     @cut.function
     def train(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        descend(w, tape.gradient(loss, w))
-        return loss
+        return learn(cut, w, x, y)
 
     @cut.function
     def test(x: Any, y: Any) -> Any:
@@ -477,10 +473,7 @@ def an_iterator(cut: Cut) -> Loop:
     @cut.function
     def step(batches: Any) -> Any:
         x, y = next(batches)
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        descend(w, tape.gradient(loss, w))
-        return loss
+        return learn(cut, w, x, y)
 
     return Loop(step, w, [(iterator,)] * 3)
 
@@ -490,10 +483,7 @@ def a_partial(cut: Cut) -> Loop:
     w = weights()
 
     def train(rate: float, x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        descend(w, tape.gradient(loss, w), rate)
-        return loss
+        return learn(cut, w, x, y, rate)
 
     return Loop(cut.function(functools.partial(train, 0.05)), w, rows())
 
@@ -505,10 +495,7 @@ class Callable:
         self.cut, self.w = cut, weights()
 
     def __call__(self, x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, self.cut.program():
-            loss = mse(y, chain(self.cut, x, self.w))
-        descend(self.w, tape.gradient(loss, self.w))
-        return loss
+        return learn(self.cut, self.w, x, y)
 
 
 @script(rarely=True)
@@ -525,10 +512,7 @@ def variables_as_arguments(cut: Cut) -> Loop:
 
     @cut.function
     def train(model: Any, x: Any, y: Any, rate: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, model.w))
-        descend(model.w, tape.gradient(loss, model.w), rate)
-        return loss
+        return learn(cut, model.w, x, y, rate)
 
     def step(x: Any, y: Any) -> Any:
         found = train(one, x, y, rate), train(other, y, x, rate)
@@ -546,9 +530,6 @@ def static_and_class_methods(cut: Cut) -> Loop:
         @staticmethod
         @cut.function
         def static(x: Any, y: Any) -> Any:
-            with tf.GradientTape() as tape, cut.program():
-                loss = mse(y, chain(cut, x, w))
-            descend(w, tape.gradient(loss, w))
-            return loss
+            return learn(cut, w, x, y)
 
     return Loop(Holder().static, w, rows())

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, rows, script, weights
+from tests.scripts.loops.book import Cut, Loop, chain, descend, loss_script, mse, rows, script, trained, weights
 
 
 @script(rarely=True)
@@ -58,7 +58,12 @@ def list_of_losses(cut: Cut) -> Loop:
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape, cut.program():
             outputs = chain(cut, x, w)
-            losses = [mse(y, outputs), 0.1 * tf.reduce_sum(outputs**2), 0.01 * tf.add_n([tf.nn.l2_loss(v) for v in w])]
+            losses = [
+                mse(y, outputs),
+                0.1 * tf.reduce_sum(outputs**2),
+                0.1 * outputs,
+                0.01 * tf.add_n([tf.nn.l2_loss(v) for v in w]),
+            ]
         gradients = tape.gradient(losses, w)
         descend(w, gradients)
         return losses, gradients
@@ -215,104 +220,64 @@ def tape_reset(cut: Cut) -> Loop:
     return Loop(step, w, rows())
 
 
-@script()
-def penalty_in_a_stage(cut: Cut) -> Loop:
+@loss_script()
+def penalty_in_a_stage(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """WGAN-GP: the slope of the scores, inside the last part."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as outer, cut.program():
-            with cut.at(0):
-                hidden = tf.tanh(x @ w[0])
-            with cut.at(1):
-                hidden = tf.tanh(hidden @ w[1])
-            with cut.at(2):
-                with tf.GradientTape() as inner:
-                    inner.watch(hidden)
-                    scores = tf.tanh(hidden @ w[2])
-                slopes = inner.gradient(scores, hidden)
-                norm = tf.sqrt(tf.reduce_sum(slopes**2, axis=1) + 1e-8)
-                loss = tf.reduce_mean(scores * y) + tf.reduce_mean((norm - 1.0) ** 2)
-        gradients = outer.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
-
-    return Loop(step, w, rows())
+    with cut.at(0):
+        hidden = tf.tanh(x @ w[0])
+    with cut.at(1):
+        hidden = tf.tanh(hidden @ w[1])
+    with cut.at(2):
+        with tf.GradientTape() as inner:
+            inner.watch(hidden)
+            scores = tf.tanh(hidden @ w[2])
+        slopes = inner.gradient(scores, hidden)
+        norm = tf.sqrt(tf.reduce_sum(slopes**2, axis=1) + 1e-8)
+        return tf.reduce_mean(scores * y) + tf.reduce_mean((norm - 1.0) ** 2)
 
 
-@script()
-def penalty_across_stages(cut: Cut) -> Loop:
+@loss_script()
+def penalty_across_stages(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """The slope of the scores with respect to the step's own input, through all stages."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as outer, cut.program():
-            with tf.GradientTape() as inner:
-                inner.watch(x)
-                scores = tf.tanh(chain(cut, x, w))
-            slopes = inner.gradient(scores, x)
-            norm = tf.sqrt(tf.reduce_sum(slopes**2, axis=1) + 1e-8)
-            loss = tf.reduce_mean(scores * y) + tf.reduce_mean((norm - 1.0) ** 2)
-        gradients = outer.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
-
-    return Loop(step, w, rows())
+    with tf.GradientTape() as inner:
+        inner.watch(x)
+        scores = tf.tanh(chain(cut, x, w))
+    slopes = inner.gradient(scores, x)
+    norm = tf.sqrt(tf.reduce_sum(slopes**2, axis=1) + 1e-8)
+    return tf.reduce_mean(scores * y) + tf.reduce_mean((norm - 1.0) ** 2)
 
 
-@script()
-def second_order_in_a_stage(cut: Cut) -> Loop:
+@loss_script()
+def second_order_in_a_stage(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """A Hessian-vector product of what the last part does."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as outer, cut.program():
-            with cut.at(0):
-                hidden = tf.tanh(x @ w[0])
-            with cut.at(1):
-                hidden = tf.tanh(hidden @ w[1])
-            with cut.at(2):
-                with tf.GradientTape(persistent=True) as middle:
-                    middle.watch(hidden)
-                    with tf.GradientTape() as inner:
-                        inner.watch(hidden)
-                        energy = tf.reduce_sum(tf.sin(hidden @ w[2]), axis=1)
-                    force = inner.gradient(energy, hidden)
-                    along = tf.reduce_sum(force * y, axis=1)
-                curve = middle.gradient(along, hidden)
-                loss = tf.reduce_mean(curve**2) + tf.reduce_mean(energy)
-        gradients = outer.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
-
-    return Loop(step, w, rows())
+    with cut.at(0):
+        hidden = tf.tanh(x @ w[0])
+    with cut.at(1):
+        hidden = tf.tanh(hidden @ w[1])
+    with cut.at(2):
+        with tf.GradientTape(persistent=True) as middle:
+            middle.watch(hidden)
+            with tf.GradientTape() as inner:
+                inner.watch(hidden)
+                energy = tf.reduce_sum(tf.sin(hidden @ w[2]), axis=1)
+            force = inner.gradient(energy, hidden)
+            along = tf.reduce_sum(force * y, axis=1)
+        curve = middle.gradient(along, hidden)
+        return tf.reduce_mean(curve**2) + tf.reduce_mean(energy)
 
 
-@script()
-def inner_gradient_as_a_value(cut: Cut) -> Loop:
+@loss_script()
+def inner_gradient_as_a_value(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """Physics-informed: the network's slope at its input is part of the output; asked inside one stage."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as outer, cut.program():
-            with cut.at(0):
-                with tf.GradientTape() as inner:
-                    inner.watch(x)
-                    hidden = tf.tanh(x @ w[0])
-                slope = inner.gradient(hidden, x)
-            with cut.at(1):
-                hidden = tf.tanh((hidden + slope) @ w[1])
-            with cut.at(2):
-                loss = mse(y, hidden @ w[2])
-        gradients = outer.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
-
-    return Loop(step, w, rows())
+    with cut.at(0):
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            hidden = tf.tanh(x @ w[0])
+        slope = inner.gradient(hidden, x)
+    with cut.at(1):
+        hidden = tf.tanh((hidden + slope) @ w[1])
+    with cut.at(2):
+        return mse(y, hidden @ w[2])
 
 
 @script(micro=(1,))
@@ -393,28 +358,18 @@ def first_order_meta_learning(cut: Cut) -> Loop:
     return Loop(step, w, rows())
 
 
-@script(micro=(1,), rarely=True)
-def jacobian_in_a_stage(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as outer, cut.program():
-            with cut.at(0):
-                hidden = tf.tanh(x @ w[0])
-            with cut.at(1):
-                hidden = tf.tanh(hidden @ w[1])
-            with cut.at(2):
-                with tf.GradientTape() as inner:
-                    inner.watch(hidden)
-                    outputs = tf.tanh(hidden @ w[2])
-                jacobian = inner.batch_jacobian(outputs, hidden)
-                loss = tf.reduce_mean(jacobian**2) + mse(y, outputs)
-        gradients = outer.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
-
-    return Loop(step, w, rows())
+@loss_script(micro=(1,), rarely=True)
+def jacobian_in_a_stage(cut: Cut, w: Any, x: Any, y: Any) -> Any:
+    with cut.at(0):
+        hidden = tf.tanh(x @ w[0])
+    with cut.at(1):
+        hidden = tf.tanh(hidden @ w[1])
+    with cut.at(2):
+        with tf.GradientTape() as inner:
+            inner.watch(hidden)
+            outputs = tf.tanh(hidden @ w[2])
+        jacobian = inner.batch_jacobian(outputs, hidden)
+        return tf.reduce_mean(jacobian**2) + mse(y, outputs)
 
 
 @script(micro=(1,))
@@ -488,20 +443,16 @@ def reversed_gradient(cut: Cut) -> Loop:
     def turned(v: Any) -> Any:
         return tf.identity(v), lambda d: -0.5 * d
 
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            with cut.at(0):
-                hidden = tf.tanh(x @ w[0])
-            with cut.at(1):
-                hidden = tf.tanh(turned(hidden) @ w[1])
-            with cut.at(2):
-                loss = mse(y, turned(hidden) @ w[2])
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
+    @trained(cut, w)
+    def loop(x: Any, y: Any) -> Any:
+        with cut.at(0):
+            hidden = tf.tanh(x @ w[0])
+        with cut.at(1):
+            hidden = tf.tanh(turned(hidden) @ w[1])
+        with cut.at(2):
+            return mse(y, turned(hidden) @ w[2])
 
-    return Loop(step, w, rows())
+    return loop
 
 
 @script()

@@ -34,14 +34,6 @@ COUPLED = {
 }
 
 
-@pytest.fixture(autouse=True)
-def closed():
-    """Every test opens its own run."""
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 @pytest.mark.parametrize("name", COUPLED)
 def test_rows_that_depend_on_each_other(name: str) -> None:
     """Exact with one micro-batch (see the book), refused by op and line with more."""

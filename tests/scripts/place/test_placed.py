@@ -13,13 +13,6 @@ from whale_nebula.errors import BatchCoupledError
 from whale_nebula.strategies import by_parameters
 
 
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 def test_all_that_can_be_done_with_a_model_goes_by_its_place() -> None:
     script = PLACED["nested"]
     model, plain = script.placed(2), script.model()

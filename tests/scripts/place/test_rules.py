@@ -1,7 +1,6 @@
 """What a map of `nb.place` may say, when it holds, and how it is refused: both sides named, and the line to change."""
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -25,13 +24,6 @@ from whale_nebula.tf import private as tf_private
 layers = keras.layers
 X, Y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
 HERE = re.escape(__file__)
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def chain(*names: str) -> keras.Model:

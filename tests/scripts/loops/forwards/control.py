@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, descend, mse, normal, rows, script, weights
+from tests.scripts.loops.book import Cut, Loop, descend, mse, normal, rows, script, trained, weights
 from tests.scripts.loops.forwards.within import within
 
 
@@ -129,22 +129,19 @@ def cond_by_autograph(cut: Cut) -> Loop:
     """Python's `if` on an argument, with a value that only one side makes."""
     w = weights()
 
-    @cut.function
-    def step(x: Any, y: Any, deep: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            with cut.at(0):
-                hidden = tf.tanh(x @ w[0])
-                if deep:
-                    extra = tf.sin(hidden)
-                    hidden = hidden + extra
-            with cut.at(1):
-                hidden = tf.tanh(hidden @ w[1])
-            with cut.at(2):
-                loss = mse(y, hidden @ w[2])
-        descend(w, tape.gradient(loss, w))
-        return loss
+    @trained(cut, w, calls=[(*b, tf.constant(n != 1)) for n, b in enumerate(rows())])
+    def loop(x: Any, y: Any, deep: Any) -> Any:
+        with cut.at(0):
+            hidden = tf.tanh(x @ w[0])
+            if deep:
+                extra = tf.sin(hidden)
+                hidden = hidden + extra
+        with cut.at(1):
+            hidden = tf.tanh(hidden @ w[1])
+        with cut.at(2):
+            return mse(y, hidden @ w[2])
 
-    return Loop(step, w, [(*b, tf.constant(n != 1)) for n, b in enumerate(rows())])
+    return loop
 
 
 @script(micro=(1,))

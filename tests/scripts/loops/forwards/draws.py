@@ -7,7 +7,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, rows, script, weights
+from tests.scripts.loops.book import (
+    Cut,
+    Loop,
+    chain,
+    descend,
+    differentiate,
+    learn,
+    mse,
+    rows,
+    script,
+    weights,
+)
 from tests.scripts.loops.forwards.within import within
 
 
@@ -88,9 +99,7 @@ def generator_in_the_update(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        gradients = tape.gradient(loss, w)
+        loss, gradients = differentiate(cut, w, x, y)
         descend(w, [g + 0.1 * chance.normal(g.shape) for g in gradients])
         return loss
 
@@ -162,9 +171,8 @@ def drawn_in_the_update(cut: Cut) -> Loop:
 
     @cut.function
     def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        descend(w, [g + 0.1 * tf.random.normal(g.shape) for g in tape.gradient(loss, w)])
+        loss, gradients = differentiate(cut, w, x, y)
+        descend(w, [g + 0.1 * tf.random.normal(g.shape) for g in gradients])
         return loss
 
     return Loop(step, w, rows())
@@ -201,9 +209,6 @@ def noise_drawn_outside(cut: Cut) -> Loop:
     @cut.function
     def step(x: Any, y: Any) -> Any:
         noise = tf.random.stateless_normal(tf.shape(x), [1, 2])
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x + 0.1 * noise, w))
-        descend(w, tape.gradient(loss, w))
-        return loss
+        return learn(cut, w, x + 0.1 * noise, y)
 
     return Loop(step, w, rows())

@@ -9,45 +9,29 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, normal, rows, script, weights
+from tests.scripts.loops.book import Cut, Loop, chain, descend, loss_script, mse, normal, rows, script, trained, weights
 
 
-@script()
-def losses_not_used(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            outputs = chain(cut, x, w)
-            loss = mse(y, outputs)
-            other = {
-                "l1": tf.reduce_mean(tf.abs(outputs - y)),
-                "sum": tf.reduce_sum(outputs),
-                "rows": tf.reduce_mean((outputs - y) ** 2, axis=1),
-                "accuracy": tf.reduce_mean(tf.cast(tf.argmax(outputs, 1) == tf.argmax(y, 1), tf.float32)),
-                "right": tf.reduce_sum(tf.cast(tf.argmax(outputs, 1) == tf.argmax(y, 1), tf.int32)),
-                "count": tf.shape(x)[0],
-            }
-        descend(w, tape.gradient(loss, w))
-        return loss, other
-
-    return Loop(step, w, rows())
+@loss_script()
+def losses_not_used(cut: Cut, w: Any, x: Any, y: Any) -> Any:
+    outputs = chain(cut, x, w)
+    loss = mse(y, outputs)
+    other = {
+        "l1": tf.reduce_mean(tf.abs(outputs - y)),
+        "sum": tf.reduce_sum(outputs),
+        "rows": tf.reduce_mean((outputs - y) ** 2, axis=1),
+        "accuracy": tf.reduce_mean(tf.cast(tf.argmax(outputs, 1) == tf.argmax(y, 1), tf.float32)),
+        "right": tf.reduce_sum(tf.cast(tf.argmax(outputs, 1) == tf.argmax(y, 1), tf.int32)),
+        "count": tf.shape(x)[0],
+    }
+    return loss, other
 
 
-@script(micro=(1,))
-def extremes_returned(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            outputs = chain(cut, x, w)
-            loss = mse(y, outputs)
-        descend(w, tape.gradient(loss, w))
-        return loss, tf.reduce_max(outputs), tf.reduce_all(outputs < 1e3), tf.sort(outputs, axis=0)
-
-    return Loop(step, w, rows())
+@loss_script(micro=(1,))
+def extremes_returned(cut: Cut, w: Any, x: Any, y: Any) -> Any:
+    outputs = chain(cut, x, w)
+    loss = mse(y, outputs)
+    return loss, tf.reduce_max(outputs), tf.reduce_all(outputs < 1000.0), tf.sort(outputs, axis=0)
 
 
 @script()
@@ -74,23 +58,13 @@ def statistics_returned(cut: Cut) -> Loop:
     return Loop(step, w, rows())
 
 
-@script(rarely=True)
-def sum_over_a_fixed_batch(cut: Cut) -> Loop:
+@loss_script(rarely=True)
+def sum_over_a_fixed_batch(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """`sum / global_batch_size`, as tf.distribute teaches it."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
-            loss = tf.nn.compute_average_loss(losses, global_batch_size=6) + tf.nn.scale_regularization_loss(
-                tf.add_n([tf.nn.l2_loss(v) for v in w])
-            )
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
-
-    return Loop(step, w, rows())
+    losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
+    return tf.nn.compute_average_loss(losses, global_batch_size=6) + tf.nn.scale_regularization_loss(
+        tf.add_n([tf.nn.l2_loss(v) for v in w])
+    )
 
 
 @script(rarely=True)
@@ -98,37 +72,29 @@ def keras_losses(cut: Cut) -> Loop:
     w = weights()
     entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
     squared = keras.losses.MeanSquaredError()
-
-    @cut.function
-    def step(x: Any, y: Any, labels: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            outputs = chain(cut, x, w)
-            loss = tf.reduce_mean(entropy(labels, outputs)) + squared(y, outputs) + keras.losses.Huber()(y, outputs)
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
-
     labels = np.array([0, 1, 2, 3, 0, 1])
-    return Loop(step, w, [(*batch, labels) for batch in rows()])
+
+    @trained(cut, w, calls=[(*batch, labels) for batch in rows()])
+    def loop(x: Any, y: Any, labels: Any) -> Any:
+        outputs = chain(cut, x, w)
+        return tf.reduce_mean(entropy(labels, outputs)) + squared(y, outputs) + keras.losses.Huber()(y, outputs)
+
+    return loop
 
 
 @script()
 def weighted_by_hand(cut: Cut) -> Loop:
     """nb.loss_weight: a mean over what the pass cannot see through."""
     w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any, tokens: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
-            total = nb.loss_weight(tf.reduce_sum(tokens))
-            loss = tf.reduce_sum(losses * tokens) / tf.maximum(total, 1e-3)
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
-
     tokens = np.array([1, 5, 2, 0.5, 7, 1], "float32")
-    return Loop(step, w, [(*batch, tokens) for batch in rows()])
+
+    @trained(cut, w, calls=[(*batch, tokens) for batch in rows()])
+    def loop(x: Any, y: Any, tokens: Any) -> Any:
+        losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
+        total = nb.loss_weight(tf.reduce_sum(tokens))
+        return tf.reduce_sum(losses * tokens) / tf.maximum(total, 1e-3)
+
+    return loop
 
 
 @script()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, normal, rows, script, weights
+from tests.scripts.loops.book import Cut, Loop, chain, loss_script, mse, normal, rows, script, trained, weights
 
 
 @script()
@@ -38,20 +38,17 @@ def strings(cut: Cut) -> Loop:
 def doubles_and_complex(cut: Cut) -> Loop:
     w = [tf.Variable(normal(4, 4, seed=90 + n).astype("float64") * 0.5) for n in range(3)]
 
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            with cut.at(0):
-                wave = tf.signal.fft(tf.cast(x @ w[0], tf.complex128))
-            with cut.at(1):
-                hidden = tf.math.real(tf.signal.ifft(wave * tf.cast(w[1][0], tf.complex128)))
-            with cut.at(2):
-                loss = tf.reduce_mean((hidden @ w[2] - y) ** 2)
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients, 0.01)
-        return loss, gradients, wave
+    @trained(cut, w, calls=[tuple(part.astype("float64") for part in batch) for batch in rows()], rate=0.01)
+    def loop(x: Any, y: Any) -> Any:
+        with cut.at(0):
+            wave = tf.signal.fft(tf.cast(x @ w[0], tf.complex128))
+        with cut.at(1):
+            hidden = tf.math.real(tf.signal.ifft(wave * tf.cast(w[1][0], tf.complex128)))
+        with cut.at(2):
+            loss = tf.reduce_mean((hidden @ w[2] - y) ** 2)
+        return loss, wave
 
-    return Loop(step, w, [tuple(part.astype("float64") for part in batch) for batch in rows()])
+    return loop
 
 
 @script(rarely=True)
@@ -59,93 +56,64 @@ def images(cut: Cut) -> Loop:
     kernels = [tf.Variable(normal(3, 3, 2, 4, seed=1) * 0.3), tf.Variable(normal(3, 3, 4, 4, seed=2) * 0.3)]
     last = tf.Variable(normal(4, 3, seed=3))
     w = [*kernels, last]
-
-    @cut.function
-    def step(x: Any, labels: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            with cut.at(0):
-                hidden = tf.nn.relu(tf.nn.conv2d(tf.cast(x, tf.float32) / 255.0, kernels[0], 1, "SAME"))
-                hidden = tf.nn.max_pool2d(hidden, 2, 2, "SAME")
-            with cut.at(1):
-                hidden = tf.reduce_mean(tf.nn.relu(tf.nn.conv2d(hidden, kernels[1], 1, "SAME")), axis=[1, 2])
-            with cut.at(2):
-                logits = hidden @ last
-                loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return loss, tf.argmax(logits, axis=1), gradients
-
     random = np.random.default_rng(3)
     pictures = [random.integers(0, 255, (6, 6, 6, 2)).astype("uint8") for _ in range(3)]
-    return Loop(step, w, [(each, random.integers(0, 3, 6)) for each in pictures])
+
+    @trained(cut, w, calls=[(each, random.integers(0, 3, 6)) for each in pictures])
+    def loop(x: Any, labels: Any) -> Any:
+        with cut.at(0):
+            hidden = tf.nn.relu(tf.nn.conv2d(tf.cast(x, tf.float32) / 255.0, kernels[0], 1, "SAME"))
+            hidden = tf.nn.max_pool2d(hidden, 2, 2, "SAME")
+        with cut.at(1):
+            hidden = tf.reduce_mean(tf.nn.relu(tf.nn.conv2d(hidden, kernels[1], 1, "SAME")), axis=[1, 2])
+        with cut.at(2):
+            logits = hidden @ last
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        return loss, tf.argmax(logits, axis=1)
+
+    return loop
 
 
 @script(rarely=True)
 def masked_loss(cut: Cut) -> Loop:
     w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any, mask: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
-            weight = tf.cast(mask, tf.float32)
-            loss = tf.reduce_sum(losses * weight) / tf.reduce_sum(weight)
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
-
     masks = [np.array(m, bool) for m in ([1, 0, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1], [1, 1, 0, 0, 1, 1])]
-    return Loop(step, w, [(*b, m) for b, m in zip(rows(), masks, strict=True)])
+
+    @trained(cut, w, calls=[(*b, m) for b, m in zip(rows(), masks, strict=True)])
+    def loop(x: Any, y: Any, mask: Any) -> Any:
+        losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
+        weight = tf.cast(mask, tf.float32)
+        return tf.reduce_sum(losses * weight) / tf.reduce_sum(weight)
+
+    return loop
 
 
 @script()
 def boolean_mask(cut: Cut) -> Loop:
     w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any, mask: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
-            loss = tf.reduce_sum(tf.boolean_mask(losses, mask))
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
-
     masks = [np.array(m, bool) for m in ([1, 0, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1], [1, 1, 0, 0, 1, 1])]
-    return Loop(step, w, [(*b, m) for b, m in zip(rows(), masks, strict=True)])
+
+    @trained(cut, w, calls=[(*b, m) for b, m in zip(rows(), masks, strict=True)])
+    def loop(x: Any, y: Any, mask: Any) -> Any:
+        losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
+        return tf.reduce_sum(tf.boolean_mask(losses, mask))
+
+    return loop
 
 
-@script(micro=(1,))
-def hard_examples(cut: Cut) -> Loop:
+@loss_script(micro=(1,))
+def hard_examples(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """Only the worst rows count: coupled with micro-batches."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
-            loss = tf.reduce_mean(tf.math.top_k(losses, 2).values)
-        descend(w, tape.gradient(loss, w))
-        return loss
-
-    return Loop(step, w, rows())
+    losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
+    return tf.reduce_mean(tf.math.top_k(losses, 2).values)
 
 
-@script(micro=(1,))
-def float16_inside(cut: Cut) -> Loop:
+@loss_script(micro=(1,))
+def float16_inside(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """Half precision between the parts, weights in single."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            with cut.at(0):
-                hidden = tf.tanh(tf.cast(x, tf.bfloat16) @ tf.cast(w[0], tf.bfloat16))
-            with cut.at(1):
-                hidden = tf.tanh(hidden @ tf.cast(w[1], tf.bfloat16))
-            with cut.at(2):
-                loss = tf.reduce_mean((tf.cast(hidden, tf.float32) @ w[2] - y) ** 2)
-        descend(w, tape.gradient(loss, w))
-        return loss
-
-    return Loop(step, w, rows())
+    with cut.at(0):
+        hidden = tf.tanh(tf.cast(x, tf.bfloat16) @ tf.cast(w[0], tf.bfloat16))
+    with cut.at(1):
+        hidden = tf.tanh(hidden @ tf.cast(w[1], tf.bfloat16))
+    with cut.at(2):
+        return tf.reduce_mean((tf.cast(hidden, tf.float32) @ w[2] - y) ** 2)

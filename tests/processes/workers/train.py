@@ -1,0 +1,396 @@
+"""Worker: trains what its first argument names, and tells what that left. The other arguments are those of the lesson.
+
+Tests call the same lessons in their own process, for what one process comes to.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.parity.crossing import CODECS, crossed
+from tests.parity.zoo import ZOO
+from tests.processes import synchronized
+from tests.processes.lesson import hexed
+from tests.processes.running import act
+from tests.processes.telling import bits, left, sent, tell
+from tests.same import Cut, data
+from whale_nebula.errors import NebulaError
+from whale_nebula.runtime.run import current_run
+from whale_nebula.runtime.step import estimates
+
+Rows = tuple[np.ndarray, np.ndarray]
+
+
+# ---------------------------------------------------------------------- named models
+def zoo(*asked: str) -> None:
+    """Models of the zoo, each as "gan,2,3" says (two stages, three micro-batches) or "gan,2,4,2+1" (and replicas)."""
+    nb.init()
+    for argument in asked:
+        name, stages, micro_batches, *copies = argument.split(",")
+        replicas = tuple(map(int, copies[0].split("+"))) if copies else ()
+        tell(argument, left(ZOO[name].run(Cut(int(stages), int(micro_batches), replicas=replicas))))
+        tell(f"{argument} sent", sent())
+
+
+def replicated(*asked: str) -> None:
+    """Models of the zoo; and a replica that is spoiled: a weight is written in one process alone."""
+    zoo(*asked)
+    inputs = keras.Input((4,))
+    with nb.cluster(), nb.replica(2), nb.stage(cluster="c0"):
+        outputs = keras.layers.Dense(1)(inputs)
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    x = np.ones((4, 4), "float32")
+    model.train_on_batch(x, x[:, :1])
+    if nb.here().worker == "c0/1":
+        model.trainable_variables[0].assign(np.zeros((4, 1), "float32"))
+    try:
+        model.train_on_batch(x, x[:, :1])
+        tell("spoiled", "")
+    except NebulaError as error:
+        tell("spoiled", str(error))
+
+
+def normalised(*asked: str) -> None:
+    """Synchronized batch normalisation, as "trained,2+3" says."""
+    nb.init()
+    for argument in asked:
+        name, copies = argument.split(",")
+        try:
+            tell(argument, synchronized.CASES[name](synchronized.within(tuple(map(int, copies.split("+"))))))
+        except nb.errors.BatchCoupledError as error:
+            tell(argument, str(error))
+
+
+def compressed(*asked: str) -> None:
+    """A small step once for each codec that is named, "int8" or "int8,2,gpipe"."""
+    for case in asked:
+        name, *how = case.split(",")
+        options: dict[str, Any] = {"micro_batches": int(how[0]), "schedule": how[1]} if how else {}
+        found = crossed(CODECS[name], steps={"ramp": 12}.get(name, 3), **options)
+        tell(case, {"losses": [loss.hex() for loss in found.losses], "weights": bits(found.weights)})
+        tell(f"{case} sent", sent())
+
+
+# ---------------------------------------------------------------------- trainings that somebody ends
+class Told(keras.callbacks.Callback):
+    """Tells how many steps there were, and may rest after each: so a run of few steps lasts as long as a test needs."""
+
+    def __init__(self, rest: float = 0.0) -> None:
+        super().__init__()
+        self.steps, self.rest = 0, rest
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.steps += 1
+        tell("steps", self.steps)
+        time.sleep(self.rest)
+
+
+def endless() -> None:
+    """A stage in each cluster, until one is killed or asked to end."""
+    nb.init()
+    hidden = inputs = keras.Input((6,))
+    with nb.cluster(), nb.pipeline(2):
+        for name in nb.here().clusters:
+            with nb.stage(cluster=name):
+                hidden = keras.layers.Dense(6)(hidden)
+    model = keras.Model(inputs, hidden)
+    model.compile("sgd", "mse")
+    try:
+        model.fit(data(64, 6), data(64, 6), batch_size=2, epochs=10**6, verbose=0, callbacks=[Told()])
+    except NebulaError as failure:
+        tell("error", str(failure))
+        raise
+    sys.exit("nobody left")
+
+
+def course(steps: int, rest: float = 0.0) -> None:
+    """So many steps, and what they come to."""
+    steps = int(steps)
+    inputs = keras.Input((64,))
+    with nb.cluster(), nb.pipeline(2):
+        with nb.stage(cluster="gpu"):
+            hidden = keras.layers.Dense(64, activation="relu")(inputs)
+        with nb.stage(cluster="npu"):
+            outputs = keras.layers.Dense(16)(keras.layers.Dropout(0.1)(hidden))
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    x, y = data(8 * steps, 64), data(8 * steps, 16, seed=1)
+    try:
+        history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[Told(float(rest))])
+    except NebulaError as failure:
+        tell("error", str(failure))
+        raise
+    tell("loss", hexed(history.history)["loss"])
+    tell("weights", bits(model.get_weights()))
+    links = {} if current_run().ledger is None else current_run().ledger.session.links
+    tell("connections", {peer: link.state().connections for peer, link in links.items()})
+
+
+# ---------------------------------------------------------------------- clusters apart
+APART: Mapping[str, Mapping[str, Any]] = {
+    "sync": {"sync_every": 4, "fragments": 2, "delay": 1},
+    "each": {"sync_every": 1, "outer": "average"},
+    "async": {"sync_every": 3, "mode": "async"},
+    "endless": {"sync_every": 10},
+}
+DRAWN = np.random.default_rng(0)
+APART_X = DRAWN.random((48, 8)).astype("float32")
+APART_Y = np.tanh(APART_X @ DRAWN.random((8, 2)).astype("float32"))
+IN_ORDER: Mapping[str, Any] = {"batch_size": 12, "shuffle": False, "verbose": 0}
+
+
+def trained_apart(way: str, seed: int = 1, **options: Any) -> keras.Model:
+    """Two epochs with validation, and the same in all clusters then."""
+    keras.utils.set_random_seed(seed)
+    inputs = keras.Input((8,))
+    hidden = keras.layers.Dense(1200, activation="tanh")(inputs)
+    made = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Dropout(0.2)(hidden)))
+    made.compile(keras.optimizers.Adam(0.002), "mse")
+    given = {**IN_ORDER, "epochs": 2, "validation_data": (APART_X, APART_Y), **options}
+    with nb.cluster(), nb.compress(int4=True), nb.replica(**APART[way]):
+        history = made.fit(APART_X, APART_Y, **given).history
+        meetings = nb.last_report(f"{made.name}.train_step").meetings
+    tell(f"{way} meetings", None if meetings is None else [list(meetings.others), meetings.steps])
+    tell(f"{way} losses", history["loss"])
+    tell(f"{way} validation", history["val_loss"])
+    tell(f"{way} weights", bits(made.get_weights()))
+    return made
+
+
+def apart(folder: str, *ways: str) -> None:
+    """Train a model apart from the other clusters, in each of these ways. The processes begin with unlike weights."""
+    nb.init()
+    if ways == ("endless",):
+        trained_apart("endless", epochs=10**6, validation_data=None, callbacks=[Told()])
+        sys.exit("nobody left")
+    first = nb.here().worker == "c0/0"
+    for way in ways:
+        made = trained_apart(way, 1 if first else 2)
+        path = Path(folder) / f"{way}.weights.h5"
+        made.save_weights(path)
+        with nb.gathered():
+            saved = bits(made.get_weights())
+        made.fit(APART_X, APART_Y, **IN_ORDER)
+        made.load_weights(path)
+        tell(f"{way} loaded", bits(made.get_weights()) == saved)
+    weight = tf.Variable([0.0 if first else 5.0])
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), nb.replica(sync_every=2, outer="average", delay=0):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((x - weight) ** 2)
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+            return loss
+
+    for _ in range(4):
+        step(tf.ones((6, 1)))
+    with nb.gathered():
+        tell("loop", float(weight.numpy()[0]).hex())
+
+
+# ---------------------------------------------------------------------- boundaries that change
+def two_stages(clusters: Sequence[str], width: int, ids: bool = False, **options: Any) -> keras.Model:
+    """A dense layer in each cluster, and what `nb.compress` is told of the boundary between them."""
+    keras.utils.set_random_seed(1)
+    inputs = {"x": keras.Input((5,), name="x"), "ids": keras.Input((), dtype="int64", name="ids")}
+    with nb.cluster(), nb.pipeline(2), nb.compress(**options):
+        with nb.stage(cluster=clusters[0]):
+            hidden = keras.layers.Dense(width, activation="tanh", name="first")(inputs["x"])
+        with nb.stage(cluster=clusters[1]):
+            outputs = keras.layers.Dense(2, name="second")(hidden)
+    model = keras.Model(inputs if ids else inputs["x"], outputs, name="boundary")
+    model.compile("adam", "mse")
+    return model
+
+
+def drawn_rows(count: int) -> Rows:
+    drawn = np.random.default_rng(0)
+    return drawn.standard_normal((count, 5)).astype("float32"), drawn.standard_normal((count, 2)).astype("float32")
+
+
+def choosing(*clusters: str) -> None:
+    """Leave the codec to the line, which is slow and then free again; and steps with a NaN out."""
+    logging.basicConfig(level=logging.INFO)
+    x, y = drawn_rows(8)
+    bad = x.copy()
+    bad[-1, 0] = np.nan
+
+    def trained(model: keras.Model, batches: Sequence[Any], rate: float | None = None) -> dict[str, Any]:
+        """What both sides must say alike: the notes of each step but for the reasons of who chose, and what is left.
+
+        Every line has this rate, and stages compute a millisecond a step: what a test can foresee.
+        """
+        estimates.Seen._rate = lambda self, name: rate  # type: ignore[method-assign]
+        estimates.slowest = lambda medians, count: 1e-3 if medians else None  # type: ignore[assignment]
+        losses, notes = [], []
+        for batch in batches:
+            losses.append(float(model.train_on_batch(batch, y)).hex())
+            notes.append([note for note in nb.last_report().notes if ": auto " not in note])
+        return {"losses": losses, "notes": notes, "weights": bits(model.get_weights())}
+
+    model = two_stages(clusters, 32, codec="auto")
+    tell("auto", trained(model, [x] * 4, 1e4))
+    tell("free again", trained(model, [x] * 7))  # it looks in the first, the third and the eleventh step
+    tell("left out", trained(two_stages(clusters, 32, rank=4, int8=True, nonfinite="skip"), [x, bad, x, x]))
+
+
+def differences(*clusters: str) -> None:
+    """Differences of samples, by their ids: three epochs, in another order each."""
+    model = two_stages(clusters, 96, ids=True, int4=True, delta="x/ids")
+    x, y = drawn_rows(10)
+    orders, losses, crossed = np.random.default_rng(1), [], []
+    for _ in range(3):
+        order = orders.permutation(10)
+        for batch in (order[:4], order[4:8], order[8:]):
+            losses.append(float(model.train_on_batch({"x": x[batch], "ids": batch}, y[batch])).hex())
+            crossed.append(sent())
+    tell("losses", losses)
+    tell("sent", crossed)
+    tell("outputs", bits([model.predict({"x": x, "ids": np.arange(10)}, batch_size=10, verbose=0)]))
+    tell("weights", bits(model.get_weights()))
+    states = (state.held for _, state in sorted(current_run().channels.items()) if state.held is not None)
+    tell("held", [bits(held.as_arrays().values()) for held in states])
+
+
+def projected(*clusters: str) -> None:
+    """A boundary that is projected on a learned basis: three steps with Adam, and a prediction."""
+    model = two_stages(clusters, 8, rank=3, basis="learned", backward=None)
+    x, y = drawn_rows(6)
+    losses = model.fit(x, y, batch_size=2, shuffle=False, verbose=0).history["loss"]
+    tell("sent", sent())
+    tell("losses", [float(loss).hex() for loss in losses])
+    tell("outputs", bits([model.predict(x, batch_size=6, verbose=0)]))
+    tell("names", [variable.path for variable in model.trainable_variables])
+    tell("weights", bits(model.get_weights()))
+
+
+# ---------------------------------------------------------------------- replicas that are not equally fast
+SPEEDS: dict[str, Any] = {
+    "clusters": {
+        "c0": {"workers": ["127.0.0.1:7000", "127.0.0.1:7001"]},
+        "c1": {"workers": [{"address": "127.0.0.1:7002"}, {"address": "127.0.0.1:7003", "speed": 2}]},
+    }
+}
+"""Two clusters of two workers each; of the second the config says that one is twice as fast."""
+
+
+def slowed(seconds: Mapping[str, float]) -> list[float]:
+    """Train two stages of two replicas each; on cluster c0 each worker sleeps so long for a micro-batch. The losses."""
+    keras.utils.set_random_seed(8)
+    weight, wide = tf.Variable(0.3 * data(6, 3, seed=2)), tf.constant(data(3, 12, seed=3))
+
+    def rest(rows: np.ndarray) -> np.ndarray:
+        time.sleep(seconds.get(nb.here().worker, 0.0))
+        return rows
+
+    @nb.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster(), nb.replica(2), nb.pipeline(6, coupled="allow"):
+            with nb.stage(cluster="c0"), nb.compress(fp16=True, backward=None):
+                slept = tf.numpy_function(rest, [x], tf.float32)
+                slept.set_shape(x.shape)
+                hidden = slept @ weight @ wide
+            with nb.stage(cluster="c1"):
+                loss = tf.reduce_mean((hidden[:, :3] - y) ** 2)
+        weight.assign_sub(0.01 * tape.gradient(loss, weight))
+        return loss
+
+    return [float(step(data(18, 6), data(18, 3, seed=1))) for _ in range(7)]
+
+
+def uneven(*names: str) -> None:
+    """Train where the config says how fast workers are, and where it shows."""
+    nb.init(SPEEDS)
+    for name in names:
+        tell(name, left(ZOO[name].run(Cut(2, 1, replicas=(1, 2)))))
+        tell(f"{name} many", nb.last_report().micro_batches)
+    tell("slowed", slowed({"c0/0": 0.04, "c0/1": 0.01}))
+    report = nb.last_report()
+    tell("notes", [note for note in report.notes if note.startswith("plan version")])
+    stage = {**report.elsewhere.stages, **report.stages}["c0"]
+    tell("computed", [each.compute_seconds for each in stage.replicas])
+
+
+# ---------------------------------------------------------------------- what is said of a training
+def seeing(path: str) -> None:
+    """A few steps of gradient descent, all told to one file of metrics."""
+    nb.init(links="1mbit,0ms", metrics=path)
+    kernels = [tf.Variable(tf.ones([8, 8]) / 8) for _ in range(2)]
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(2):
+            with nb.stage(cluster="c0"):
+                hidden = tf.tanh(x @ kernels[0])
+            with nb.stage(cluster="c1"), nb.compress(int8=True):
+                loss = tf.reduce_mean(tf.square(hidden @ kernels[1]))
+        for kernel, gradient in zip(kernels, tape.gradient(loss, kernels), strict=True):
+            kernel.assign_sub(0.1 * gradient)
+        return {"loss": loss}
+
+    for _ in range(4):
+        step(tf.ones([4, 8]))
+    report = nb.last_report()
+    tell("worker", report.worker)
+    tell("stages", list(report.stages))
+    tell("text", str(report))
+    nb.shutdown()
+
+
+@tf.custom_gradient
+def coupled(x: Any) -> Any:
+    """A gradient that hangs on how many rows it sees, which no plan can know."""
+    return tf.tanh(x), lambda upstream: upstream * tf.cast(tf.shape(x)[0], x.dtype)
+
+
+def verified(activation: Any = "relu", micro_batch: int = 3) -> keras.Model:
+    """Two stages, a weight of both clusters, dropout of one, and Adam's slots."""
+    inputs = keras.Input((6,))
+    with nb.cluster(), nb.pipeline(micro_batch=micro_batch):
+        with nb.stage(cluster="c0"):
+            hidden = keras.layers.Dense(8, activation, name="first")(inputs)
+        with nb.stage(cluster="c1"):
+            outputs = keras.layers.Dense(2, name="second")(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.5, name="adam"), "mse", metrics=["mae"])
+    return model
+
+
+def verifying() -> None:
+    """Train, verify, train on; and verify what no plan can know."""
+    batches = [(data(12, 6, seed=seed), data(12, 2, seed=9 + seed)) for seed in range(3)]
+    model = verified()
+    model.fit(*batches[0], batch_size=12, epochs=2, verbose=0)
+    before = model.get_weights()
+    found = nb.verify(model, *batches[1])
+    tell("text", str(found))
+    tell("ok", found.ok)
+    tell("names", [row.name for row in found.rows])
+    tell("as before", all(np.array_equal(*pair) for pair in zip(before, model.get_weights(), strict=True)))
+    try:
+        tell("first is empty", len(model.get_layer("first").kernel.numpy()) == 0)
+    except nb.errors.CollectiveReadError:
+        tell("first is empty", True)
+    tell("loss", model.fit(*batches[2], batch_size=12, verbose=0).history["loss"][0])
+    tell("wrong", nb.verify(verified(coupled, 2), *batches[1]).ok)
+
+
+if __name__ == "__main__":
+    act(
+        (
+            zoo, replicated, normalised, compressed, endless, course, apart, choosing, differences, projected, uneven,
+            seeing, verifying,
+        )
+    )  # fmt: skip
