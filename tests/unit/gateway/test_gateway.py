@@ -283,6 +283,7 @@ class TestWhatIsRefused:
     ) -> None:
         """Whatever workers of this cluster it speaks of, where the cluster does not list them."""
         monkeypatch.setattr("whale_nebula.gateway.quota.most_streams", lambda pairs: 3)
+        monkeypatch.setattr(Gateway, "_is_awaited", lambda gateway, here, there: True)  # as if all these had been here
         made = make(workers=(NPU,), dials=())
         current = CurrentCredentials(Credentials.of(files["npu/gateway"]))
         aim = Target.of(RUN, "gpu/gateway", made.sites["gpu"].listen, current)
