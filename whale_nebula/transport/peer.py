@@ -392,7 +392,7 @@ class PeerLink(LinkEnd):
         except NebulaError as error:
             return opened, True, error
         except Exception as error:
-            return opened, True, _unexpected(error)
+            return opened, True, _wrap_unexpected(error)
         return opened, told, self._conversation.error
 
     def _go_on(self, event: Opened) -> None:
@@ -420,7 +420,7 @@ class PeerLink(LinkEnd):
             self._refuse(error)
             return False
         except Exception as error:
-            self._refuse(_unexpected(error))
+            self._refuse(_wrap_unexpected(error))
             return False
         return True
 
@@ -536,7 +536,7 @@ class PeerLink(LinkEnd):
         return (silent_error if self._met else absent_error)(self.there, self._carrier.where, seconds, why)
 
 
-def _unexpected(error: Exception) -> RemoteProtocolError:
+def _wrap_unexpected(error: Exception) -> RemoteProtocolError:
     """An error of another kind than ours, which what has come brought about: it must not be lost in silence."""
     _LOG.error("what has come was taken for an error of the other side", exc_info=error)
     return RemoteProtocolError("what has come cannot be taken", why=f"{type(error).__name__}: {str(error)[:200]}")
