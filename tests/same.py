@@ -182,7 +182,7 @@ def _share(plain: np.ndarray, found: np.ndarray, allowed: Tolerance) -> float:
     odd = ~np.isfinite(plain) | ~np.isfinite(found)
     if not np.array_equal(plain[odd], found[odd], equal_nan=True):
         return float("inf")
-    far = float(np.linalg.norm((plain - found)[~odd]))
+    far = float(np.linalg.norm(plain[~odd] - found[~odd]))
     near = allowed.relative * float(np.linalg.norm(plain[~odd])) + allowed.absolute
     return far / near if near else (float("inf") if far else 0.0)
 
