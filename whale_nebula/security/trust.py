@@ -329,9 +329,9 @@ class Trust:
             )
 
     def _authority(self, found: x509.Certificate, said: str) -> x509.Certificate:
-        for authority in self.authorities:
-            if files.signed_by(found, authority):
-                return authority
+        signers = [authority for authority in self.authorities if files.signed_by(found, authority)]
+        if signers:  # two of one key, where a renewed one was appended to the old one
+            return max(signers, key=lambda authority: authority.not_valid_after_utc)
         if files.signed_by(found, found):
             raise SelfSignedError(f"the certificate of {said} is signed by itself")
         ours = ", ".join(each.subject.rfc4514_string() for each in self.authorities)

@@ -121,6 +121,7 @@ def silent_error(there: str, where: str, seconds: float, why: str) -> NebulaErro
     )
 
 
+_MOST_MENDS = 16  # lines of another worker's advice
 _COMMON = (InputMismatchError, PlanMismatchError, LinkClosedError, RemoteFailureError)
 
 
@@ -134,7 +135,7 @@ def failed_error(there: str, reason: object) -> NebulaError:
     told = {part: escape_foreign_text(given[part]) for part in ("code", "what", "where") if given.get(part)}
     common = next((kind for kind in _COMMON if kind.code == told.get("code")), None)
     what = told.get("what", "it did not say how")
-    mends = escape_foreign_text(given.get("mend") or "", lines=True).splitlines()
+    mends = escape_foreign_text(given.get("mend") or "", lines=True).splitlines()[:_MOST_MENDS]
     return (common or RemoteFailureError)(
         what if common else f"worker '{there}' failed: {what}",
         where=told.get("where"),

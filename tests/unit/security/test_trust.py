@@ -161,6 +161,13 @@ def test_a_new_authority_is_trusted_beside_the_old_one() -> None:
     assert both.check(signed()).identity == both.check(signed(new)).identity
 
 
+def test_a_renewed_authority_counts_wherever_it_stands_in_the_file() -> None:
+    at = making.now()
+    old = making.authority_certificate(HOME.run, HOME.key, at - DAY, at - 9 * DAY)
+    for both in ([old, HOME.certificate], [HOME.certificate, old]):
+        assert Trust(both).check(signed()).identity == GPU
+
+
 class TestTheDenyList:
     """A file that the authority signs and numbers, and that every process reads again when it changes."""
 
