@@ -1,0 +1,309 @@
+"""Run a script up to its step and print the plan; or print the reports of a file."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whale_nebula.cli import arguments as exits
+from whale_nebula.cli.arguments import Words, remark, tell
+from whale_nebula.config import load, parse_links
+from whale_nebula.errors import NebulaError, PlanError, StateError
+from whale_nebula.launch.last_error import own_lines
+from whale_nebula.plan.plan import Plan
+from whale_nebula.report.records import LinkReport, StageReport
+from whale_nebula.report.report import Report, read
+from whale_nebula.report.summary import summary_document, summary_text
+from whale_nebula.scopes.observer import Observer, PlanShown, observed_by
+
+if TYPE_CHECKING:
+    from whale_nebula.runtime.show import Shown
+
+PLANS = "whale_nebula shown plans 1"
+
+
+def show_report(path: str, *, as_json: bool) -> int:
+    """Show the reports in a file that a run left."""
+    if not os.path.exists(path):
+        return _no_file(path, as_json, _NO_REPORT)
+    reports, broken = read(path)
+    if as_json:
+        print(json.dumps(summary_document(reports, broken), allow_nan=False))
+    else:
+        print(summary_text(reports, broken))
+    return exits.DONE
+
+
+def show_script(given: argparse.Namespace, words: Words) -> int:
+    """Show the plan of a script, or of a file that one was saved in."""
+    path = words.script or ""
+    if not os.path.isfile(path):
+        return _no_file(path, given.json)
+    if path.endswith(".json"):
+        _print([Plan.load(path)], given)
+        return exits.DONE
+    check_script(path)
+    onlooker = Onlooker(math.inf if given.all else int(given.steps or 1), given.config, given.links)
+    if given.config is not None:  # what is wrong with it is said before a script runs for minutes
+        load(given.config)
+    if given.links is not None:
+        parse_links(given.links)
+    with contextlib.closing(onlooker):
+        ending = _run_script(path, words.arguments, onlooker)
+    if onlooker.plans:
+        if onlooker.ended:
+            remark(f"{onlooker.ended}: it was ended here")
+        _print(onlooker.plans, given)
+        return exits.DONE
+    return _nothing(path, ending, onlooker, given.json)
+
+
+def _nothing(path: str, ending: Ending, onlooker: Onlooker, as_json: bool) -> int:
+    """The script ended, and there is no plan."""
+    if isinstance(ending.error, KeyboardInterrupt):
+        return exits.INTERRUPTED
+    if ending.error is not None or ending.status:
+        _tell_failed(path, ending, as_json)
+        return exits.FAILED
+    what = f"{path} made no step with scopes, so there is nothing to show"
+    why = onlooker.ended or "a step is model.fit, evaluate, predict, train_on_batch, or a call of an nb.function"
+    mend = 'with nb.cluster(), nb.stage(cluster="gpu"): around the layers of each stage'
+    return tell(PlanError(what, where=path, why=why, mend=mend), as_json=as_json, code=exits.NOTHING)
+
+
+def _tell_failed(path: str, ending: Ending, as_json: bool) -> None:
+    """Its traceback, or what it had to say, is on stderr already."""
+    how = f"ended with status {ending.status}" if ending.error is None else f"raised {type(ending.error).__name__}"
+    what = f"{path} {how} before its first step with scopes"
+    if not as_json:
+        remark(what)
+    elif isinstance(ending.error, NebulaError):
+        tell(ending.error, as_json=True)
+    else:
+        why = None if ending.error is None else str(ending.error)
+        tell(PlanError(what, where=path, why=why, mend="stderr has what it said"), as_json=True)
+
+
+def _no_file(path: str, as_json: bool, mend: str = "whale-nebula show path/to/train.py") -> int:
+    kind = StateError if mend == _NO_REPORT else PlanError
+    return tell(kind(f"there is no file {path!r}", mend=mend), as_json=as_json, code=exits.NO_FILE)
+
+
+_NO_REPORT = (
+    "whale-nebula show --report FILE reads what a run has left: "
+    'nb.last_report().save("step.json"), or nb.init(metrics="run.jsonl")'
+)
+
+
+# ---------------------------------------------------------------------- what is printed
+def _print(plans: Sequence[Plan], given: argparse.Namespace) -> None:
+    for number, plan in enumerate(plans):
+        if given.html is not None:
+            path, text = _numbered_path(given.html, number), plan.to_html()
+            try:
+                Path(path).write_text(text, "utf-8")
+            except OSError as error:
+                raise PlanError(f"{path} cannot be written", why=error.strerror, mend="--html plan.html") from None
+            remark(f"wrote {path} ({len(text.encode()) / 1024:.0f} KiB)")
+        if given.save is not None:
+            plan.save(_numbered_path(given.save, number))
+            remark(f"saved {_numbered_path(given.save, number)}")
+    silent = given.html is not None or given.save is not None
+    if given.json and (given.all or int(given.steps or 1) > 1):
+        print(json.dumps({"format": PLANS, "plans": [json.loads(plan.to_json()) for plan in plans]}, indent=1))
+    elif given.json:
+        print(plans[0].to_json())
+    elif given.after is not None:
+        print("\n\n".join(plan.text_after(given.after) for plan in plans))
+    elif given.mermaid:
+        print("\n".join(plan.to_mermaid() for plan in plans))
+    elif given.text or not silent:
+        print("\n\n".join(plan.to_text() for plan in plans))
+
+
+def _numbered_path(path: str, number: int) -> str:
+    """The file of one of several plans: plan.html, plan-2.html ...
+
+    >>> _numbered_path("out/plan.html", 0), _numbered_path("out/plan.html", 1)
+    ('out/plan.html', 'out/plan-2.html')
+    """
+    stem, dot = os.path.splitext(path)
+    return f"{stem}-{number + 1}{dot}" if number else path
+
+
+# ---------------------------------------------------------------------- the script, which is run up to its steps
+@dataclass
+class Onlooker:
+    """Plans the first `wanted` steps that differ; `config` and `links` stand for what the script opens its run with.
+
+    Steps beyond the first are reached by answering those before with zeros; so a script that is about to save what
+    it has "trained" is ended, too. `ended` says why, where it is not that all was seen.
+    """
+
+    wanted: float = 1
+    config: str | None = None
+    links: str | None = None
+    ended: str = ""
+
+    @cached_property
+    def shown(self) -> Shown:
+        """The plans so far. TensorFlow is there by now: the script has made a step of it."""
+        from whale_nebula.runtime.show import Shown
+
+        def stop(what: str) -> None:
+            self.ended = f"the script was about to save by {what}, with nothing trained"
+            raise PlanShown
+
+        return Shown(self.wanted > 1, stop)
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans that were made."""
+        return self.shown.plans if "shown" in self.__dict__ else []
+
+    def close(self) -> None:
+        """Let savers save again."""
+        if "shown" in self.__dict__:
+            self.shown.guarded.close()
+
+    def instead(self, config: Any, links: Any) -> tuple[Any, Any]:
+        """What the command line says goes before what the script says."""
+        if self.config is not None:
+            return self.config, self.links
+        return config, links if self.links is None else self.links
+
+    def begins(self) -> None:
+        """Leave the script's callbacks out: they write files, of a training that there is not."""
+        self.shown.without_callbacks()
+
+    def look(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
+        """Plan a step, and give zeros for its results."""
+        found = self.shown.look(step, layout, tensors, unpack)
+        if found is None:
+            return None
+        if not found.scoped:
+            if found.trains:
+                self.plain(step.name, "train")
+            return None
+        if len(self.plans) >= self.wanted:
+            raise PlanShown
+        return (self.shown.zeros(found, tensors),)
+
+    def report(self) -> Any:
+        """What stands for the report of a step that was not run."""
+        return unrun(self.plans)
+
+    def plain(self, name: str, kind: str) -> None:
+        """Let a model without scopes predict, but not train: that would be for real."""
+        if kind == "train":
+            self.ended = f"{name} has no scopes, and was about to be trained"
+            raise PlanShown
+
+
+_SCRIPTS = (".py", ".pyc", ".pyz")
+
+
+_INSTEAD = {
+    ".html": "whale-nebula show train.py --html {path} writes such a page, and a browser opens it",
+    ".jsonl": "whale-nebula show --report {path}",
+    ".ipynb": "jupyter nbconvert --to script {path}, then whale-nebula show with what that wrote",
+}
+"""What was probably meant, by the end of a file's name."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a script ended: by the error it raised, or with an exit status."""
+
+    error: BaseException | None = None
+    status: int = 0
+
+
+def check_script(path: str) -> None:
+    """Refuse a file that is no script. One that ends in .py is one: Python says best what is wrong with it."""
+    if path.endswith(_SCRIPTS):
+        return
+    ending = os.path.splitext(path)[1]
+    if ending not in _INSTEAD:
+        with contextlib.suppress(SyntaxError, ValueError):
+            compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+            return
+    mend = _INSTEAD.get(ending, "whale-nebula show train.py").format(path=path)
+    raise PlanError(f"{path} is no script: it holds no Python", mend=mend)
+
+
+def _run_script(path: str, arguments: Sequence[str], observer: Observer) -> Ending:
+    """Run a script; what it prints goes to stderr, so that stdout is ours."""
+    argv, first = sys.argv, sys.path[0]
+    sys.argv, sys.path[0] = [path, *arguments], os.path.dirname(os.path.abspath(path))
+    with _output_aside(), observed_by(observer):
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except PlanShown:
+            pass
+        except SystemExit as end:
+            if end.code is None or isinstance(end.code, int):
+                return Ending(status=end.code or 0)
+            print(end.code, file=sys.stderr)
+            return Ending(status=1)
+        except BaseException as error:
+            print(own_lines(error, path), end="", file=sys.stderr)
+            return Ending(error=error)
+        finally:
+            sys.argv, sys.path[0] = argv, first
+    return Ending()
+
+
+@contextlib.contextmanager
+def _output_aside() -> Iterator[None]:
+    """Send what is written to stdout to stderr, by Python, by TensorFlow and by processes that the script starts."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+class UnrunReport(Report):
+    """The report of a step that was planned and not run. It prints, and writes no file."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Nothing is written: nothing was measured."""
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Nothing is written: nothing was measured."""
+
+    def __str__(self) -> str:
+        return "no report: the script is only shown, and no step was run"
+
+
+def unrun(plans: Sequence[Plan]) -> UnrunReport:
+    """The report of the last of these plans.
+
+    >>> print(unrun([]))
+    no report: the script is only shown, and no step was run
+    """
+    plan = plans[-1] if plans else None
+    return UnrunReport(
+        program=plan.name if plan is not None else "",
+        step=0,
+        step_seconds=0.0,
+        micro_batches=plan.micro_batch if plan is not None else 1,
+        stages={name: StageReport(0.0, 0.0, each.cluster) for name, each in plan.stages.items()} if plan else {},
+        links={name: LinkReport() for name in plan.links} if plan else {},
+    )
