@@ -151,12 +151,14 @@ class Gateway:
         if side is Side.FAR and not self._is_awaited(found.here, found.there):
             raise TransportError(f"worker '{found.here}' has not come to its gateway yet", why="it is tried again")
         self._quotas.take(found.caller, lane, knock.lane)
-        pair = self._pair(found.here, found.there)
         if knock.lane:
-            present = pair.half(side)
+            with self._lock:
+                known = self._pairs.get((found.here, found.there))
+            present = None if known is None else known.half(side)
             if present is None or present.connection.name != knock.connection:
                 raise TransportError("a further lane of a connection that is no more")
             return present.lane(knock.lane, lane)
+        pair = self._pair(found.here, found.there)
         if side is Side.NEAR:
             lane.trouble = self._routes[cluster_of(pair.there)].trouble
         connection = Connection(knock.connection)
