@@ -56,7 +56,7 @@ def save(report: Report, path: str | os.PathLike[str]) -> None:
 def write(path: str | os.PathLike[str], document: Mapping[str, Any], indent: int | None = 1) -> None:
     """Write a JSON file; one that is there is replaced at once or not at all."""
     target = Path(path)
-    beside = target.with_name(f".{target.name}.new")
+    beside = target.with_name(f".{target.name}.{os.getpid()}.new")  # other processes may write the same file
     beside.write_text(json.dumps(document, indent=indent, allow_nan=False) + "\n", "utf-8")
     beside.replace(target)
 

@@ -227,6 +227,8 @@ def keeping() -> None:
     tell_sums("dataset")
     session = current_run().ledger.session
     if here.worker == "a/0":
+        for link in session.links.values():  # the others have told by then: a failure overtakes all else
+            link.take("SESSION", DEADLINE)
         try:
             raise ValueError(f"cannot tokenize {ROW!r}")
         except ValueError as failure:
@@ -234,10 +236,11 @@ def keeping() -> None:
         limit = time.monotonic() + DEADLINE
         while time.monotonic() < limit and sum(b'"FAIL"' in frame for frame in taken) < len(session.links):
             time.sleep(0.01)  # they leave by threads of their own
-    try:
-        session.meet("the end")
-    except NebulaError as failed:
-        tell(f"{here.worker} heard", str(failed))
+    else:
+        try:
+            session.meet("the end")
+        except NebulaError as failed:
+            tell(f"{here.worker} heard", str(failed))
     tell_sums("failure")
 
 
