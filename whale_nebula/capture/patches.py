@@ -1,8 +1,8 @@
-"""Everything of TensorFlow and Keras that this package replaces, and when: one list.
+"""What this package replaces of TensorFlow and Keras to capture a step, and when: one list.
 
 `BUILDING` is applied while a scope is open, so that Keras's construction of models is followed. `TRACING` is applied
 while a step is traced. Outside of both, TensorFlow and Keras are as they were, except for the one inert wrapper of
-`tf.keras_import`.
+`tf.keras_import`, and of what single features hook: `runtime.show`, `runtime.step.step`, `tf.collectives`.
 """
 
 from __future__ import annotations

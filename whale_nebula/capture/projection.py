@@ -111,7 +111,7 @@ def _enter_stage(trace: Tracing, tensor: Any, consumer: str) -> Any:
     home = home_of(trace, tensor)
     if home is None or home.stage == consumer:
         return tensor
-    # the compress scope around the producer, else around the consumer: see `passes.plan`
+    # the compress scope around the producer, else around the consumer: see `passes.codec_options`
     here = scopes.compress_of(scopes.open_frames())
     frame = here if home.compress is None else trace.met.compressions[home.compress]
     rank = learned_rank(frame) if frame is not None else None

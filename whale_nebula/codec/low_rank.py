@@ -5,7 +5,7 @@ values are k(m + n + 1) numbers of m n, and their table (0.30 of the bytes for F
 `k(m + n + 1) / (m n) <= ratio`. To keep the share `ratio` of the *singular values*, as the name suggests, makes
 square matrices grow: 307 of 512 at 0.6 are 1.2 times as many numbers as before. `ranks.rank_of` is the rule that
 fits, so what crosses always is fewer numbers; what does not shrink is a matrix too small for k = 1. (A block-wise
-precision pads short rows. Whether the bytes are fewer too, `codec.fitting` looks.)
+precision pads short rows. Whether the bytes are fewer too, `codec.sizes` looks.)
 
 *How.* Not by an SVD: the eigenvectors V of the Gram matrix of the shorter side and one product x V give the same
 factors at less than a quarter of the cost. The singular values are in `left`, so they do not cross on their own.

@@ -140,7 +140,7 @@ class Routing:
 
     The micro-batches of a step are numbered, and replica m mod R takes micro-batch m, however many replicas the stage
     has that it comes from: so results do not depend on the numbers. Where a stage has an order of its own
-    (`ir.shares`), as its replicas are not equally fast, that says who takes micro-batch m.
+    (`shares`), as its replicas are not equally fast, that says who takes micro-batch m.
 
     >>> routing = Routing((("gpu/0", "gpu/1", "gpu/2"), ("npu/0", "npu/1")))
     >>> [(routing.host(0, m), routing.host(1, m)) for m in range(4)]

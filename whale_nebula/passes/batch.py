@@ -1,4 +1,4 @@
-"""Merge rules: how values of micro-batches are combined into those of the whole batch."""
+"""Merge rules: how values of micro-batches become those of the whole batch; of losses, see `capture.loss_weights`."""
 
 from __future__ import annotations
 

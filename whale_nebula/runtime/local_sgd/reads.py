@@ -1,7 +1,7 @@
 """Reads and writes of a whole model under local SGD: reads first synchronise all clusters, writes restart the rounds.
 
-They are put on the instance, as those of a run of several processes are: see `runtime.collective`. A run that is over
-is asked for nothing.
+They are put on the instance, as those of a run of several processes are: see `runtime.variables.reads`. A run
+that is over is asked for nothing.
 """
 
 from __future__ import annotations
