@@ -152,8 +152,7 @@ class Gateway:
             raise TransportError(f"worker '{found.here}' has not come to its gateway yet", why="it is tried again")
         self._quotas.take(found.caller, lane, knock.lane)
         if knock.lane:
-            with self._lock:
-                known = self._pairs.get((found.here, found.there))
+            known = self._find_pair(found.here, found.there)
             present = None if known is None else known.half(side)
             if present is None or present.connection.name != knock.connection:
                 raise TransportError("a further lane of a connection that is no more")
@@ -178,10 +177,13 @@ class Gateway:
             self._routes[cluster_of(pair.there)].lead(pair, half)
         return hear
 
+    def _find_pair(self, here: str, there: str) -> Pair | None:
+        with self._lock:
+            return self._pairs.get((here, there))
+
     def _is_awaited(self, here: str, there: str) -> bool:
         """Whether a worker of this cluster wants that one, or was joined with it lately: else nobody waits here."""
-        with self._lock:
-            pair = self._pairs.get((here, there))
+        pair = self._find_pair(here, there)
         return pair is not None and (pair.half(Side.NEAR) is not None or pair.known)
 
     def _take(self, pair: Pair, half: Half) -> None:

@@ -64,6 +64,11 @@ def number_axes(rank: int, *, skip: int = 0) -> list[str]:
     return [str(axis) for axis in range(rank + skip, skip, -1)]
 
 
+def add_axis(labels: Sequence[str], place: int) -> list[str]:
+    """Labels with one more axis at a place."""
+    return [*labels[:place], "new", *labels[place:]]
+
+
 def fold_axes(
     site: Site, describe: Describe, rest: Rest, over: Callable[[Site, Fold, Axes], Fold] | None = None
 ) -> Result:

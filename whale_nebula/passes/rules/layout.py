@@ -18,7 +18,16 @@ from whale_nebula.passes.rules.algebra import (
     stack_entries,
     transpose_entries,
 )
-from whale_nebula.passes.rules.axes import NO_RANK, axes, find_mixed_rows, first_of, fold_axes, match_rows, number_axes
+from whale_nebula.passes.rules.axes import (
+    NO_RANK,
+    add_axis,
+    axes,
+    find_mixed_rows,
+    first_of,
+    fold_axes,
+    match_rows,
+    number_axes,
+)
 from whale_nebula.passes.rules.registry import (
     BESIDE,
     COUNT,
@@ -72,7 +81,7 @@ def _describe_expanded(site: Site) -> Axes | str:
     if axis is None or rank is None:
         return "the place of a new axis is not known"
     labels, new = number_axes(rank), axis % (rank + 1)
-    return Axes((labels,), ([*labels[:new], "new", *labels[new:]],))
+    return Axes((labels,), (add_axis(labels, new),))
 
 
 @rule("ExpandDims", axes=_describe_expanded, literal=True, positions=True)
@@ -357,7 +366,7 @@ def _describe_pack(site: Site) -> Axes | str:
     if rank is None:
         return NO_RANK
     labels, new = number_axes(rank), site.number("axis", 0) % (rank + 1)
-    return Axes((labels,) * len(site.folds), ([*labels[:new], "new", *labels[new:]],))
+    return Axes((labels,) * len(site.folds), (add_axis(labels, new),))
 
 
 @rule("Pack", axes=_describe_pack, literal=True, positions=True)

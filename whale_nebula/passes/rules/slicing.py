@@ -11,7 +11,7 @@ from whale_nebula.passes.rules.algebra import (
     pack_entries,
     slice_entries,
 )
-from whale_nebula.passes.rules.axes import NO_RANK, axes, find_mixed_rows, match_rows, number_axes
+from whale_nebula.passes.rules.axes import NO_RANK, add_axis, axes, find_mixed_rows, match_rows, number_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     COUPLED,
@@ -416,7 +416,7 @@ def one_hot(site: Site) -> Axes | str:
     if rank is None:
         return "rows with an unknown number of axes get one more"
     labels, new = number_axes(rank), site.number("axis", -1) % (rank + 1)
-    return Axes((labels,), ([*labels[:new], "new", *labels[new:]],))
+    return Axes((labels,), (add_axis(labels, new),))
 
 
 @rule("Where")
