@@ -11,6 +11,7 @@ import tensorflow as tf
 from whale_nebula.capture.loss_weights import recount, roles, settle_sums
 from whale_nebula.capture.mirror import in_order, mirror, mirror_spec
 from whale_nebula.capture.places import place_of
+from whale_nebula.capture.splits import add_splits
 from whale_nebula.capture.tracing import LiveRequest, Tracing
 from whale_nebula.codec.way import ways
 from whale_nebula.ir.graph import Graph
@@ -62,7 +63,8 @@ def assemble(
         # without the Identity that TensorFlow puts on a returned tensor, which waits for every effect of the step
         returns=tuple(value(t.op.inputs[0] if t.op.type == "Identity" else t) for t in returned),
         weights=tuple(value(tensor) for tensor in trace.weights),
-        **{name: value(tensor) for name, tensor in trace.feeds.items()},
+        share=value(trace.feeds["share"]) if "share" in trace.feeds else None,
+        grow=value(trace.feeds["grow"]) if "grow" in trace.feeds else None,
         pipeline=trace.met.pipeline,
         compressions=tuple((str(there), str(back)) for there, back in codecs),
         labels=labels,
@@ -70,6 +72,7 @@ def assemble(
         sites=tuple(str(frame.site) for frame in trace.met.compressions),
         apart=trace.met.replicas.apart,
     )
+    program = add_splits(trace, program, operations)
     return settle_sums(trace, program, where=lambda op: place_of(operations[op]))
 
 

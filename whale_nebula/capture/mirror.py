@@ -16,7 +16,7 @@ from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import private as tf_private
 
 STAGE, COMPRESS, SUMMED = "_nebula_stage", "_nebula_compress", "_nebula_replica_sum"
-COPIED = "_nebula_copied"
+COPIED, SPLIT = "_nebula_copied", "_nebula_split"
 _SMALL = 64
 _BODIES = {"While": ("cond", "body"), "StatelessWhile": ("cond", "body"), "If": ("then_branch", "else_branch"),
            "StatelessIf": ("then_branch", "else_branch"), "PartitionedCall": ("f",), "StatefulPartitionedCall": ("f",),
@@ -55,6 +55,7 @@ class _Mirror:
         stage, compress = attributes.pop(STAGE, None), attributes.pop(COMPRESS, None)
         attributes.pop(BUILT, None)
         attributes.pop(COPIED, None)
+        attributes.pop(SPLIT, None)
         summed = attributes.pop(SUMMED, None) is not None
         constant = _constant(op)
         if op.type == "Const" and constant is None:
@@ -195,6 +196,12 @@ class Donor:
             node.input.extend(kept)
         for name in self._called_functions(definition.node):
             definition.library.function.add().CopyFrom(self._library[name])
+        return definition
+
+    def cut_library(self, ops: Sequence[int]) -> Any:
+        """The functions that these ops call, without the ops."""
+        definition = self.cut(ops)
+        definition.ClearField("node")
         return definition
 
     def _called_functions(self, nodes: Iterable[Any]) -> list[str]:

@@ -22,6 +22,7 @@ from whale_nebula.capture import bottlenecks
 from whale_nebula.capture.bottlenecks import Bottlenecks, Home
 from whale_nebula.capture.mirror import COMPRESS, STAGE, in_order
 from whale_nebula.capture.places import place_of
+from whale_nebula.capture.scopes_met import number_in
 from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.codec import Codec, Rank
 from whale_nebula.errors import GradientError, NotYetError
@@ -149,7 +150,7 @@ def _project(trace: Tracing, tensor: Any, rank: Rank, frame: Frame, producer: st
         down = made.down(columns, rank.r, frame)
         known.use(made.owner, down)
         known.say(f"{rank.r} numbers cross for every {columns} of a row, on the learned basis {down.path!r}")
-        with _stamp_ops(trace, made.name, {STAGE: producer, COMPRESS: trace.met.compression_of(frame)}):
+        with _stamp_ops(trace, made.name, {STAGE: producer, COMPRESS: number_in(trace.met.compressions, frame)}):
             rows = tensor
             if rank.norm:  # each row with mean zero and variance one
                 mean, variance = tf.nn.moments(tensor, [-1], keepdims=True)

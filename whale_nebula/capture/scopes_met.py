@@ -31,6 +31,7 @@ class ScopesMet:
     stages: dict[str, Stage] = field(default_factory=dict)
     numbers: scopes.Numbers = field(default_factory=scopes.Numbers)
     compressions: list[Frame] = field(default_factory=list)
+    splits: list[Frame] = field(default_factory=list)
     pipeline: Pipeline = field(default_factory=Pipeline)
     pipe: Frame | None = None
 
@@ -86,12 +87,6 @@ class ScopesMet:
         self.pipe = frame
         self.pipeline = replace(self.pipeline, **dict(frame.options))
 
-    def compression_of(self, frame: Frame) -> int:
-        """The number of a compress scope; entering the same one again gives the same number."""
-        if frame not in self.compressions:
-            self.compressions.append(frame)
-        return self.compressions.index(frame)
-
     def order_stages(self, graph: Graph) -> None:
         """Number the stages by the way that tensors go."""
         self.stages = {key: self.stages[key] for key in in_flow_order(graph, list(self.stages))}
@@ -108,6 +103,13 @@ class ScopesMet:
         known = [()] * len(stages) if alike else speeds(stages, scopes.worker_speeds())
         self.stages = {stage.key: replace(stage, speeds=each) for stage, each in zip(stages, known, strict=True)}
         self.pipeline = replace(self.pipeline, micro_batch=max(asked, most) if asked > 1 else enough(known, most))
+
+
+def number_in(met: list[Frame], frame: Frame) -> int:
+    """The number of a scope among those of its kind; entering the same one again gives the same number."""
+    if frame not in met:
+        met.append(frame)
+    return met.index(frame)
 
 
 @dataclass

@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from whale_nebula import scopes
 from whale_nebula.capture.bottlenecks import Bottlenecks
-from whale_nebula.capture.mirror import COMPRESS, COPIED, STAGE
-from whale_nebula.capture.scopes_met import ScopesMet
+from whale_nebula.capture.mirror import COMPRESS, COPIED, SPLIT, STAGE
+from whale_nebula.capture.scopes_met import ScopesMet, number_in
+from whale_nebula.capture.splits import mark_variables
 from whale_nebula.capture.surroundings import check_strategy
 from whale_nebula.errors import BoundaryInBodyError
 from whale_nebula.scopes import Frame
@@ -147,7 +148,8 @@ class Stamper:
             check_strategy(lambda: str(frame.site))
         if trace is None or tf_private.in_symbolic_scope():  # Keras asks for shapes, to build
             frame.touched = frame.touched or (uncut_on_purpose() and not frame.building)
-            yield
+            with mark_variables(frame) if frame.kind == "split" else contextlib.nullcontext():
+                yield
             return
         frame.touched = True
         stamps = _meet_scope(trace, frame)
@@ -166,12 +168,16 @@ def _meet_scope(trace: Tracing, frame: Frame) -> dict[str, str | int]:
         return {COPIED: 1} if current_here() is not None else {}
     if frame.kind == "compress":
         trace.met.replicas.enter_compress(scopes.open_frames())
-    if frame.kind not in ("stage", "compress"):
+    if frame.kind not in ("stage", "compress", "split"):
         return {}
     graph = tf.compat.v1.get_default_graph()
     if graph is not trace.graph or trace.flags.vectorizing:
         raise in_body(frame, None if graph is trace.graph else graph.name, compiled=trace.flags.compiled)
-    return {STAGE: trace.met.stage_of(frame)} if frame.kind == "stage" else {COMPRESS: trace.met.compression_of(frame)}
+    if frame.kind == "stage":
+        return {STAGE: trace.met.stage_of(frame)}
+    if frame.kind == "split":
+        return {SPLIT: number_in(trace.met.splits, frame)}
+    return {COMPRESS: number_in(trace.met.compressions, frame)}
 
 
 _LOOP = (

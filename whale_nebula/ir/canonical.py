@@ -53,11 +53,15 @@ def _header(program: Program) -> Iterator[str]:
     for number, stage in enumerate(program.stages):
         copies = "" if stage.replicas == 1 else f" replicas={stage.replicas}"
         speeds = f" speeds={':'.join(map(repr, stage.speeds))}" if stage.speeds else ""
-        yield f"stage {number} {stage.key} cluster={stage.cluster}{copies}{speeds}"
+        shards = "" if stage.shards == 1 else f" shards={stage.shards}"
+        yield f"stage {number} {stage.key} cluster={stage.cluster}{copies}{speeds}{shards}"
     if program.apart is not None:
         yield f"apart {program.apart}"
     for number, (forward, backward) in enumerate(program.compressions):
         yield f"compress {number} {forward}, backward {backward}"
+    for split in program.splits:
+        path = program.variable_ops[split.variable].path
+        yield f"split {path} axis={split.axis} stage={program.stages[split.stage].key}"
     for leaf in program.leaves:
         yield f"input {leaf.name} {leaf.spec} {'batched' if leaf.batched else 'whole'}"
     for each in sorted(program.variables, key=lambda variable: variable.path):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from whale_nebula.ir.layout import Layouts
 from whale_nebula.ir.program import PartKey, Program
 from whale_nebula.ir.routing import Order, Routing
 from whale_nebula.spec import Spec, Value
@@ -146,7 +147,8 @@ class Cut:
     `merges` says for a forward value that leaves the micro-batches how they become one; `held` which workers keep
     a variable; `whole` the fragment that computes batch-wide values from inputs alone, `weight` the one that weighs
     a micro-batch. `owners` says which workers give the user a returned tensor, where not all do; `orders`, for each
-    stage, which replica takes which micro-batch (none at all: all stages have the plain one).
+    stage, which replica takes which micro-batch (none at all: all stages have the plain one). `layouts` are those of
+    stages whose variables are split over devices.
     """
 
     program: Program
@@ -164,6 +166,7 @@ class Cut:
     exchange: tuple[Exchange, ...] = ()
     owners: Mapping[Value, tuple[str, ...]] = field(default_factory=dict)
     orders: tuple[Order, ...] = ()
+    layouts: Mapping[int, Layouts] = field(default_factory=dict)
 
     @cached_property
     def routing(self) -> Routing:

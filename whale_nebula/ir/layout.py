@@ -6,9 +6,11 @@ differ by at most one unit of a split axis: a unit is an entry, or a block of en
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from whale_nebula.spec import Spec
+from whale_nebula.spec import Spec, Value
 
 WHOLE, SPLIT, PARTIAL = "whole", "split", "partial"
 
@@ -91,3 +93,47 @@ def local_shape(spec: Spec, layout: Layout, count: int, device: int) -> Spec:
     size = spec.shape[layout.axis]
     part = None if size is None else divide(size, count, layout.units)[device]
     return Spec(spec.dtype, (*spec.shape[: layout.axis], part, *spec.shape[layout.axis + 1 :]))
+
+
+class Reshard(NamedTuple):
+    """A tensor that is brought from one layout to another before an op reads it."""
+
+    value: Value
+    source: Layout
+    target: Layout
+    kind: str
+    nbytes: float
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """The layout of every value of a stage on `count` devices that is not whole.
+
+    `reshards` are by the op that needs them, -1 at the end; `together` are ops that devices compute together, `touched`
+    all that see more or less than a whole tensor; `notes` tell of ops that are run whole. `handed_on` go from one
+    function of the stage to another as the devices hold them; other values are whole there.
+    """
+
+    count: int
+    of: Mapping[Value, Layout]
+    reshards: Mapping[int, tuple[Reshard, ...]] = field(default_factory=dict)
+    variables: Mapping[int, Layout] = field(default_factory=dict)
+    together: frozenset[int] = frozenset()
+    touched: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()
+    handed_on: frozenset[Value] = frozenset()
+
+    def layout(self, value: Value) -> Layout:
+        """How a value lies on the devices."""
+        return self.of.get(value, WHOLE_LAYOUT)
+
+    @property
+    def collectives(self) -> tuple[Reshard, ...]:
+        """What crosses between devices in one run of all ops; what several ops need alike crosses once."""
+        every = dict.fromkeys(reshard for found in self.reshards.values() for reshard in found)
+        return tuple(reshard for reshard in every if reshard.nbytes)
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes that each device sends."""
+        return sum(each.nbytes for each in self.collectives)

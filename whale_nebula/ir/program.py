@@ -86,7 +86,7 @@ class Stage:
     """A part of the model that one cluster runs. Its place in `Program.stages` is its order.
 
     There are `replicas` of it, and each takes its share of the micro-batches; `speeds` are theirs beside one another,
-    where the config says that they differ.
+    where the config says that they differ. `shards` is the number of devices that its variables are split over.
     """
 
     key: str
@@ -94,6 +94,17 @@ class Stage:
     where: str = ""
     replicas: int = 1
     speeds: tuple[float, ...] = ()
+    shards: int = 1
+
+
+@dataclass(frozen=True)
+class Split:
+    """A variable, by its op, that the devices of a stage hold in pieces along an axis, as the scope at `where` says."""
+
+    variable: int
+    stage: int
+    axis: int
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -211,7 +222,7 @@ class Program:
     `labels` says for an op which stage (its number) runs it; `weights` are what `nb.loss_weight` was given;
     `compressions` are the ways forward and backward by the number that `Op.compress` holds, and `masks` what Keras
     has marked the rows of tensors with; `sites` are the lines of the compress scopes. With `apart` each cluster of
-    the run trains a copy of all of it.
+    the run trains a copy of all of it. `splits` are the variables that nb.split divides.
     """
 
     graph: Graph
@@ -229,6 +240,7 @@ class Program:
     masks: dict[Value, Value] = field(default_factory=dict)
     sites: tuple[str, ...] = ()
     apart: Apart | None = None
+    splits: tuple[Split, ...] = ()
 
     @cached_property
     def _request_of(self) -> dict[int, int]:

@@ -22,6 +22,8 @@ from whale_nebula.ir.layout import (
     SPLIT,
     WHOLE_LAYOUT,
     Layout,
+    Layouts,
+    Reshard,
     choose_collective,
     count_bytes,
 )
@@ -77,16 +79,6 @@ _UNKNOWN = 32
 """How many entries an axis has whose size only a step knows, where bytes are compared."""
 
 
-class Reshard(NamedTuple):
-    """A tensor that is brought from one layout to another before an op reads it."""
-
-    value: Value
-    source: Layout
-    target: Layout
-    kind: str
-    nbytes: float
-
-
 class Way(NamedTuple):
     """One way to run an op on the devices: the layouts that it needs, None for any, and those of what it makes; and
     whether an axis that cannot be cut is, so that the devices compute it `together`.
@@ -98,46 +90,21 @@ class Way(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layouts:
-    """The layout of every value of a stage on `count` devices. `reshards` are by the op that needs them, -1 at the end;
-    `together` are ops that devices compute together; `notes` tell of ops that are run whole.
-    """
-
-    count: int
-    of: Mapping[Value, Layout]
-    reshards: Mapping[int, tuple[Reshard, ...]] = field(default_factory=dict)
-    variables: Mapping[int, Layout] = field(default_factory=dict)
-    together: frozenset[int] = frozenset()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def collectives(self) -> tuple[Reshard, ...]:
-        """What crosses between devices in one run of all ops; what several ops need alike crosses once."""
-        every = dict.fromkeys(reshard for found in self.reshards.values() for reshard in found)
-        return tuple(reshard for reshard in every if reshard.nbytes)
-
-    @property
-    def nbytes(self) -> float:
-        """Bytes that each device sends."""
-        return sum(each.nbytes for each in self.collectives)
-
-
-@dataclass(frozen=True)
 class Question:
     """What is to be completed: the ops of a stage, in an order in which values come before their readers.
 
-    `variables` says what is held how, `fixed` of other values how they come; `parts` of which value the placeholder of
-    a gradient is the sum; `wholes` has to be whole at the end. `folds` holds the known numbers, and `where` tells the
-    user's line that made an op.
+    `variables` says what is held how; `parts` of which value the placeholder of a gradient is the sum; `wholes` has to
+    be whole at the end, and ops that are `kept_whole` are run so. Other values that come from elsewhere are whole.
+    `folds` holds the known numbers, and `where` tells the user's line that made an op.
     """
 
     graph: Graph
     ops: Sequence[int]
     count: int
     variables: Mapping[int, Layout]
-    fixed: Mapping[Value, Layout] = field(default_factory=dict)
     parts: Mapping[Value, Value] = field(default_factory=dict)
     wholes: Collection[Value] = ()
+    kept_whole: Collection[int] = ()
     folds: Mapping[Value, Fold] = field(default_factory=dict)
     where: Callable[[int], str] = lambda op: ""
 
@@ -180,7 +147,9 @@ def _complete(question: Question, variables: Mapping[int, Layout]) -> Layouts:
     for op in question.ops:
         run.visit(question.graph.ops[op])
     run.reshard(-1, [(value, WHOLE_LAYOUT) for value in sorted(question.wholes)])
-    return Layouts(question.count, run.of, run.reshards, dict(variables), frozenset(run.together), tuple(run.notes))
+    pieces = {value: layout for value, layout in run.of.items() if layout != WHOLE_LAYOUT}
+    together, touched, notes = frozenset(run.together), frozenset(run.touched), tuple(dict.fromkeys(run.notes))
+    return Layouts(question.count, pieces, run.reshards, dict(variables), together, touched, notes)
 
 
 @dataclass
@@ -193,15 +162,12 @@ class _Completion:
     reshards: dict[int, tuple[Reshard, ...]] = field(default_factory=dict)
     made: set[tuple[Value, Layout]] = field(default_factory=set)
     together: set[int] = field(default_factory=set)
+    touched: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
     def visit(self, op: Op) -> None:
         """Choose the way of an op."""
         if not op.inputs:
-            for value in op.values:
-                part = self.question.parts.get(value)
-                fixed = self.question.fixed.get(value) or self.variables.get(op.index, WHOLE_LAYOUT)
-                self.of[value] = fixed if part is None else self.of[part]
             return
         best = min(self.list_ways(op), key=lambda way: self.cost(op, way))
         needs = zip(op.inputs, best.inputs, strict=True)
@@ -209,15 +175,25 @@ class _Completion:
         self.of.update(zip(op.values, best.outputs, strict=True))
         if best.together:
             self.together.add(op.index)
+        if any(self.layout(value) != WHOLE_LAYOUT for value in (*op.inputs, *op.values)):
+            self.touched.add(op.index)
+
+    def layout(self, value: Value) -> Layout:
+        """How a value lies: as the op that makes it leaves it, a variable as it is held, a gradient as its part."""
+        if value not in self.of:
+            part = self.question.parts.get(value)
+            held = self.variables.get(value.op, WHOLE_LAYOUT)
+            self.of[value] = held if part is None else self.layout(part)
+        return self.of[value]
 
     def reshard(self, op: int, needs: Sequence[tuple[Value, Layout]]) -> None:
         """Write down what an op needs in another layout than it has."""
         found = []
         for value, target in needs:
-            kind = choose_collective(self.of[value], target)
+            kind = choose_collective(self.layout(value), target)
             if kind is not None:
                 nbytes = count_bytes(kind, self.size(value), self.question.count)
-                found.append(Reshard(value, self.of[value], target, kind, nbytes))
+                found.append(Reshard(value, self.layout(value), target, kind, nbytes))
                 self.made.add((value, target))
         if found:
             self.reshards[op] = tuple(found)
@@ -234,8 +210,8 @@ class _Completion:
         cost = 0.0
         for value, need in zip(op.inputs, way.inputs, strict=True):
             if need is not None and (value, need) not in self.made:
-                cost += count_bytes(choose_collective(self.of[value], need), self.size(value), self.question.count)
-        summed = any(self.of[value].kind == PARTIAL for value in op.inputs)
+                cost += count_bytes(choose_collective(self.layout(value), need), self.size(value), self.question.count)
+        summed = any(self.layout(value).kind == PARTIAL for value in op.inputs)
         for value, layout in zip(op.values, way.outputs, strict=True):
             if layout.kind == PARTIAL and not summed:
                 cost += count_bytes("all-reduce", self.size(value), self.question.count)
@@ -251,13 +227,13 @@ class _Completion:
             yield Way((None,) * len(op.inputs), (variable,))
             return
         if op.type == "IdentityN":
-            yield Way((None,) * len(op.inputs), tuple(self.of[value] for value in op.inputs))
+            yield Way((None,) * len(op.inputs), tuple(self.layout(value) for value in op.inputs))
             return
         if op.type in _SHAPES:
             yield Way((None,) * len(op.inputs), (WHOLE_LAYOUT,) * len(op.outputs))
             return
         yield Way((WHOLE_LAYOUT,) * len(op.inputs), (WHOLE_LAYOUT,) * len(op.outputs))
-        if all(self.of[value] == WHOLE_LAYOUT for value in op.inputs):
+        if op.index in self.question.kept_whole or all(self.layout(value) == WHOLE_LAYOUT for value in op.inputs):
             return
         yield from self.list_partial_ways(op)
         entry = RULES.get(op.type)
@@ -273,7 +249,7 @@ class _Completion:
     def list_partial_ways(self, op: Op) -> Iterator[Way]:
         """Parts of sums stay such where an op is linear in them."""
         floating = [self.question.graph.spec(value).floating for value in op.inputs]
-        partial = [place for place, value in enumerate(op.inputs) if self.of[value].kind == PARTIAL]
+        partial = [place for place, value in enumerate(op.inputs) if self.layout(value).kind == PARTIAL]
         outputs = (PARTIAL_LAYOUT,) * len(op.outputs)
         if not partial or not all(spec.floating for spec in op.outputs):
             return
@@ -287,7 +263,7 @@ class _Completion:
     def list_labels(self, op: Op, found: Axes) -> list[str]:
         """The axes along which an input lies in pieces."""
         sides = zip(op.inputs, found.inputs, strict=False)
-        held = [(self.of[value], side) for value, side in sides if side is not None]
+        held = [(self.layout(value), side) for value, side in sides if side is not None]
         return list(dict.fromkeys(side[layout.axis] for layout, side in held if layout.kind == SPLIT))
 
     def list_ways_along(self, op: Op, found: Axes, label: str) -> Iterator[Way]:
@@ -318,7 +294,7 @@ class _Completion:
             shape = self.spec(value).shape
             if side is None or label not in side or shape is None:
                 continue
-            axis, layout = list(side).index(label), self.of.get(value, WHOLE_LAYOUT)
+            axis, layout = list(side).index(label), self.layout(value)
             size = layout.units if layout == Layout(SPLIT, axis, layout.units) and layout.units else shape[axis]
             if size is not None and size > 1:
                 sizes.append(size)

@@ -30,6 +30,7 @@ from whale_nebula.passes.gradient_merges import with_merges
 from whale_nebula.passes.mapping import EVERYWHERE, list_exchange, map_workers
 from whale_nebula.passes.phases import Parts, split_parts
 from whale_nebula.passes.replicas import notes as sum_notes
+from whale_nebula.passes.split import complete_stages
 from whale_nebula.passes.verifier import verify
 from whale_nebula.spec import Value
 
@@ -100,6 +101,20 @@ def list_cut(cut: Cut, number: Callable[[int], int] = int) -> Iterator[str]:
         yield f"boundary {b.slot}: {value} {source} -> {to} as {b.codec}, {back}, {b.layout}, phase {b.phase}"
     yield from (f"merge {name(value)}: {rule}" for value, rule in sorted(cut.merges.items()))
     yield from (f"held {path}: {', '.join(workers)}" for path, workers in cut.held.items())
+
+
+def list_layouts(cut: Cut, stage: int) -> Iterator[str]:
+    """How the values of a split stage lie on its devices where they are not whole, and what crosses between these."""
+    layouts, graph = cut.layouts[stage], cut.program.graph
+    yield f"stage {cut.program.stages[stage].key} on {layouts.count} devices"
+    for value, layout in sorted(layouts.of.items()):
+        yield f"  {value} {graph.ops[value.op].type} {graph.spec(value)}: {layout}"
+    for op, reshards in sorted(layouts.reshards.items()):
+        for each in reshards:
+            reader = "the end" if op < 0 else f"%{op} {graph.ops[op].type}"
+            yield f"  {each.kind} of {each.value} {each.source} -> {each.target} for {reader}, {each.nbytes:.0f} bytes"
+    if layouts.together:
+        yield f"  computed together: {', '.join(f'%{op} {graph.ops[op].type}' for op in sorted(layouts.together))}"
 
 
 VERIFY = bool(os.environ.get("WHALE_NEBULA_VERIFY_PASSES"))
@@ -194,6 +209,14 @@ def _cut(given: Compilation) -> Compilation:
     return replace(given, cut=cut)
 
 
+def _complete_layouts(given: Compilation) -> Compilation:
+    """Complete the layouts of stages that are split over devices."""
+    cut = given.known("cut")
+    layouts = complete_stages(cut, given.where)
+    notes = chain.from_iterable(each.notes for each in layouts.values())
+    return replace(given, cut=replace(cut, layouts=layouts, notes=(*cut.notes, *notes))) if layouts else given
+
+
 def _list_exchange(given: Compilation) -> Compilation:
     """List what updates of several clusters send each other, once a step."""
     cut, phases, folds = given.known("cut"), given.known("phases"), given.known("folds")
@@ -215,6 +238,13 @@ PIPELINE: tuple[Pass, ...] = (
     ),
     Step("order", _check_stages, lambda found: ()),
     Step("cut", _cut, lambda found: list_cut(found.known("cut"))),
+    Step(
+        "layouts",
+        _complete_layouts,
+        lambda found: chain.from_iterable(
+            list_layouts(found.known("cut"), stage) for stage in found.known("cut").layouts
+        ),
+    ),
     Step("exchange", _list_exchange, lambda found: map(str, found.known("cut").exchange)),
 )
 """All passes, in their order."""

@@ -59,7 +59,7 @@ def parsing() -> Iterator[Tree]:
     ...         pass
     >>> print(tree, end="")
     cluster
-      split  [not yet: nb.split]
+      split
     """
     tree = Tree()
     with standing(Stack(recorder=tree)):

@@ -149,9 +149,22 @@ def pipeline(
 
 @scope
 def split(count: int | None = None, *, axis: int = -1) -> Opens:
-    """Shard the operators inside over workers. It has no engine yet: entering it raises `NotYetError`."""
+    """Divide the variables that are made or used inside, along `axis` of theirs, over `count` devices of the stage.
+
+    Every other tensor of the stage follows: its layout is completed from those of the variables. Without a `count`
+    there are as many devices as the stage's cluster has workers.
+
+    >>> import whale_nebula as nb
+    >>> from whale_nebula.scopes import parsing
+    >>> with parsing() as tree, nb.cluster(), nb.stage(cluster="gpu"), nb.split(2, axis=0):
+    ...     pass
+    >>> print(tree, end="")
+    cluster
+      stage gpu on gpu
+        split count=2 axis=0
+    """
     options = {"count": None if count is None else values.count("count", count), "axis": values.integer("axis", axis)}
-    return Scope("split", options, Missing("nb.split", "leave nb.split out: the operators run whole"))
+    return Scope("split", options)
 
 
 @scope

@@ -14,6 +14,15 @@ Tensors = list[Any]
 """The tensors of the devices that run in this process, in their order."""
 
 
+class Pieces(tf.experimental.ExtensionType):
+    """What the devices of this process hold of one tensor; pieces of two tensors are added one by one."""
+
+    tensors: tuple[tf.Tensor, ...]
+
+    def __add__(self, other: Any) -> Any:
+        return Pieces(tuple(own + theirs for own, theirs in zip(self.tensors, other.tensors, strict=True)))
+
+
 class Group(Protocol):
     """`count` devices, of which `here` run in this process."""
 

@@ -1,4 +1,4 @@
-"""Make the ops of a stage again for several devices: each on its pieces, with what crosses between them.
+"""Make ops again for stages of several devices: each on its pieces, with what crosses between them.
 
 Most ops are the traced op on other inputs; an input that says a shape is given that of the piece. Reads and writes of
 variables, and ops that devices compute together (`Layouts.together`) have a way of their own.
@@ -6,16 +6,16 @@ variables, and ops that devices compute together (`Layouts.together`) have a way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.layout import PARTIAL, SPLIT, WHOLE_LAYOUT, Layout
-from whale_nebula.passes.layouts import ASSIGNS, Layouts
-from whale_nebula.runtime.split.groups import Group, Tensors, gather_whole, measure_pieces, reshard, take_piece
+from whale_nebula.ir.layout import PARTIAL, SPLIT, WHOLE_LAYOUT, Layout, Layouts
+from whale_nebula.passes.layouts import ASSIGNS
+from whale_nebula.runtime.split.groups import Group, Pieces, Tensors, gather_whole, measure_pieces, reshard, take_piece
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
 
@@ -27,49 +27,57 @@ _SHAPED = {
 """Which input of an op says the shape of what it makes."""
 
 
+@dataclass(frozen=True)
+class Shared:
+    """The layouts of a stage's values, and the group of devices that runs it."""
+
+    layouts: Layouts
+    group: Group
+
+
 @dataclass
-class Lowering:
-    """One run of ops on the devices of a group. `operations` are the traced ones by their number, `handles` those of
-    variables. `values` are held as the layouts say, `others` brought to the layouts that single ops need.
+class Part:
+    """Makes the ops of one stage for its devices. `values` are held as the layouts say, `others` brought to the layouts
+    that single ops need; `made` are the ops that each has become.
     """
 
     graph: Graph
     operations: Sequence[Any]
-    layouts: Layouts
-    group: Group
+    shared: Shared
     handles: Mapping[int, Any]
+    made: dict[int, list[Any]]
     values: dict[Value, Tensors] = field(default_factory=dict)
     others: dict[tuple[Value, Layout], Tensors] = field(default_factory=dict)
-    made: dict[int, list[Any]] = field(default_factory=dict)
 
-    def run(self, ops: Iterable[int], feeds: Mapping[Value, Any], fetches: Sequence[Value]) -> list[Any]:
-        """Make ops for tensors that are whole on each device; gives what is fetched, whole."""
-        count = len(self.group.here)
-        self.values |= {Value(op): [handle] * count for op, handle in self.handles.items()}
-        for value, tensor in feeds.items():
-            self.values[value] = reshard(self.group, [tensor] * count, WHOLE_LAYOUT, self.layouts.of[value])
-        for index in ops:
-            if Value(index) not in self.values:
-                self.make(self.graph.ops[index])
-        return [self.take(value, WHOLE_LAYOUT)[0] for value in fetches]
+    @property
+    def layouts(self) -> Layouts:
+        """The layouts of the stage's values."""
+        return self.shared.layouts
 
-    def make(self, op: Op) -> None:
-        """Make an op for each device, after what its control inputs have become."""
-        targets = {each.value: each.target for each in self.layouts.reshards.get(op.index, ())}
-        layouts = [targets.get(value, self.layouts.of[value]) for value in op.inputs]
-        with tf.control_dependencies([made for index in op.control for made in self.made.get(index, ())]):
-            inputs = [self.take(value, layout) for value, layout in zip(op.inputs, layouts, strict=True)]
-            found = self.choose(op)(op, inputs, layouts)
-        self.values.update(zip(op.values, found, strict=True))
+    @property
+    def group(self) -> Group:
+        """The devices."""
+        return self.shared.group
 
     def take(self, value: Value, layout: Layout) -> Tensors:
         """A value in a layout."""
-        held = self.layouts.of[value]
+        held = self.layouts.layout(value)
         if held == layout or value.op in self.handles:
             return self.values[value]
         if (value, layout) not in self.others:
             self.others[value, layout] = reshard(self.group, self.values[value], held, layout)
         return self.others[value, layout]
+
+    def make(self, op: Op, give: Callable[[Value], None]) -> None:
+        """Make an op for each device, after what its control inputs have become; `give` gets what it reads."""
+        targets = {each.value: each.target for each in self.layouts.reshards.get(op.index, ())}
+        layouts = [targets.get(value, self.layouts.layout(value)) for value in op.inputs]
+        with tf.control_dependencies([made for index in op.control for made in self.made.get(index, ())]):
+            for value in op.inputs:
+                give(value)
+            inputs = [self.take(value, layout) for value, layout in zip(op.inputs, layouts, strict=True)]
+            found = self.choose(op)(op, inputs, layouts)
+        self.values.update(zip(op.values, found, strict=True))
 
     def choose(self, op: Op) -> Callable[[Op, Sequence[Tensors], Sequence[Layout]], list[Tensors]]:
         """How an op is made."""
@@ -80,7 +88,7 @@ class Lowering:
 
     def copy(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
         """The traced op on each device; once for all of them where all is whole."""
-        outputs = [self.layouts.of[value] for value in op.values]
+        outputs = [self.layouts.layout(value) for value in op.values]
         alone = all(layout == WHOLE_LAYOUT for layout in (*layouts, *outputs))
         shaped = _SHAPED.get(op.type) if any(layout.kind == SPLIT for layout in outputs) else None
         made = []
@@ -107,7 +115,7 @@ class Lowering:
         made = tf_private.copy_op(self.operations[op.index], [self.handles[op.inputs[0].op]])
         self.made[op.index] = [made]
         tensors = [made.outputs[0]] * len(self.group.here)
-        return [reshard(self.group, tensors, WHOLE_LAYOUT, self.layouts.of[Value(op.index)])]
+        return [reshard(self.group, tensors, WHOLE_LAYOUT, self.layouts.layout(Value(op.index)))]
 
     def assign(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
         """What a variable is given, as a whole."""
@@ -129,7 +137,7 @@ class Lowering:
     def mean(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
         """The mean over a split axis: that of a piece, times its share of the whole, is a part of a sum."""
         found = self.copy(op, inputs, layouts)
-        if layouts[0].kind != SPLIT or self.layouts.of[Value(op.index)].kind != PARTIAL:
+        if layouts[0].kind != SPLIT or self.layouts.layout(Value(op.index)).kind != PARTIAL:
             return found
         own = [tf.cast(tf.shape(data)[layouts[0].axis], data.dtype) for data in inputs[0]]
         shares = [size / total for size, total in zip(own, self.group.sum(own), strict=True)]
@@ -140,6 +148,84 @@ class Lowering:
         total = self.group.sum([tf.shape(tensor)[layout.axis] for tensor in tensors])[0]
         starts, _ = measure_pieces(total, self.group.count, layout.units)
         return [starts[device] for device in self.group.here]
+
+
+@dataclass
+class Lowering:
+    """One run of ops, of which some belong to stages in pieces. An op that touches none of these is made once.
+
+    `operations` are the traced ones by their number, `handles` what they read from outside the trace.
+    """
+
+    graph: Graph
+    operations: Sequence[Any]
+    stages: Sequence[Shared]
+    handles: Mapping[int, Any]
+    whole: dict[Value, Any] = field(default_factory=dict)
+    made: dict[int, list[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.parts = [Part(self.graph, self.operations, each, self.handles, self.made) for each in self.stages]
+        for part in self.parts:
+            part.values |= {Value(op): [handle] * len(part.group.here) for op, handle in self.handles.items()}
+        self.whole |= {Value(op): handle for op, handle in self.handles.items()}
+
+    def run(self, ops: Iterable[int], feeds: Mapping[Value, Any], fetches: Sequence[Value]) -> list[Any]:
+        """Make ops for what is fed, tensors or pieces of such; gives what is fetched, whole unless it is a piece that
+        the layouts let leave so.
+        """
+        for value, tensor in feeds.items():
+            part = self.part_of(value)
+            if isinstance(tensor, Pieces) and part is not None:
+                part.values[value] = list(tensor.tensors)
+            else:
+                self.whole[value] = tensor
+        own = set(ops)
+        for index in ops:
+            self.make(index, own)
+        return [self.fetch(value) for value in fetches]
+
+    def make(self, index: int, own: Collection[int]) -> None:
+        """Make an op, after those of `own` that it reads."""
+        op = self.graph.ops[index]
+        if index in self.made or Value(index) in self.whole:
+            return
+        self.made[index] = []
+        for before in (*(value.op for value in op.inputs), *op.control):
+            if before in own:
+                self.make(before, own)
+        part = next((part for part in self.parts if index in part.layouts.touched), None)
+        if part is not None:
+            part.make(op, lambda value: self.give(value, part))
+            return
+        with tf.control_dependencies([made for index in op.control for made in self.made.get(index, ())]):
+            made = tf_private.copy_op(self.operations[index], [self.take(value) for value in op.inputs])
+        self.made[index] = [made]
+        self.whole.update(zip(op.values, made.outputs, strict=True))
+
+    def part_of(self, value: Value) -> Part | None:
+        """The stage that has a value in pieces, if one has."""
+        return next((part for part in self.parts if value in part.layouts.of), None)
+
+    def give(self, value: Value, reader: Part) -> None:
+        """Let a stage have a value that came from elsewhere."""
+        if value not in reader.values:
+            tensors = [self.take(value)] * len(reader.group.here)
+            reader.values[value] = reshard(reader.group, tensors, WHOLE_LAYOUT, reader.layouts.layout(value))
+
+    def take(self, value: Value) -> Any:
+        """A value as a whole."""
+        if value not in self.whole:
+            part = next(part for part in self.parts if value in part.values)
+            self.whole[value] = part.take(value, WHOLE_LAYOUT)[0]
+        return self.whole[value]
+
+    def fetch(self, value: Value) -> Any:
+        """A value as it is given on."""
+        part = self.part_of(value)
+        if part is None or value not in part.layouts.handed_on:
+            return self.take(value)
+        return Pieces(tuple(part.values[value]))
 
 
 def _replace_size(shape: Any, axis: int, size: Any) -> Any:
@@ -159,17 +245,17 @@ def _exponentials(group: Group, scores: Tensors) -> tuple[Tensors, Tensors, Tens
     return shifted, powers, group.sum([tf.reduce_sum(each, -1, keepdims=True) for each in powers])
 
 
-def _softmax(run: Lowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _softmax(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     _, powers, sums = _exponentials(run.group, inputs[0])
     return [[power / total for power, total in zip(powers, sums, strict=True)]]
 
 
-def _log_softmax(run: Lowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _log_softmax(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     shifted, _, sums = _exponentials(run.group, inputs[0])
     return [[each - tf.math.log(total) for each, total in zip(shifted, sums, strict=True)]]
 
 
-def _cross_entropy(run: Lowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _cross_entropy(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     """The loss of each row, which all devices have, and its gradient by the scores, in pieces."""
     shifted, powers, sums = _exponentials(run.group, inputs[0])
     labels = inputs[1] if layouts[1].kind == SPLIT else _mark_labels(run, inputs[1], shifted, layouts[0])
@@ -183,7 +269,7 @@ def _cross_entropy(run: Lowering, op: Op, inputs: Inputs, layouts: Held) -> list
     return [losses, slopes]
 
 
-def _mark_labels(run: Lowering, labels: Tensors, scores: Tensors, layout: Layout) -> Tensors:
+def _mark_labels(run: Part, labels: Tensors, scores: Tensors, layout: Layout) -> Tensors:
     """A one at the label of each row, where it is among the classes of a device."""
     offsets = zip(labels, run.starts(scores, layout), scores, strict=True)
     return [
@@ -192,7 +278,7 @@ def _mark_labels(run: Lowering, labels: Tensors, scores: Tensors, layout: Layout
     ]
 
 
-def _extreme(run: Lowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _extreme(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     """The extreme of what each device finds among its own."""
     (own,) = run.copy(op, inputs, layouts)
     if op.type == "Max":
@@ -200,7 +286,7 @@ def _extreme(run: Lowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tenso
     return [[-each for each in run.group.maximum([-each for each in own])]]
 
 
-def _best(run: Lowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _best(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     """The first of the largest, or of the smallest: among devices, too."""
     axis, sign = layouts[0].axis, 1 if op.type == "ArgMax" else -1
     (own,) = run.copy(op, inputs, layouts)
@@ -216,7 +302,7 @@ def _best(run: Lowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]
     ]
 
 
-def _look_up(run: Lowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+def _look_up(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     """Rows of a table in pieces: zeros for those that a device does not hold."""
     axis = 0 if op.type == "ResourceGather" else int(tf.get_static_value(inputs[2][0]))
     tables = _tables(run, op, inputs[0], layouts[0])
@@ -231,7 +317,7 @@ def _look_up(run: Lowering, op: Op, inputs: Inputs, layouts: Held) -> list[Tenso
     return [found]
 
 
-def _tables(run: Lowering, op: Op, tensors: Tensors, layout: Layout) -> Tensors:
+def _tables(run: Part, op: Op, tensors: Tensors, layout: Layout) -> Tensors:
     if op.type != "ResourceGather":
         return tensors
     handle = run.handles[op.inputs[0].op]
@@ -239,7 +325,7 @@ def _tables(run: Lowering, op: Op, tensors: Tensors, layout: Layout) -> Tensors:
     return [take_piece(table, layout, run.group.count, device) for device in run.group.here]
 
 
-_TOGETHER: Mapping[str, Callable[[Lowering, Op, Inputs, Held], list[Tensors]]] = {
+_TOGETHER: Mapping[str, Callable[[Part, Op, Inputs, Held], list[Tensors]]] = {
     "Softmax": _softmax,
     "LogSoftmax": _log_softmax,
     "SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,

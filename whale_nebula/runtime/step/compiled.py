@@ -11,13 +11,16 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from whale_nebula.capture.mirror import Donor, plant
+from whale_nebula.capture.mirror import Donor, mirror_spec, plant
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, PhasePlan, StagePhase
 from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.ir.layout import local_shape
 from whale_nebula.ir.program import Stage
 from whale_nebula.passes.branches import Aliases
 from whale_nebula.passes.exchange import Bundle, Told, bundles, replica_messages
 from whale_nebula.runtime.replicas.collectives import ReplicaSums
+from whale_nebula.runtime.split.groups import LocalGroup, Pieces
+from whale_nebula.runtime.split.lowering import Lowering, Shared
 from whale_nebula.runtime.step.rollback import Whereabouts
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
@@ -26,16 +29,20 @@ from whale_nebula.tf import private as tf_private
 @dataclass(frozen=True)
 class Function:
     """A fragment that can be called: tensors of `feeds` in, tensors of `fetches` out. One that `waits` holds sums over
-    replicas, and is called inside of it.
+    replicas, and is called inside of it. One that is `in_pieces` may be fed pieces of
+    tensors, and give such.
     """
 
     fragment: Fragment
     concrete: Any
     captured: Sequence[Any]
     waits: Callable[[], contextlib.AbstractContextManager[None]] | None = None
+    in_pieces: bool = False
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
         """Run it."""
+        if self.in_pieces:
+            tensors = tf.nest.flatten(list(tensors), expand_composites=True)
         with contextlib.nullcontext() if self.waits is None else self.waits():
             return tf_private.call_flat(self.concrete, tensors, self.captured)
 
@@ -44,6 +51,7 @@ class Workshop:
     """Makes functions out of one traced graph, which it reads once; `aliases` are values to read for others.
 
     XLA compiles the fragments that `compiles` says yes to. Where replicas are processes, `sums` are those over them.
+    Stages of which a `cut` has layouts run in pieces.
     """
 
     def __init__(
@@ -52,16 +60,22 @@ class Workshop:
         aliases: Aliases | None = None,
         compiles: Callable[[Fragment], bool] = lambda fragment: False,
         sums: ReplicaSums | None = None,
+        cut: Cut | None = None,
     ) -> None:
         self.graph = graph
         self.sums = sums
         self._compiles = compiles
+        self._program = None if cut is None else cut.program
+        layouts = {} if cut is None else cut.layouts
+        self._shared = [Shared(each, LocalGroup(each.count)) for each in layouts.values()]
         self._donor = Donor(graph)
         self._donor.rename(aliases or {})
         self._external = {internal.op.name: external for external, internal in graph.captures}
 
     def make(self, fragment: Fragment) -> Function:
         """Build the function of a fragment."""
+        if any(not each.layouts.touched.isdisjoint(fragment.ops) for each in self._shared):
+            return self._make_in_pieces(fragment)
         operations = [self._donor.operations[index] for index in fragment.ops]
         feeds = [self._donor.tensor(value) for value in fragment.feeds]
         fetches = [self._donor.tensor(value) for value in fragment.fetches]
@@ -78,13 +92,42 @@ class Workshop:
             found = plant(definition, known, [tensor.name for tensor in (*fetches, *marks)])
             return self._with_sums(fragment, found[: len(fetches)], found[len(fetches) :])
 
-        signature = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in feeds]
-        body.__name__ = _name(fragment)
-        xla = self._compiles(fragment) or None
-        traced = tf.function(body, input_signature=signature, autograph=False, jit_compile=xla)
-        concrete = traced.get_concrete_function()
+        concrete = self._trace(fragment, body, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in feeds])
         waits = self.sums.explained(fragment) if self.sums is not None and summed else None
         return Function(fragment, concrete, concrete.captured_inputs, waits)
+
+    def _make_in_pieces(self, fragment: Fragment) -> Function:
+        """Build the function of a fragment that has ops of stages in pieces."""
+        graph = self._program.graph if self._program is not None else Graph(())
+        handles = {}
+
+        def body(*given: Any) -> list[Any]:
+            traced = tf.compat.v1.get_default_graph()
+            plant(self._donor.cut_library(fragment.ops), {}, [])
+            for number in {value.op for op in fragment.ops for value in graph.ops[op].inputs}:
+                name = self._donor.operations[number].name
+                if name in self._external:
+                    handles[number] = traced.capture(self._external[name])
+            lowering = Lowering(graph, self._donor.operations, self._shared, handles)
+            return lowering.run(fragment.ops, dict(zip(fragment.feeds, given, strict=True)), fragment.fetches)
+
+        concrete = self._trace(fragment, body, [self._spec(value) for value in fragment.feeds])
+        return Function(fragment, concrete, concrete.captured_inputs, in_pieces=True)
+
+    def _trace(self, fragment: Fragment, body: Callable[..., list[Any]], signature: Sequence[Any]) -> Any:
+        body.__name__ = _name(fragment)
+        xla = self._compiles(fragment) or None
+        return tf.function(body, input_signature=signature, autograph=False, jit_compile=xla).get_concrete_function()
+
+    def _spec(self, value: Value) -> Any:
+        """The form in which a function is fed a value."""
+        tensor = self._donor.tensor(value)
+        shared = next((each for each in self._shared if value in each.layouts.handed_on), None)
+        if shared is None:
+            return tf.TensorSpec(tensor.shape, tensor.dtype)
+        layout, count, whole = shared.layouts.layout(value), shared.layouts.count, mirror_spec(tensor)
+        shapes = [local_shape(whole, layout, count, device).shape for device in shared.group.here]
+        return Pieces.Spec(tuple(tf.TensorSpec(shape, tensor.dtype) for shape in shapes))
 
     def _with_sums(self, fragment: Fragment, fetches: list[Any], marks: list[Any]) -> list[Any]:
         """What is fetched, once what stands for sums over replicas is summed."""

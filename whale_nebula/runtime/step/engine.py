@@ -313,9 +313,9 @@ def _runner(
     worker: str = "local/0",
 ) -> Runner:
     program = captured.program
-    if len(program.stages) == 1 and program.pipeline.micro_batch == 1:
+    if len(program.stages) == 1 and program.pipeline.micro_batch == 1 and not cut.layouts:
         return Uncut(plain_function(call, layout, jit=xla is not None), program.stages[0], captured.graph)
-    compiled = Compiled(cut, worker, _workshop(captured, xla))
+    compiled = Compiled(cut, worker, _workshop(captured, cut, xla))
     lines = [run.links.between(a.cluster, b.cluster) for a, b in combinations(program.stages, 2)]
     if any(line.rate or line.delay for line in lines) or has_codecs(cut):
         states, seed = _states(run, captured), _seed(run)
@@ -325,10 +325,10 @@ def _runner(
     return LocalStep(compiled, captured.variables)
 
 
-def _workshop(captured: Captured, xla: Xla | None, sums: ReplicaSums | None = None) -> Workshop:
+def _workshop(captured: Captured, cut: Cut, xla: Xla | None, sums: ReplicaSums | None = None) -> Workshop:
     if xla is None:
-        return Workshop(captured.graph, captured.aliases, sums=sums)
-    return Workshop(captured.graph, captured.aliases, xla.takes, sums)
+        return Workshop(captured.graph, captured.aliases, sums=sums, cut=cut)
+    return Workshop(captured.graph, captured.aliases, xla.takes, sums, cut)
 
 
 def _together(
@@ -357,7 +357,7 @@ def _together(
         session.fail(failure)
         raise
     sums = replica_sums(cut, session.worker, run.ledger.collectives, run.programs) if sums_of(cut.program) else None
-    compiled = Compiled(cut, session.worker, _workshop(captured, xla, sums))
+    compiled = Compiled(cut, session.worker, _workshop(captured, cut, xla, sums))
     step = DistributedStep(
         compiled, captured.variables, session, name, run.programs, ids, run.links, lazy, readers,
         states=states, seed=_seed(run), collectives=run.ledger.collectives, leaves=copied is None,

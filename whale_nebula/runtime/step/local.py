@@ -104,7 +104,8 @@ def _gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """
 
     def gate(tensors: Sequence[Any]) -> Sequence[Any]:
-        numbers = [tf.cast(tf.reshape(t, [-1])[:1], tf.float32) for t in tensors if t.dtype.is_floating]
+        flat = tf.nest.flatten(list(tensors), expand_composites=True)
+        numbers = [tf.cast(tf.reshape(t, [-1])[:1], tf.float32) for t in flat if t.dtype.is_floating]
         operations = tf.compat.v1.get_default_graph().get_operations()
         calls = [op for op in operations if op.type.endswith("PartitionedCall")]
         with tf.control_dependencies(calls):

@@ -1,0 +1,117 @@
+"""The variables that `nb.split` divides: those that ops inside the scope read, and those that were made inside it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula import scopes
+from whale_nebula.capture.mirror import SPLIT
+from whale_nebula.capture.places import warn_once
+from whale_nebula.capture.scopes_met import number_in
+from whale_nebula.errors import NebulaWarning, OptionError
+from whale_nebula.ir.program import Program, Split, Stage
+from whale_nebula.passes.effects import is_read
+from whale_nebula.scopes import Frame
+from whale_nebula.tf import private as tf_private
+
+_MADE_IN = "_nebula_split"
+"""Attribute of a variable: the scope in which it was made."""
+
+
+@contextlib.contextmanager
+def mark_variables(frame: Frame) -> Iterator[None]:
+    """Let the variables that are made meanwhile know the scope that they are made in."""
+
+    def make(create: Any, **options: Any) -> Any:
+        variable = create(**options)
+        setattr(variable, _MADE_IN, frame)
+        return variable
+
+    with tf.variable_creator_scope(make):
+        yield
+
+
+def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Program:
+    """The program with the variables that its splits divide, and in how many pieces each stage has them."""
+    met: list[Frame] = trace.met.splits
+    found: dict[tuple[int, int], tuple[int, Frame]] = {}
+    made = _made_inside(trace, {op.name: number for number, op in enumerate(operations)})
+    for op in program.graph.ops:
+        handle = op.inputs[0].op if is_read(op) and op.inputs else -1
+        variable = program.variable_ops.get(handle)
+        if variable is None or program.request_of(op.index) is not None:
+            continue
+        number = tf_private.number_on(operations[op.index], SPLIT)
+        frame = made.get(handle) if number is None else met[number]
+        shape = variable.spec.shape
+        if frame is None or shape is None:
+            continue
+        axis = int(frame.options["axis"])
+        if -len(shape) <= axis < len(shape):
+            key, axis = (program.labels.get(op.index, 0), handle), axis % len(shape)
+            before, first = found.setdefault(key, (axis, frame))
+            if before != axis:
+                raise _two_axes(variable.path, frame, axis, first, before)
+    stages = list(program.stages)
+    for number, stage in enumerate(stages):
+        inside = [frame for (of, _), (_, frame) in found.items() if of == number]
+        stages[number] = replace(stage, shards=_count(stage, inside))
+    for frame in met:
+        if all(frame is not each for _, each in found.values()):
+            _warn_of_nothing(frame)
+    splits = []
+    for (of, handle), (axis, frame) in sorted(found.items(), key=lambda pair: pair[0]):
+        shards, size = stages[of].shards, (program.variable_ops[handle].spec.shape or ())[axis]
+        if size is not None and size >= shards > 1:
+            splits.append(Split(handle, of, axis, str(frame.site)))
+    return replace(program, stages=tuple(stages), splits=tuple(splits))
+
+
+def _made_inside(trace: Any, numbers: Mapping[str, int]) -> dict[int, Frame]:
+    """By their op, the variables that were made in a split scope."""
+    known = {id(variable.handle): variable for variable in trace.graph.variables}
+    found = {}
+    for external, internal in trace.graph.captures:
+        frame = getattr(known.get(id(external)), _MADE_IN, None)
+        if frame is not None:
+            number_in(trace.met.splits, frame)
+            found[numbers[internal.op.name]] = frame
+    return found
+
+
+def _count(stage: Stage, frames: Sequence[Frame]) -> int:
+    """How many devices a stage has for its pieces."""
+    counts = {frame.options["count"] or scopes.workers_in(stage.cluster): frame for frame in frames}
+    if len(counts) > 1:
+        (one, first), (other, second) = list(counts.items())[:2]
+        raise OptionError(
+            f"nb.split says {other} devices, and at {first.site} {one}",
+            where=str(second.site),
+            why=f"both divide variables of stage {stage.key!r}, and a stage has one group of devices",
+            mend=f"nb.split({one}) in both places, or a stage of its own for one of them",
+        )
+    return int(next(iter(counts), 1))
+
+
+def _two_axes(path: str, frame: Frame, axis: int, first: Frame, before: int) -> OptionError:
+    return OptionError(
+        f"nb.split divides {path!r} along axis {axis}, and at {first.site} along axis {before}",
+        where=str(frame.site),
+        why="a variable is held in one way by the devices of a stage",
+        mend=f"nb.split(axis={before}) in both places",
+    )
+
+
+def _warn_of_nothing(frame: Frame) -> None:
+    warning = NebulaWarning(
+        "nb.split divides nothing",
+        where=str(frame.site),
+        why=f"no variable with an axis {frame.options['axis']} is read inside it; it is said once for this place",
+        mend="with nb.split(...): around the call of the layer whose weights are to be divided",
+    )
+    warn_once(frame.site, warning)

@@ -1,0 +1,99 @@
+"""Complete the layouts of stages whose variables are split over devices.
+
+A stage's forward, backward and update are one question: the gradient of a variable lies as its backward leaves it, is
+added up so over micro-batches, and the update begins from there. What leaves the stage is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+
+from whale_nebula.ir.cut import Cut, Fragment, PhasePlan
+from whale_nebula.ir.layout import SPLIT, Layout, Layouts
+from whale_nebula.ir.program import Program
+from whale_nebula.passes.layouts import Question, complete_layouts
+from whale_nebula.passes.rules import fold
+from whale_nebula.spec import Value
+
+
+def complete_stages(cut: Cut, where: Callable[[int], str]) -> Mapping[int, Layouts]:
+    """By the number of a stage, the layouts of its values. An update that several stages share goes by the first of
+    them for which it sees pieces.
+    """
+    program = cut.program
+    found: dict[int, Layouts] = {}
+    if not program.splits:
+        return found
+    folds = fold(program.graph, {leaf.op: 0 for leaf in program.leaves if leaf.batched}).folds
+    for number, stage in enumerate(program.stages):
+        own = {each.variable: Layout(SPLIT, each.axis) for each in program.splits if each.stage == number}
+        if own:
+            fragments, sums = list(list_fragments(cut, number)), dict(list_sums(program))
+            wholes = frozenset(list_wholes(cut, number, fragments))
+            question = Question(
+                graph=program.graph,
+                ops=list(dict.fromkeys(chain.from_iterable(fragment.ops for fragment in fragments))),
+                count=stage.shards,
+                variables=own,
+                parts=sums,
+                wholes=wholes,
+                kept_whole=frozenset().union(*(layouts.touched for layouts in found.values())),
+                folds=folds,
+                where=where,
+            )
+            layouts = complete_layouts(question)
+            kept = {value for fragment in fragments for value in fragment.fetches if value in layouts.of} - wholes
+            kept |= {holder for holder, part in sums.items() if part in kept}
+            found[number] = replace(layouts, handed_on=frozenset(kept))
+    return found
+
+
+def list_fragments(cut: Cut, stage: int) -> Iterator[Fragment]:
+    """What the devices of a stage run, in the order of a step: its pieces, and what its worker runs once."""
+    workers = [worker.name for worker in cut.workers if stage in worker.stages]
+    for phase in cut.phases:
+        yield from (phase.prologue[worker] for worker in workers if worker in phase.prologue)
+        yield from list_pieces(phase, stage)
+        yield from chain.from_iterable(phase.updates.get(worker, ()) for worker in workers)
+
+
+def list_pieces(phase: PhasePlan, stage: int) -> Iterator[Fragment]:
+    """What a stage runs for each micro-batch."""
+    for plan in phase.stages:
+        if plan.stage == stage:
+            yield from (fragment for fragment in (plan.forward, plan.backward) if fragment is not None)
+
+
+def list_sums(program: Program) -> Iterator[tuple[Value, Value]]:
+    """The placeholder of each gradient that is a sum of one dense tensor over micro-batches, and that tensor."""
+    for request in program.requests:
+        for holder in request.holders:
+            parts = [part for part in request.parts if part.source == holder.source]
+            by_rows = bool(request.merges) and request.merges[holder.source] == "rows"
+            if len(parts) == 1 and len(parts[0].values) == len(holder.values) == 1 and not by_rows:
+                yield holder.values[0], parts[0].values[0]
+
+
+def list_wholes(cut: Cut, stage: int, fragments: list[Fragment]) -> Iterator[Value]:
+    """What is given by a stage's fragments and read elsewhere than in its own, or by what knows nothing of pieces."""
+    inside = {value for fragment in fragments if fragment.stage == stage for value in fragment.feeds}
+    outside = {value for fragment in _list_all(cut) if fragment.stage != stage for value in fragment.feeds}
+    summed = {value for _, value in list_sums(cut.program)}
+    flows = {flow.gradient for request in cut.program.requests for flow in request.flows}
+    named = {*cut.merges, *(each.mask for each in cut.boundaries), *cut.program.returns, *flows}
+    for fragment in fragments:
+        for value in fragment.fetches:
+            kept = value in inside or value in summed
+            if fragment.stage is None or value in outside | named or not kept:
+                yield value
+
+
+def _list_all(cut: Cut) -> Iterator[Fragment]:
+    yield from (*cut.whole.values(), *cut.weight.values())
+    for phase in cut.phases:
+        yield from phase.prologue.values()
+        yield from chain.from_iterable(phase.updates.values())
+        for plan in phase.stages:
+            yield from (each for each in (plan.forward, plan.backward, plan.skip) if each is not None)
