@@ -178,6 +178,10 @@ class Cut:
         """The same, where all workers of a cluster share their memory."""
         return self._routing_from(lambda device: self.program.stages[device.stage].cluster)
 
+    def workers_of(self, stage: int) -> tuple[str, ...]:
+        """The workers that run a replica, or a device, of a stage."""
+        return tuple(worker.name for worker in self.workers if stage in worker.stages)
+
     def _routing_from(self, host: Callable[[VirtualDevice], str]) -> Routing:
         found: list[list[str]] = [[] for _ in self.program.stages]
         for device in sorted(self.devices, key=lambda device: (device.stage, device.replica)):

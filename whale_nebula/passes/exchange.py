@@ -107,11 +107,11 @@ def shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[Shared]:
         for part in request.ordered_parts:
             variable = program.variable_ops.get(request.origins[part.source])
             holders = cut.held.get(variable.path, ()) if variable is not None else ()
-            replicas = cut.routing.of(part.stage)
-            others = tuple(worker for worker in holders if worker not in replicas)
+            makers = cut.workers_of(part.stage)
+            others = tuple(worker for worker in holders if worker not in makers)
             for piece, value in enumerate(part.values):
                 if others:
-                    yield Shared(slot, request.key_of(part), piece, program.graph.spec(value), replicas[0], others)
+                    yield Shared(slot, request.key_of(part), piece, program.graph.spec(value), makers[0], others)
                 slot += 1
 
 

@@ -93,9 +93,9 @@ class Way(NamedTuple):
 class Question:
     """What is to be completed: the ops of a stage, in an order in which values come before their readers.
 
-    `variables` says what is held how; `parts` of which value the placeholder of a gradient is the sum; `wholes` has to
-    be whole at the end, and ops that are `kept_whole` are run so. Other values that come from elsewhere are whole.
-    `folds` holds the known numbers, and `where` tells the user's line that made an op.
+    `variables` says what is held how, and those that are `settled` stay so; `parts` of which value the placeholder of a
+    gradient is the sum; `wholes` has to be whole at the end, and ops that are `kept_whole` are run so. Other values
+    that come from elsewhere are whole. `folds` holds the known numbers; `where` tells the line that made an op.
     """
 
     graph: Graph
@@ -104,6 +104,7 @@ class Question:
     variables: Mapping[int, Layout]
     parts: Mapping[Value, Value] = field(default_factory=dict)
     wholes: Collection[Value] = ()
+    settled: Collection[int] = ()
     kept_whole: Collection[int] = ()
     folds: Mapping[Value, Fold] = field(default_factory=dict)
     where: Callable[[int], str] = lambda op: ""
@@ -138,7 +139,7 @@ def _find_pieces(question: Question, found: Layouts) -> dict[int, Layout]:
     return {
         variable: layouts.pop()
         for variable, layouts in pieces.items()
-        if len(layouts) == 1 and variable not in found.variables
+        if len(layouts) == 1 and variable not in found.variables and variable not in question.settled
     }
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from whale_nebula.errors import OptionError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.ir.canonical import canonical_lines, digest_lines
 from whale_nebula.ir.cut import Cut, Fragment, Worker
+from whale_nebula.ir.layout import Layout
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.text import to_text
 from whale_nebula.passes.batch import BatchFolds, fold_batch
@@ -59,7 +60,7 @@ def list_folds(folds: BatchFolds) -> Iterator[str]:
 
 def list_fields(found: Any, names: Iterable[str] = ()) -> Iterator[str]:
     """The fields of a record, a line each: those of these names, or all."""
-    for name in names or [field.name for field in fields(found)]:
+    for name in names or [each.name for each in fields(found)]:
         value = getattr(found, name)
         if isinstance(value, set | frozenset):
             value = " ".join(str(each) for each in sorted(value)) or "none"
@@ -131,7 +132,8 @@ class Compilation:
     """A program on its way to a Cut, and what the passes before have found.
 
     `where` tells the user's line that made an op; `results` who is given the tensors that the step returns; `apart`
-    names the inputs that only the workers whose stages read them are given. `folds` says what each value is to the
+    names the inputs that only the workers whose stages read them are given; `held` says how variables lie that earlier
+    programs have touched. `folds` says what each value is to the
     batch, `phases` when each op runs.
     """
 
@@ -140,6 +142,7 @@ class Compilation:
     where: Callable[[int], str] = _nowhere
     results: str = EVERYWHERE
     apart: Collection[str] = ()
+    held: Mapping[int, Layout] = field(default_factory=dict)
     folds: BatchFolds | None = None
     phases: Parts | None = None
     cut: Cut | None = None
@@ -212,7 +215,7 @@ def _cut(given: Compilation) -> Compilation:
 def _complete_layouts(given: Compilation) -> Compilation:
     """Complete the layouts of stages that are split over devices."""
     cut = given.known("cut")
-    layouts = complete_stages(cut, given.where)
+    layouts = complete_stages(cut, given.where, given.held)
     notes = chain.from_iterable(each.notes for each in layouts.values())
     return replace(given, cut=replace(cut, layouts=layouts, notes=(*cut.notes, *notes))) if layouts else given
 
@@ -268,9 +271,10 @@ def cut_program(
     *,
     results: str = EVERYWHERE,
     apart: Collection[str] = (),
+    held: Mapping[int, Layout] | None = None,
 ) -> Cut:
     """Map a program to workers; what the options mean, Compilation says."""
-    found: Cut = run_passes(Compilation(program, tuple(workers), where, results, apart)).known("cut")
+    found: Cut = run_passes(Compilation(program, tuple(workers), where, results, apart, held or {})).known("cut")
     return found
 
 

@@ -19,30 +19,35 @@ def spread(stages: Sequence[Stage], clusters: Mapping[str, Sequence[str]]) -> li
 
     A replica of what is inside an `nb.replica` stands on neighbours: with two stages in two replicas on four workers,
     the first two have the stages of the first replica. Where there are fewer workers than replicas, they have several
-    each. A stage that is not copied is on its cluster's first worker.
+    each. A stage that is not copied is on its cluster's first worker; the devices of one that is split are workers
+    as well.
 
     >>> two = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2)]
     >>> [worker.stages for worker in spread(two, {"gpu": ["gpu/0", "gpu/1", "gpu/2", "gpu/3"]})]
     [(0,), (1,), (0,), (1,)]
     >>> [worker.stages for worker in spread(two, {"gpu": ["gpu/0", "gpu/1"]})]
     [(0, 1), (0, 1)]
+    >>> split = [Stage("a", "gpu"), Stage("b", "gpu", shards=2)]
+    >>> [worker.stages for worker in spread(split, {"gpu": ["gpu/0", "gpu/1", "gpu/2"]})]
+    [(0, 1), (1,), ()]
     """
     runs: dict[str, list[int]] = {worker: [] for workers in clusters.values() for worker in workers}
     for number, stage in enumerate(stages):
         workers = clusters[stage.cluster]
-        for replica in range(min(stage.replicas, len(workers))):
-            runs[workers[_place(stages, number, replica, len(workers))]].append(number)
+        for seat in range(min(stage.replicas * stage.shards, len(workers))):
+            runs[workers[_place(stages, number, seat, len(workers))]].append(number)
     return [Worker(worker, cluster, tuple(runs[worker])) for cluster, workers in clusters.items() for worker in workers]
 
 
-def _place(stages: Sequence[Stage], number: int, replica: int, workers: int) -> int:
-    """The place among its cluster's workers of a replica of stage `number`."""
+def _place(stages: Sequence[Stage], number: int, seat: int, workers: int) -> int:
+    """The place among its cluster's workers of a replica, or of a device, of stage `number`."""
     stage = stages[number]
-    if stage.replicas == 1:
+    seats = stage.replicas * stage.shards
+    if seats == 1:
         return 0
-    alike = [n for n, each in enumerate(stages) if (each.cluster, each.replicas) == (stage.cluster, stage.replicas)]
-    room = max(1, workers // stage.replicas)
-    return replica * room + min(alike.index(number), room - 1)
+    alike = [n for n, e in enumerate(stages) if (e.cluster, e.replicas * e.shards) == (stage.cluster, seats)]
+    room = max(1, workers // seats)
+    return seat * room + min(alike.index(number), room - 1)
 
 
 def running(stages: int, workers: Sequence[Worker]) -> list[frozenset[int]]:

@@ -18,9 +18,9 @@ from whale_nebula.passes.rules import fold
 from whale_nebula.spec import Value
 
 
-def complete_stages(cut: Cut, where: Callable[[int], str]) -> Mapping[int, Layouts]:
+def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, Layout]) -> Mapping[int, Layouts]:
     """By the number of a stage, the layouts of its values. An update that several stages share goes by the first of
-    them for which it sees pieces.
+    them for which it sees pieces. A variable that is `held` stays as it is.
     """
     program = cut.program
     found: dict[int, Layouts] = {}
@@ -29,6 +29,7 @@ def complete_stages(cut: Cut, where: Callable[[int], str]) -> Mapping[int, Layou
     folds = fold(program.graph, {leaf.op: 0 for leaf in program.leaves if leaf.batched}).folds
     for number, stage in enumerate(program.stages):
         own = {each.variable: Layout(SPLIT, each.axis) for each in program.splits if each.stage == number}
+        own |= {op: layout for op, layout in held.items() if op in own or stage.shards > 1}
         if own:
             fragments, sums = list(list_fragments(cut, number)), dict(list_sums(program))
             wholes = frozenset(list_wholes(cut, number, fragments))
@@ -39,6 +40,7 @@ def complete_stages(cut: Cut, where: Callable[[int], str]) -> Mapping[int, Layou
                 variables=own,
                 parts=sums,
                 wholes=wholes,
+                settled=frozenset(held),
                 kept_whole=frozenset().union(*(layouts.touched for layouts in found.values())),
                 folds=folds,
                 where=where,

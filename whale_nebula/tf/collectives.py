@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
 
 import tensorflow as tf
 
@@ -87,3 +89,57 @@ def serve(index: int, addresses: Sequence[str]) -> None:
 def abort(message: str) -> None:
     """Let every collective that waits in this process fail, in whatever thread, and every later one."""
     context_lib.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
+
+
+CPU, _GPU = "/CPU:0", "/GPU:0"
+
+
+@functools.cache
+def find_device() -> str:
+    """Where collectives run: on the GPU where there is one."""
+    return _GPU if tf.config.list_logical_devices("GPU") else CPU
+
+
+def hash_key(text: str) -> int:
+    """A positive int32 that stands for a text."""
+    return int.from_bytes(sha256(text.encode()).digest()[:4], "big") >> 1 or 1
+
+
+def reduce(tensor: Any, size: int, group: int, instance: Any, op: str) -> Any:
+    """The sum ("Add") or the maximum ("Max") over the members of a group; all give the same shape. TensorFlow's own
+    timeout is not used: it keeps memory for each sum until it ends.
+    """
+    return tf.raw_ops.CollectiveReduceV2(
+        input=tensor, group_size=size, group_key=group, instance_key=instance, ordering_token=[], merge_op=op,
+        final_op="Id", communication_hint="auto",
+    )  # fmt: skip
+
+
+def gather(tensor: Any, size: int, group: int, instance: Any) -> Any:
+    """What all members have, one behind the other along the first axis; all give the same shape."""
+    return tf.raw_ops.CollectiveGatherV2(
+        input=tensor, group_size=size, group_key=group, instance_key=instance, ordering_token=[],
+        communication_hint="auto",
+    )  # fmt: skip
+
+
+def exchange(tensor: Any, size: int, group: int, instance: Any) -> Any:
+    """From each member the entry of the first axis that is for this one; that axis is as long as the group."""
+    return tf.raw_ops.CollectiveAllToAllV2(
+        input=tensor, group_size=size, group_key=group, instance_key=instance, ordering_token=[],
+        communication_hint="auto",
+    )  # fmt: skip
+
+
+def send(tensor: Any, size: int, group: int, instance: Any) -> Any:
+    """Give a tensor to all other members."""
+    return tf.raw_ops.CollectiveBcastSendV2(
+        input=tensor, group_size=size, group_key=group, instance_key=instance, communication_hint="auto"
+    )
+
+
+def receive(shape: Any, dtype: Any, size: int, group: int, instance: Any) -> Any:
+    """Take what another member sends; its shape has to be known."""
+    return tf.raw_ops.CollectiveBcastRecvV2(
+        group_size=size, group_key=group, instance_key=instance, shape=shape, T=dtype, communication_hint="auto"
+    )

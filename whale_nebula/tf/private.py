@@ -485,6 +485,9 @@ VARIABLE_READS = ("_read_variable_op", "sparse_read", "gather_nd")
 VARIABLE_WRITES = ("assign", "assign_add", "assign_sub", "_restore_from_tensors")
 """Methods of a resource variable through which Keras and checkpoints write."""
 
+VARIABLE_OVERWRITES = ("assign", "_restore_from_tensors")
+"""Those of them that do not ask what the variable was before."""
+
 VARIABLE_HANDLE = "_handle"
 """Attribute that eager ops in C++ read a variable by, past its methods, if it is an EagerTensor and nothing else."""
 

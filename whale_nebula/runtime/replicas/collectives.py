@@ -15,7 +15,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,6 @@ def count(tensor: tf.Tensor) -> int:
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 _GLANCE_SECONDS, _GLANCES = 0.25, 4
-_CPU = "/CPU:0"
 
 
 def can_open(index: int, count: int) -> bool:
@@ -194,7 +192,7 @@ class Collectives:
     def _explanation(self, error: tf.errors.OpError, doing: str) -> NebulaError | None:
         """None where the error is not one of a collective."""
         text = error.message
-        if not self._ends and "CollectiveReduceV2" not in text and "Collective ops is aborted by" not in text:
+        if not self._ends and "Collective" not in text and "Collective ops is aborted by" not in text:
             return None
         known = self._ends[0] if self._ends else self._lost_soon()
         if known is not None:
@@ -248,19 +246,11 @@ class Group:
 
     def _reduce_tensor(self, tensor: tf.Tensor, key: int, graph: _InGraph) -> tf.Tensor:
         """One collective. On GPUs all members must begin theirs in the same order, so each waits for the one before."""
-        device = _device()
+        device = tf_collectives.find_device()
         with tf.control_dependencies(graph.before()), tf.device(device):
-            found = tf.raw_ops.CollectiveReduceV2(
-                input=tensor,
-                group_size=len(self.members),
-                group_key=_number(f"{self.name}/{self.members}"),
-                instance_key=key,
-                ordering_token=[],
-                merge_op="Add",
-                final_op="Id",
-                communication_hint="auto",  # its own timeout is not used: it keeps memory for each sum until it ends
-            )
-        if device != _CPU:
+            group = tf_collectives.hash_key(f"{self.name}/{self.members}")
+            found = tf_collectives.reduce(tensor, len(self.members), group, key, "Add")
+        if device != tf_collectives.CPU:
             graph.last = weakref.ref(found)
         return found
 
@@ -269,7 +259,7 @@ class Group:
 
         The same call has the same key each time: it ends before the next begins.
         """
-        key = _number(call)
+        key = tf_collectives.hash_key(call)
         if self._taken.setdefault(key, call) != call:
             raise StateError(f"two sums of group {self.name!r} have the same key", mend="give one of them another name")
         return key
@@ -291,16 +281,6 @@ class _InGraph:
         """How often the same was called in this graph before."""
         self.seen[call] += 1
         return self.seen[call] - 1
-
-
-def _number(text: str) -> int:
-    """A positive int32 that stands for a text."""
-    return int.from_bytes(sha256(text.encode()).digest()[:4], "big") >> 1 or 1
-
-
-@functools.cache
-def _device() -> str:
-    return "/GPU:0" if tf.config.list_logical_devices("GPU") else _CPU
 
 
 def _check(tensors: Sequence[tf.Tensor]) -> None:

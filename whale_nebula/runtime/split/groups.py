@@ -8,10 +8,12 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from whale_nebula.ir.layout import PARTIAL, SPLIT, WHOLE, WHOLE_LAYOUT, Layout, choose_collective, divide
+from whale_nebula.ir.layout import PARTIAL, SPLIT, WHOLE, Layout, choose_collective, divide
 
 Tensors = list[Any]
 """The tensors of the devices that run in this process, in their order."""
+Sizes = Sequence[Any]
+"""The length of the piece of each device along an axis: numbers, or tensors where only a step knows them."""
 
 
 class Pieces(tf.experimental.ExtensionType):
@@ -33,6 +35,11 @@ class Group(Protocol):
         """The numbers of the devices of this process."""
         ...
 
+    @property
+    def holds_pieces(self) -> bool:
+        """Whether a variable in pieces is one of pieces in this process, and not a whole one."""
+        ...
+
     def sum(self, tensors: Tensors) -> Tensors:
         """The sum over all devices."""
         ...
@@ -41,13 +48,23 @@ class Group(Protocol):
         """The maximum over all devices, entry by entry."""
         ...
 
-    def gather(self, tensors: Tensors, axis: int) -> Tensors:
+    def gather(self, tensors: Tensors, axis: int, sizes: Sizes) -> Tensors:
         """What all devices have, one behind the other along an axis."""
+        ...
+
+    def scatter(self, tensors: Tensors, axis: int, sizes: Sizes) -> Tensors:
+        """Of the sum over all devices, to each its piece along an axis."""
+        ...
+
+    def exchange(self, tensors: Tensors, axis: int, sizes: Sizes, other: int, others: Sizes) -> Tensors:
+        """Pieces along `axis`, of `sizes`, become pieces along the `other` axis, of the `others`."""
         ...
 
 
 class LocalGroup:
     """Devices that one process runs in one function, where a collective is an op on what they have."""
+
+    holds_pieces = False
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -65,9 +82,17 @@ class LocalGroup:
         """The maximum over all devices, entry by entry."""
         return [reduce(tf.maximum, tensors)] * self.count
 
-    def gather(self, tensors: Tensors, axis: int) -> Tensors:
+    def gather(self, tensors: Tensors, axis: int, sizes: Sizes) -> Tensors:
         """What all devices have, one behind the other along an axis."""
         return [tf.concat(tensors, axis)] * self.count
+
+    def scatter(self, tensors: Tensors, axis: int, sizes: Sizes) -> Tensors:
+        """Of the sum over all devices, to each its piece along an axis."""
+        return cut_pieces(tf.add_n(tensors), axis, sizes)
+
+    def exchange(self, tensors: Tensors, axis: int, sizes: Sizes, other: int, others: Sizes) -> Tensors:
+        """Pieces along one axis become pieces along another."""
+        return cut_pieces(tf.concat(tensors, axis), other, others)
 
 
 def measure_pieces(size: Any, count: int, units: int = 0) -> tuple[list[Any], list[Any]]:
@@ -84,30 +109,66 @@ def measure_pieces(size: Any, count: int, units: int = 0) -> tuple[list[Any], li
     return [sum(sizes[:device]) for device in range(count)], sizes
 
 
+def cut_piece(tensor: Any, axis: int, start: Any, size: Any) -> Any:
+    """Some entries of a tensor along an axis."""
+    behind = tensor.shape.rank - axis - 1
+    return tf.slice(tensor, [*[0] * axis, start, *[0] * behind], [*[-1] * axis, size, *[-1] * behind])
+
+
+def cut_pieces(tensor: Any, axis: int, sizes: Sizes) -> Tensors:
+    """A tensor in pieces of these sizes."""
+    return [cut_piece(tensor, axis, sum(sizes[:number]), size) for number, size in enumerate(sizes)]
+
+
+def pad_end(tensor: Any, axis: int, before: Any, behind: Any) -> Any:
+    """A tensor with so many zeros before and behind it along an axis."""
+    rank = tensor.shape.rank
+    return tf.pad(tensor, [[0, 0]] * axis + [[before, behind]] + [[0, 0]] * (rank - axis - 1))
+
+
 def take_piece(tensor: Any, layout: Layout, count: int, device: int) -> Any:
     """The piece of a whole tensor that a device holds."""
-    size, behind = tensor.shape[layout.axis], tensor.shape.rank - layout.axis - 1
+    size = tensor.shape[layout.axis]
     starts, sizes = measure_pieces(tf.shape(tensor)[layout.axis] if size is None else size, count, layout.units)
-    begin, length = ([0] * layout.axis, [-1] * layout.axis)
-    return tf.slice(tensor, [*begin, starts[device], *[0] * behind], [*length, sizes[device], *[-1] * behind])
+    return cut_piece(tensor, layout.axis, starts[device], sizes[device])
 
 
-def reshard(group: Group, tensors: Tensors, source: Layout, target: Layout) -> Tensors:
-    """Bring a tensor from one layout to another."""
+def reshard(
+    group: Group, tensors: Tensors, source: Layout, target: Layout, shape: Sequence[int | None] = ()
+) -> Tensors:
+    """Bring a tensor from one layout to another; `shape` is that of the whole, as far as it is known."""
     if choose_collective(source, target) is None:
         return tensors
+
+    def measure(layout: Layout) -> tuple[list[Any], list[Any]]:
+        size: Any = shape[layout.axis] if len(shape) > layout.axis else None
+        if size is None and source.kind == SPLIT and source.axis == layout.axis:
+            size = group.sum([tf.shape(tensor)[layout.axis] for tensor in tensors])[0]
+        elif size is None:
+            size = tf.shape(tensors[0])[layout.axis]
+        return measure_pieces(size, group.count, layout.units)
+
     if source.kind == PARTIAL:
-        tensors = group.sum(tensors)
-    elif source.kind == SPLIT:
-        tensors = group.gather(tensors, source.axis)
+        return group.sum(tensors) if target.kind == WHOLE else group.scatter(tensors, target.axis, measure(target)[1])
+    if source.kind == WHOLE and target.kind == SPLIT:
+        starts, sizes = measure(target)
+        pairs = zip(tensors, group.here, strict=True)
+        return [cut_piece(tensor, target.axis, starts[device], sizes[device]) for tensor, device in pairs]
+    if source.kind == WHOLE:
+        pairs = zip(tensors, group.here, strict=True)
+        return [tensor if device == 0 else tf.zeros_like(tensor) for tensor, device in pairs]
+    starts, sizes = measure(source)
     if target.kind == WHOLE:
-        return tensors
-    pairs = list(zip(tensors, group.here, strict=True))
+        return group.gather(tensors, source.axis, sizes)
+    if target.kind == SPLIT and target.axis != source.axis:
+        return group.exchange(tensors, source.axis, sizes, target.axis, measure(target)[1])
     if target.kind == SPLIT:
-        return [take_piece(tensor, target, group.count, device) for tensor, device in pairs]
-    return [tensor if device == 0 else tf.zeros_like(tensor) for tensor, device in pairs]
-
-
-def gather_whole(group: Group, tensors: Tensors, layout: Layout) -> Any:
-    """A tensor as a whole, in this process."""
-    return reshard(group, tensors, layout, WHOLE_LAYOUT)[0]
+        whole = group.gather(tensors, source.axis, sizes)
+        return [
+            take_piece(tensor, target, group.count, device) for tensor, device in zip(whole, group.here, strict=True)
+        ]
+    total = sum(sizes)
+    return [
+        pad_end(tensor, source.axis, starts[device], total - starts[device] - sizes[device])
+        for tensor, device in zip(tensors, group.here, strict=True)
+    ]

@@ -15,7 +15,14 @@ import tensorflow as tf
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.layout import PARTIAL, SPLIT, WHOLE_LAYOUT, Layout, Layouts
 from whale_nebula.passes.layouts import ASSIGNS
-from whale_nebula.runtime.split.groups import Group, Pieces, Tensors, gather_whole, measure_pieces, reshard, take_piece
+from whale_nebula.runtime.split.groups import (
+    Group,
+    Pieces,
+    Tensors,
+    measure_pieces,
+    reshard,
+    take_piece,
+)
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
 
@@ -65,7 +72,8 @@ class Part:
         if held == layout or value.op in self.handles:
             return self.values[value]
         if (value, layout) not in self.others:
-            self.others[value, layout] = reshard(self.group, self.values[value], held, layout)
+            shape = self.graph.spec(value).shape or ()
+            self.others[value, layout] = reshard(self.group, self.values[value], held, layout, shape)
         return self.others[value, layout]
 
     def make(self, op: Op, give: Callable[[Value], None]) -> None:
@@ -115,11 +123,15 @@ class Part:
         made = tf_private.copy_op(self.operations[op.index], [self.handles[op.inputs[0].op]])
         self.made[op.index] = [made]
         tensors = [made.outputs[0]] * len(self.group.here)
+        if self.group.holds_pieces:
+            return [tensors]
         return [reshard(self.group, tensors, WHOLE_LAYOUT, self.layouts.layout(Value(op.index)))]
 
     def assign(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
-        """What a variable is given, as a whole."""
-        whole = gather_whole(self.group, inputs[1], layouts[1])
+        """What a variable is given: the piece of this process, or the whole of it."""
+        whole = inputs[1][0]
+        if not self.group.holds_pieces:
+            whole = reshard(self.group, inputs[1], layouts[1], WHOLE_LAYOUT)[0]
         self.made[op.index] = [tf_private.copy_op(self.operations[op.index], [self.handles[op.inputs[0].op], whole])]
         return []
 
@@ -143,9 +155,12 @@ class Part:
         shares = [size / total for size, total in zip(own, self.group.sum(own), strict=True)]
         return [[each * share for each, share in zip(found[0], shares, strict=True)]]
 
-    def starts(self, tensors: Tensors, layout: Layout) -> Tensors:
+    def starts(self, value: Value, tensors: Tensors, layout: Layout) -> Tensors:
         """Where the piece of each device begins along its axis."""
-        total = self.group.sum([tf.shape(tensor)[layout.axis] for tensor in tensors])[0]
+        spec = self.graph.spec(value)
+        total: Any = None if spec.shape is None or spec.dtype == "resource" else spec.shape[layout.axis]
+        if total is None:
+            total = self.group.sum([tf.shape(tensor)[layout.axis] for tensor in tensors])[0]
         starts, _ = measure_pieces(total, self.group.count, layout.units)
         return [starts[device] for device in self.group.here]
 
@@ -258,9 +273,12 @@ def _log_softmax(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tenso
 def _cross_entropy(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     """The loss of each row, which all devices have, and its gradient by the scores, in pieces."""
     shifted, powers, sums = _exponentials(run.group, inputs[0])
-    labels = inputs[1] if layouts[1].kind == SPLIT else _mark_labels(run, inputs[1], shifted, layouts[0])
-    picked = run.group.sum([tf.reduce_sum(label * each, -1) for label, each in zip(labels, shifted, strict=True)])
-    mass = run.group.sum([tf.reduce_sum(label, -1) for label in labels])
+    labels = inputs[1] if layouts[1].kind == SPLIT else _mark_labels(run, op.inputs[0], inputs[1], shifted, layouts[0])
+    own = [
+        tf.stack([tf.reduce_sum(label * each, -1), tf.reduce_sum(label, -1)])
+        for label, each in zip(labels, shifted, strict=True)
+    ]
+    picked, mass = zip(*map(tf.unstack, run.group.sum(own)), strict=True)
     losses = [m * tf.math.log(total[..., 0]) - own for m, total, own in zip(mass, sums, picked, strict=True)]
     slopes = [
         m[..., tf.newaxis] * power / total - label
@@ -269,9 +287,9 @@ def _cross_entropy(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Ten
     return [losses, slopes]
 
 
-def _mark_labels(run: Part, labels: Tensors, scores: Tensors, layout: Layout) -> Tensors:
+def _mark_labels(run: Part, value: Value, labels: Tensors, scores: Tensors, layout: Layout) -> Tensors:
     """A one at the label of each row, where it is among the classes of a device."""
-    offsets = zip(labels, run.starts(scores, layout), scores, strict=True)
+    offsets = zip(labels, run.starts(value, scores, layout), scores, strict=True)
     return [
         tf.one_hot(tf.cast(label, tf.int32) - start, tf.shape(each)[-1], dtype=each.dtype)
         for label, start, each in offsets
@@ -290,10 +308,11 @@ def _best(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     """The first of the largest, or of the smallest: among devices, too."""
     axis, sign = layouts[0].axis, 1 if op.type == "ArgMax" else -1
     (own,) = run.copy(op, inputs, layouts)
-    starts = run.starts(inputs[0], layouts[0])
+    starts = run.starts(op.inputs[0], inputs[0], layouts[0])
     numbers = [each + tf.cast(start, each.dtype) for each, start in zip(own, starts, strict=True)]
-    gathered = run.group.gather([each[tf.newaxis] for each in numbers], 0)
-    largest = run.group.gather([tf.reduce_max(sign * data, axis)[tf.newaxis] for data in inputs[0]], 0)
+    ones = [1] * run.group.count
+    gathered = run.group.gather([each[tf.newaxis] for each in numbers], 0, ones)
+    largest = run.group.gather([tf.reduce_max(sign * data, axis)[tf.newaxis] for data in inputs[0]], 0, ones)
     return [
         [
             tf.reduce_min(tf.where(values == tf.reduce_max(values, 0), found, found.dtype.max), 0)
@@ -307,7 +326,7 @@ def _look_up(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     axis = 0 if op.type == "ResourceGather" else int(tf.get_static_value(inputs[2][0]))
     tables = _tables(run, op, inputs[0], layouts[0])
     found = []
-    for table, numbers, start in zip(tables, inputs[1], run.starts(tables, layouts[0]), strict=True):
+    for table, numbers, start in zip(tables, inputs[1], run.starts(op.inputs[0], tables, layouts[0]), strict=True):
         own = numbers - tf.cast(start, numbers.dtype)
         inside = (own >= 0) & (own < tf.cast(tf.shape(table)[axis], own.dtype))
         rows = tf.gather(table, tf.where(inside, own, 0), axis=axis)
@@ -322,6 +341,8 @@ def _tables(run: Part, op: Op, tensors: Tensors, layout: Layout) -> Tensors:
         return tensors
     handle = run.handles[op.inputs[0].op]
     table = tf.raw_ops.ReadVariableOp(resource=handle, dtype=op.outputs[0].dtype)
+    if run.group.holds_pieces:
+        return [table]
     return [take_piece(table, layout, run.group.count, device) for device in run.group.here]
 
 

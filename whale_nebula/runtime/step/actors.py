@@ -25,6 +25,7 @@ from whale_nebula.passes.exchange import Bundle
 from whale_nebula.report.records import EXCHANGE, Span
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.replicas.bucketed_allreduce import Added
+from whale_nebula.runtime.split.shards import SplitExchange
 from whale_nebula.runtime.step.clock import Clocks, StageClock
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.gradients import Sums
@@ -137,7 +138,7 @@ class ActorStep:
     def run(
         self,
         batch: Batch,
-        post: Post,
+        post: Post | SplitExchange,
         clocks: Clocks,
         guard: Guard,
         paces: Sequence[Pace] = (),
@@ -199,7 +200,7 @@ class ActorStep:
         self,
         phase: PhasePlan,
         runs: Mapping[Seat, StageRun],
-        post: Post,
+        post: Post | SplitExchange,
         guard: Guard,
         pace: Pace | None,
         blame: Callable[[BaseException], BaseException],
@@ -252,7 +253,7 @@ class ActorStep:
         run: StageRun,
         instructions: Sequence[Instruction],
         guard: Guard,
-        post: Post,
+        post: Post | SplitExchange,
         blame: Callable[[BaseException], BaseException],
         gate: Turnstile | None = None,
     ) -> None:

@@ -19,8 +19,9 @@ from whale_nebula.ir.program import Stage
 from whale_nebula.passes.branches import Aliases
 from whale_nebula.passes.exchange import Bundle, Told, bundles, replica_messages
 from whale_nebula.runtime.replicas.collectives import ReplicaSums
-from whale_nebula.runtime.split.groups import LocalGroup, Pieces
+from whale_nebula.runtime.split.groups import Group, LocalGroup, Pieces
 from whale_nebula.runtime.split.lowering import Lowering, Shared
+from whale_nebula.runtime.split.shards import Shards
 from whale_nebula.runtime.step.rollback import Whereabouts
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
@@ -51,7 +52,7 @@ class Workshop:
     """Makes functions out of one traced graph, which it reads once; `aliases` are values to read for others.
 
     XLA compiles the fragments that `compiles` says yes to. Where replicas are processes, `sums` are those over them.
-    Stages of which a `cut` has layouts run in pieces.
+    Stages of which a `cut` has layouts run in pieces: all of them here, or with `shards` one by this process.
     """
 
     def __init__(
@@ -61,20 +62,23 @@ class Workshop:
         compiles: Callable[[Fragment], bool] = lambda fragment: False,
         sums: ReplicaSums | None = None,
         cut: Cut | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self.graph = graph
         self.sums = sums
         self._compiles = compiles
         self._program = None if cut is None else cut.program
-        layouts = {} if cut is None else cut.layouts
-        self._shared = [Shared(each, LocalGroup(each.count)) for each in layouts.values()]
+        self._layouts = {} if cut is None else dict(cut.layouts)
+        self._shards = shards
+        if shards is not None:
+            self._layouts = {stage: self._layouts[stage] for stage in shards.stages}
         self._donor = Donor(graph)
         self._donor.rename(aliases or {})
         self._external = {internal.op.name: external for external, internal in graph.captures}
 
     def make(self, fragment: Fragment) -> Function:
         """Build the function of a fragment."""
-        if any(not each.layouts.touched.isdisjoint(fragment.ops) for each in self._shared):
+        if any(not each.touched.isdisjoint(fragment.ops) for each in self._layouts.values()):
             return self._make_in_pieces(fragment)
         operations = [self._donor.operations[index] for index in fragment.ops]
         feeds = [self._donor.tensor(value) for value in fragment.feeds]
@@ -99,34 +103,43 @@ class Workshop:
     def _make_in_pieces(self, fragment: Fragment) -> Function:
         """Build the function of a fragment that has ops of stages in pieces."""
         graph = self._program.graph if self._program is not None else Graph(())
-        handles = {}
+        pieces = {} if self._shards is None else self._shards.pieces
 
         def body(*given: Any) -> list[Any]:
             traced = tf.compat.v1.get_default_graph()
             plant(self._donor.cut_library(fragment.ops), {}, [])
+            handles = {}
             for number in {value.op for op in fragment.ops for value in graph.ops[op].inputs}:
                 name = self._donor.operations[number].name
                 if name in self._external:
-                    handles[number] = traced.capture(self._external[name])
-            lowering = Lowering(graph, self._donor.operations, self._shared, handles)
+                    own = pieces[number].variable.handle if number in pieces else self._external[name]
+                    handles[number] = traced.capture(own)
+            shared = [Shared(each, self._group(stage, fragment)) for stage, each in self._layouts.items()]
+            lowering = Lowering(graph, self._donor.operations, shared, handles)
             return lowering.run(fragment.ops, dict(zip(fragment.feeds, given, strict=True)), fragment.fetches)
 
         concrete = self._trace(fragment, body, [self._spec(value) for value in fragment.feeds])
-        return Function(fragment, concrete, concrete.captured_inputs, in_pieces=True)
+        waits = None if self._shards is None else self._shards.explained
+        return Function(fragment, concrete, concrete.captured_inputs, waits, in_pieces=True)
+
+    def _group(self, stage: int, fragment: Fragment) -> Group:
+        """The devices of a stage, for one function."""
+        return LocalGroup(self._layouts[stage].count) if self._shards is None else self._shards.group(stage, fragment)
 
     def _trace(self, fragment: Fragment, body: Callable[..., list[Any]], signature: Sequence[Any]) -> Any:
         body.__name__ = _name(fragment)
-        xla = self._compiles(fragment) or None
+        xla = (self._shards is None and self._compiles(fragment)) or None
         return tf.function(body, input_signature=signature, autograph=False, jit_compile=xla).get_concrete_function()
 
     def _spec(self, value: Value) -> Any:
         """The form in which a function is fed a value."""
         tensor = self._donor.tensor(value)
-        shared = next((each for each in self._shared if value in each.layouts.handed_on), None)
-        if shared is None:
+        stage = next((stage for stage, each in self._layouts.items() if value in each.handed_on), None)
+        if stage is None:
             return tf.TensorSpec(tensor.shape, tensor.dtype)
-        layout, count, whole = shared.layouts.layout(value), shared.layouts.count, mirror_spec(tensor)
-        shapes = [local_shape(whole, layout, count, device).shape for device in shared.group.here]
+        layouts, whole = self._layouts[stage], mirror_spec(tensor)
+        here = range(layouts.count) if self._shards is None else [self._shards.index(stage)]
+        shapes = [local_shape(whole, layouts.layout(value), layouts.count, device).shape for device in here]
         return Pieces.Spec(tuple(tf.TensorSpec(shape, tensor.dtype) for shape in shapes))
 
     def _with_sums(self, fragment: Fragment, fetches: list[Any], marks: list[Any]) -> list[Any]:

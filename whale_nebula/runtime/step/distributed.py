@@ -30,6 +30,7 @@ from whale_nebula.runtime.replicas.bucketed_allreduce import find_groups
 from whale_nebula.runtime.replicas.collectives import Collectives
 from whale_nebula.runtime.replicas.exchange import Mates
 from whale_nebula.runtime.session.session import Session
+from whale_nebula.runtime.split.shards import Shards, SplitExchange
 from whale_nebula.runtime.step.actors import ActorStep, seat_replicas
 from whale_nebula.runtime.step.clock import Clocks, LineClock, Runner, StepOutcome, add_line_seconds
 from whale_nebula.runtime.step.compiled import Compiled
@@ -149,6 +150,7 @@ class DistributedStep(Runner):
     seed: int = 0
     collectives: Collectives | None = None
     leaves: bool = True
+    shards: Shards | None = None
     watch: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-agree"))
     promises: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-later"))
 
@@ -307,13 +309,14 @@ class DistributedStep(Runner):
         patience = self.session.patience
         self.channels.begin(batch.slices, self.carried.outlook(batch.rows, self.pace), batch.rows)
         post = Post(self.channels, self.links, self.program, self.steps, patience, lambda host: False, clocks.stages)
+        exchange = post if self.shards is None else SplitExchange(post, self.shards)
         agreed.add_done_callback(lambda done: _abort(post, done, self.session))
         cut, links, here = self.compiled.cut, self.session.links, self.session.worker
         mates = Mates(self.compiled, links, self.program, self.steps, patience, self.variables, self.added)
         wires = Wires(cut, here, links, self.program, self.steps, patience, self.promises, mates)
         blame = partial(_blame, agreed, self.session)
         results = self.actors.run(
-            batch, post, clocks, guard, paces(cut, self.pace), peers=wires, lazy=self.lazy, agreed=agreed.result,
+            batch, exchange, clocks, guard, paces(cut, self.pace), peers=wires, lazy=self.lazy, agreed=agreed.result,
             blame=blame, left_out=self._left_out,
         )  # fmt: skip
         if self.channels.left_out:

@@ -25,6 +25,7 @@ from whale_nebula.feed.checks import compared_by, refuse_unshared
 from whale_nebula.feed.inputs import whole
 from whale_nebula.ir.canonical import canonical_lines, digest_lines, first_difference
 from whale_nebula.ir.cut import Cut, Worker
+from whale_nebula.ir.layout import Layout
 from whale_nebula.ir.program import Program, Stage
 from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.readings import check_here, readers_of
@@ -38,6 +39,7 @@ from whale_nebula.runtime.exchange.state import Said, States
 from whale_nebula.runtime.local_sgd.clusters import OfClusters, of_clusters
 from whale_nebula.runtime.replicas.collectives import ReplicaSums, replica_sums
 from whale_nebula.runtime.run import Run, current_run
+from whale_nebula.runtime.split.shards import Shards, hold_pieces
 from whale_nebula.runtime.step.clock import Runner, StepOutcome, annotation
 from whale_nebula.runtime.step.compiled import Compiled, Workshop, Xla, refused_by_xla
 from whale_nebula.runtime.step.distributed import DistributedStep
@@ -265,7 +267,8 @@ def engine(
     def where(number: int) -> str:
         return place_of(operations[number])
 
-    cut = cut_program(program, workers, where, results=results, apart=apart)
+    held = {} if run.alone else held_layouts(captured, run)
+    cut = cut_program(program, workers, where, results=results, apart=apart, held=held)
     xla = Xla(program.graph, program.stages) if jit else None
     copied = None if program.apart is None else of_clusters(program.apart, captured, run, name, models)
     with contextlib.nullcontext() if run.alone else run.ledger.told():
@@ -288,6 +291,12 @@ def engine(
         return inner if copied is None else copied.around(inner)
 
     return Engine(name, captured, cut, choose(xla), worker, notes=notes, xla=xla, without_xla=choose if jit else None)
+
+
+def held_layouts(captured: Captured, run: Run) -> dict[int, Layout]:
+    """How variables lie that earlier programs of the run have touched, by their op."""
+    known = {op: run.ledger.layout_of(captured.variables[v.path]) for op, v in captured.program.variable_ops.items()}
+    return {op: layout for op, layout in known.items() if layout is not None}
 
 
 def place_workers(captured: Captured, run: Run) -> list[Worker]:
@@ -325,10 +334,20 @@ def _runner(
     return LocalStep(compiled, captured.variables)
 
 
-def _workshop(captured: Captured, cut: Cut, xla: Xla | None, sums: ReplicaSums | None = None) -> Workshop:
-    if xla is None:
-        return Workshop(captured.graph, captured.aliases, sums=sums, cut=cut)
-    return Workshop(captured.graph, captured.aliases, xla.takes, sums, cut)
+def _shards(cut: Cut, captured: Captured, run: Run, worker: str) -> Shards | None:
+    """What this worker has of split stages."""
+    if not any(worker in cut.workers_of(stage) for stage in cut.layouts) or run.ledger.collectives is None:
+        return None
+    shards = Shards(cut, worker, run.ledger.collectives, run.programs)
+    hold_pieces(shards, captured.variables, run.ledger)
+    return shards
+
+
+def _workshop(
+    captured: Captured, cut: Cut, xla: Xla | None, sums: ReplicaSums | None = None, shards: Shards | None = None
+) -> Workshop:
+    compiles = (lambda fragment: False) if xla is None else xla.takes
+    return Workshop(captured.graph, captured.aliases, compiles, sums, cut, shards)
 
 
 def _together(
@@ -357,10 +376,14 @@ def _together(
         session.fail(failure)
         raise
     sums = replica_sums(cut, session.worker, run.ledger.collectives, run.programs) if sums_of(cut.program) else None
-    compiled = Compiled(cut, session.worker, _workshop(captured, cut, xla, sums))
+    shards = _shards(cut, captured, run, session.worker)
+    compiled = Compiled(cut, session.worker, _workshop(captured, cut, xla, sums, shards))
+    variables = dict(captured.variables)
+    for op, piece in shards.pieces.items() if shards is not None else ():
+        variables[cut.program.variable_ops[op].path] = piece.variable
     step = DistributedStep(
-        compiled, captured.variables, session, name, run.programs, ids, run.links, lazy, readers,
-        states=states, seed=_seed(run), collectives=run.ledger.collectives, leaves=copied is None,
+        compiled, variables, session, name, run.programs, ids, run.links, lazy, readers,
+        states=states, seed=_seed(run), collectives=run.ledger.collectives, leaves=copied is None, shards=shards,
     )  # fmt: skip
     _close_with(run, step)
     return step

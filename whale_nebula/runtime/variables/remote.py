@@ -11,13 +11,14 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import h5py
 import numpy as np
 import tensorflow as tf
 
 from whale_nebula.errors import CollectiveReadError, OptionError, PlanError
+from whale_nebula.ir.layout import WHOLE_LAYOUT, Layout
 from whale_nebula.runtime.replicas.collectives import Collectives
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.site import script_site
@@ -27,13 +28,28 @@ from whale_nebula.transport.protocol import Key
 _CONTROL = 0
 
 
+class Joined(Protocol):
+    """What this process has of a variable that its holders have in pieces."""
+
+    layout: Layout
+
+    def store(self, whole: Any) -> None:
+        """Keep this process's piece of a whole value."""
+        ...
+
+    def join(self, size: int) -> Any:
+        """The whole value, which all that have pieces ask for at the same time; `size` is that of its axis."""
+        ...
+
+
 @dataclass
 class Kept:
-    """A variable that programs of this run touch, and the workers that hold it."""
+    """A variable that programs of this run touch, and the workers that hold it: whole, or a `piece` each."""
 
     path: str
     variable: Any
     holders: tuple[str, ...]
+    piece: Joined | None = None
 
 
 @dataclass
@@ -74,6 +90,19 @@ class Ledger:
         shared = [kept for kept in self._new(variables, held) if len(kept.holders) > 1]
         here = self.session.worker
         self._admit(self.exchanges + 1, [(slot, kept) for slot, kept in enumerate(shared) if here in kept.holders[1:]])
+
+    def hold(self, variable: Any, piece: Joined) -> None:
+        """Hold a piece of a variable from now on, instead of all of it."""
+        kept = self.kept[id(variable)]
+        kept.piece = piece
+        empty(kept)
+
+    def layout_of(self, variable: Any) -> Layout | None:
+        """How the holders of a variable have it; None where no program has touched it yet."""
+        kept = self.kept.get(id(variable))
+        if kept is None:
+            return None
+        return WHOLE_LAYOUT if kept.piece is None else kept.piece.layout
 
     def _new(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]]) -> list[Kept]:
         every = [Kept(path, variables[path], tuple(held[path])) for path in sorted(variables)]
@@ -143,13 +172,18 @@ class Ledger:
         fresh = {key: kept for key, kept in wanted.items() if key not in self.whole}
         self.whole |= fresh.keys()
         try:
+            for kept in fresh.values():
+                if kept.piece is not None:
+                    fill(kept, kept.piece.join(kept.variable.shape[kept.piece.layout.axis]))
             if fresh or not self.whole:
                 self._exchange(list(fresh.values()))
             yield
         finally:
             self.whole -= fresh.keys()
             for kept in fresh.values():
-                if self.session.worker not in kept.holders:
+                if kept.piece is not None:
+                    kept.piece.store(kept.variable.read_value())
+                if kept.piece is not None or self.session.worker not in kept.holders:
                     empty(kept)
 
     def _exchange(self, chosen: Sequence[Kept]) -> None:
@@ -193,11 +227,16 @@ def blank(elsewhere: Sequence[Any]) -> Iterator[None]:
 def empty(kept: Kept) -> None:
     """Free a variable's memory and let reads of it say where it is."""
     variable = kept.variable
-    nothing = tf.zeros([0], variable.dtype)
-    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing, validate_shape=False)
+    _drop(variable)
     if not isinstance(variable, _Elsewhere):
         variable.__class__ = _elsewhere(type(variable))
-    variable.nebula_home = (kept.path, kept.holders[0])
+    variable.nebula_home = (kept.path, kept.holders)
+    variable.nebula_piece = kept.piece
+
+
+def _drop(variable: Any) -> None:
+    nothing = tf.zeros([0], variable.dtype)
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing, validate_shape=False)
 
 
 def fill(kept: Kept, array: Any) -> None:
@@ -211,15 +250,19 @@ def fill(kept: Kept, array: Any) -> None:
 class _Elsewhere:
     """Mixed into the class of an emptied variable: reads of its value outside a trace are refused."""
 
-    nebula_home: tuple[str, str]
+    nebula_home: tuple[str, tuple[str, ...]]
+    nebula_piece: Joined | None = None
     nebula_blank: int | None = None
 
     def _refuse(self) -> CollectiveReadError:
-        path, home = self.nebula_home
+        path, holders = self.nebula_home
+        what, why = f"on {holders[0]}, not", "it belongs to a stage of another cluster, and its copy here is empty"
+        if self.nebula_piece is not None:
+            what, why = "not", f"nb.split has divided it: {', '.join(holders)} have a piece each"
         return CollectiveReadError(
-            f"variable {path!r} is on {home}, not in this process",
+            f"variable {path!r} is {what} in this process",
             where=str(script_site()),
-            why="it belongs to a stage of another cluster, and its copy here is empty",
+            why=why,
             mend="with nb.gathered(): around the read, in every process\n"
             "or model.get_weights() or model.save(...) in every process; they gather the whole model\n"
             "a tf.train.Checkpoint is written by one while all stand in it: if nb.here().lead: checkpoint.save(path)",
@@ -255,7 +298,17 @@ def _guards(kind: Any) -> dict[str, Any]:
         plain = getattr(kind, name)
 
         def write(variable: Any, *args: Any, **kwargs: Any) -> Any:
-            return variable if tf.executing_eagerly() else plain(variable, *args, **kwargs)
+            piece = variable.nebula_piece
+            if not tf.executing_eagerly() or (piece is not None and name in tf_private.VARIABLE_OVERWRITES):
+                found = plain(variable, *args, **kwargs)
+                if tf.executing_eagerly():
+                    whole = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+                    piece.store(whole)
+                    _drop(variable)
+                return found
+            if piece is not None:
+                raise variable._refuse()
+            return variable
 
         return write
 

@@ -14,11 +14,11 @@ import tensorflow as tf
 from tests.same import assert_same
 from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.ir.graph import CAPTURE, INPUT
-from whale_nebula.ir.layout import SPLIT, Layout
-from whale_nebula.passes.layouts import Layouts, Question, complete_layouts
+from whale_nebula.ir.layout import SPLIT, Layout, Layouts
+from whale_nebula.passes.layouts import Question, complete_layouts
 from whale_nebula.passes.rules import fold
 from whale_nebula.runtime.split.groups import LocalGroup
-from whale_nebula.runtime.split.lowering import Lowering
+from whale_nebula.runtime.split.lowering import Lowering, Shared
 from whale_nebula.spec import Value
 
 RATE, STEPS = 0.05, 3
@@ -138,7 +138,7 @@ class Step:
         def run(*tensors: Any) -> list[Any]:
             graph = tf.compat.v1.get_default_graph()
             handles = {number: graph.capture(handle) for number, handle in self.handles.items()}
-            lowering = Lowering(self.graph, self.operations, layouts, LocalGroup(layouts.count), handles)
+            lowering = Lowering(self.graph, self.operations, [Shared(layouts, LocalGroup(layouts.count))], handles)
             return lowering.run(range(len(self.graph)), dict(zip(self.feeds, tensors, strict=True)), self.fetches)
 
         return run

@@ -1,0 +1,160 @@
+"""The devices of a stage as workers of one cluster: each process runs one, and TensorFlow's collectives join them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.errors import NotYetError, StateError
+from whale_nebula.runtime.split.groups import Sizes, Tensors, cut_piece, pad_end
+from whale_nebula.tf import collectives as tf_collectives
+from whale_nebula.tf.collectives import hash_key
+
+_CARRIED = {"bool": "int32", "int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
+"""Element types for which there are no collectives, and those in which they cross."""
+_PLAIN = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+
+
+class Keys:
+    """Numbers that stand for the names of collectives: alike in every process, and no two the same in one."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def of(self, name: str) -> int:
+        """The number of a name."""
+        key = hash_key(name)
+        with self._lock:
+            if self._names.setdefault(key, name) != name:
+                raise StateError(f"the collectives {name!r} and {self._names[key]!r} have the same key")
+        return key
+
+
+_KEYS = Keys()
+
+
+class CollectiveGroup:
+    """One of `count` workers that run the same function of a stage, as its `name` says; this is number `index`.
+
+    A collective has a key for each size that it is called with: TensorFlow keeps the shape that it saw first.
+    """
+
+    holds_pieces = True
+
+    def __init__(self, count: int, index: int, name: str) -> None:
+        self.count, self.index, self.name = count, index, name
+        self._made = 0
+        self._last: Any = None
+
+    @property
+    def here(self) -> Sequence[int]:
+        """The one of this process."""
+        return (self.index,)
+
+    def sum(self, tensors: Tensors) -> Tensors:
+        """The sum over all devices."""
+        return [self._run(tensors[0], lambda tensor, keys: tf_collectives.reduce(tensor, self.count, *keys, op="Add"))]
+
+    def maximum(self, tensors: Tensors) -> Tensors:
+        """The maximum over all devices, entry by entry."""
+        return [self._run(tensors[0], lambda tensor, keys: tf_collectives.reduce(tensor, self.count, *keys, op="Max"))]
+
+    def gather(self, tensors: Tensors, axis: int, sizes: Sizes) -> Tensors:
+        """What all devices have, one behind the other along an axis. All send as much as the longest."""
+        longest = _longest(sizes)
+        padded = pad_end(tensors[0], axis, 0, longest - sizes[self.index])
+        found = self._run(padded[tf.newaxis], lambda tensor, keys: tf_collectives.gather(tensor, self.count, *keys))
+        return [self._join(found, axis, sizes)]
+
+    def scatter(self, tensors: Tensors, axis: int, sizes: Sizes) -> Tensors:
+        """Of the sum over all devices, to each its piece: they exchange pieces, and each adds up its own."""
+        found = self._exchange(self._stack(tensors[0], axis, sizes))
+        return [cut_piece(tf.reduce_sum(found, 0), axis, 0, sizes[self.index])]
+
+    def exchange(self, tensors: Tensors, axis: int, sizes: Sizes, other: int, others: Sizes) -> Tensors:
+        """Pieces along one axis become pieces along another."""
+        padded = pad_end(tensors[0], axis, 0, _longest(sizes) - sizes[self.index])
+        found = self._exchange(self._stack(padded, other, others))
+        return [cut_piece(self._join(found, axis, sizes), other, 0, others[self.index])]
+
+    def _stack(self, tensor: Any, axis: int, sizes: Sizes) -> Any:
+        """The piece for each device, as long as the longest."""
+        longest = _longest(sizes)
+        starts = [sum(sizes[:number]) for number in range(self.count)]
+        pieces = [cut_piece(tensor, axis, start, size) for start, size in zip(starts, sizes, strict=True)]
+        return tf.stack([pad_end(piece, axis, 0, longest - size) for piece, size in zip(pieces, sizes, strict=True)])
+
+    def _join(self, stacked: Any, axis: int, sizes: Sizes) -> Any:
+        """The pieces of all devices, without what fills them up, as one."""
+        pieces = [cut_piece(stacked[number], axis, 0, size) for number, size in enumerate(sizes)]
+        return tf.concat(pieces, axis)
+
+    def _exchange(self, stacked: Any) -> Any:
+        return self._run(stacked, lambda tensor, keys: tf_collectives.exchange(tensor, self.count, *keys))
+
+    def _run(self, tensor: Any, do: Callable[[Any, tuple[int, Any]], Any]) -> Any:
+        """One collective. On GPUs all members must begin theirs in the same order, so each waits for the one before."""
+        dtype = tensor.dtype.name
+        if dtype not in _PLAIN and dtype not in _CARRIED:
+            raise NotYetError(f"nb.split where a tensor of {dtype} crosses between devices", mend="cast it")
+        self._made += 1
+        group = _KEYS.of(f"{self.name} {self._made}")
+        device = tf_collectives.find_device()
+        with tf.device(device), tf.control_dependencies([self._last] * (self._last is not None)):
+            given = tf.cast(tensor, _CARRIED.get(dtype, dtype))
+            found = do(given, (group, tf.size(given) + 1))
+        if device != tf_collectives.CPU:
+            self._last = found
+        return tf.cast(found, dtype)
+
+
+def _longest(sizes: Sizes) -> Any:
+    return max(sizes) if all(isinstance(size, int) for size in sizes) else tf.reduce_max(tf.stack(sizes))
+
+
+_MOST_AXES = 8
+
+
+class Broadcast:
+    """Tensors of any form from the first of some workers to the others, between steps of their functions."""
+
+    def __init__(self, count: int, index: int, name: str) -> None:
+        self.count, self.index = count, index
+        self._keys = [_KEYS.of(f"{name} {what}") for what in ("head", "body")]
+        self._calls: dict[Any, Any] = {}
+
+    def give(self, tensor: Any) -> Any:
+        """What the first one has."""
+        tensor = tf.convert_to_tensor(tensor)
+        self._call(tensor.dtype, tf.TensorSpec(None, tensor.dtype))(tensor)
+        return tensor
+
+    def take(self, dtype: Any) -> Any:
+        """What the first one gave, on another."""
+        return self._call(tf.as_dtype(dtype))()
+
+    def _call(self, dtype: Any, *signature: Any) -> Any:
+        if dtype not in self._calls:
+            body = self._send if signature else lambda: self._receive(dtype)
+            self._calls[dtype] = tf.function(body, input_signature=list(signature), autograph=False)
+        return self._calls[dtype]
+
+    def _send(self, tensor: Any) -> Any:
+        shape = tf.shape(tensor)
+        head = tf.concat([[tf.size(shape)], shape, tf.zeros([_MOST_AXES - tf.size(shape)], tf.int32)], 0)
+        given = tf.cast(tensor, _CARRIED.get(tensor.dtype.name, tensor.dtype))
+        with tf.device(tf_collectives.find_device()):
+            sent = tf_collectives.send(head, self.count, self._keys[0], 1)
+            return sent, tf_collectives.send(given, self.count, self._keys[1], tf.size(given) + 1)
+
+    def _receive(self, dtype: Any) -> Any:
+        carried = tf.as_dtype(_CARRIED.get(dtype.name, dtype))
+        with tf.device(tf_collectives.find_device()):
+            head = tf_collectives.receive([1 + _MOST_AXES], tf.int32, self.count, self._keys[0], 1)
+            shape = head[1 : 1 + head[0]]
+            size = tf.reduce_prod(shape) + 1
+            return tf.cast(tf_collectives.receive(shape, carried, self.count, self._keys[1], size), dtype)

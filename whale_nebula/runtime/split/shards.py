@@ -1,0 +1,134 @@
+"""What one worker of a split stage holds: its pieces of variables, and the groups in which it runs functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import tensorflow as tf
+
+from whale_nebula.ir.cut import Cut, Fragment
+from whale_nebula.ir.layout import SPLIT, Layout
+from whale_nebula.runtime.exchange.post import Post
+from whale_nebula.runtime.replicas.collectives import Collectives
+from whale_nebula.runtime.split.collective_group import Broadcast, CollectiveGroup
+from whale_nebula.runtime.split.groups import measure_pieces, take_piece
+from whale_nebula.runtime.variables.remote import Ledger
+from whale_nebula.spec import Value
+
+
+@dataclass
+class Piece:
+    """What this worker has of a variable, one of `count` pieces; all that have one `join` them at the same time."""
+
+    layout: Layout
+    count: int
+    index: int
+    variable: Any
+    name: str
+    collectives: Collectives
+
+    def store(self, whole: Any) -> None:
+        """Keep this worker's piece of a whole value."""
+        self.variable.assign(take_piece(tf.convert_to_tensor(whole), self.layout, self.count, self.index))
+
+    def join(self, size: int) -> Any:
+        """The whole value; `size` is that of its axis."""
+        _, sizes = measure_pieces(size, self.count, self.layout.units)
+
+        @tf.function(autograph=False)
+        def gather() -> Any:
+            group = CollectiveGroup(self.count, self.index, f"read of {self.name}")
+            return group.gather([self.variable.read_value()], self.layout.axis, sizes)[0]
+
+        with self.collectives.explained(f"a read of {self.name}, which several workers hold"):
+            return gather()
+
+
+@dataclass
+class Shards:
+    """The split stages of a program on one worker of theirs. `pieces` are its variables in pieces, by their op."""
+
+    cut: Cut
+    worker: str
+    collectives: Collectives
+    program: int
+    pieces: dict[int, Piece] = field(default_factory=dict)
+    _broadcasts: dict[int, Broadcast] = field(default_factory=dict)
+
+    @property
+    def stages(self) -> Sequence[int]:
+        """The split stages that this worker runs."""
+        return [stage for stage in self.cut.layouts if self.worker in self.cut.workers_of(stage)]
+
+    def index(self, stage: int) -> int:
+        """Which of a stage's devices this worker is."""
+        return self.cut.workers_of(stage).index(self.worker)
+
+    def group(self, stage: int, fragment: Fragment) -> CollectiveGroup:
+        """The group in which a function of a fragment runs; all its workers name it alike."""
+        about = f"{self.program} stage {stage}: {fragment.kind} {fragment.phase} {fragment.round}"
+        return CollectiveGroup(self.cut.program.stages[stage].shards, self.index(stage), about)
+
+    def explained(self) -> AbstractContextManager[None]:
+        """Inside, what fails because another of the workers is gone says so."""
+        keys = " and ".join(repr(self.cut.program.stages[stage].key) for stage in self.stages)
+        return self.collectives.explained(f"stage {keys}, which several workers run together")
+
+    def broadcast(self, stage: int) -> Broadcast:
+        """How the first worker of a stage gives the others what came for all of them."""
+        if stage not in self._broadcasts:
+            count = self.cut.program.stages[stage].shards
+            self._broadcasts[stage] = Broadcast(count, self.index(stage), f"{self.program} stage {stage}")
+        return self._broadcasts[stage]
+
+
+@dataclass
+class SplitExchange:
+    """An exchange for the stages of one worker, of which some are split over several."""
+
+    inner: Post
+    shards: Shards
+
+    def put(
+        self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any, rows: Any = None
+    ) -> None:
+        """Give a value to other stages: all workers of a split stage have it, and the first of them gives it."""
+        if source not in self.shards.stages or self.shards.index(source) == 0:
+            self.inner.put(value, micro_batch, source, destinations, tensor, rows)
+
+    def get(self, value: Value, micro_batch: int, stage: int) -> Any:
+        """Take a value that another stage gave."""
+        if stage not in self.shards.stages:
+            return self.inner.get(value, micro_batch, stage)
+        first = self.shards.index(stage) == 0
+        given = self.inner.get(value, micro_batch, stage) if first else None
+        with self.shards.explained():
+            if first:
+                return self.shards.broadcast(stage).give(given)
+            return self.shards.broadcast(stage).take(self.shards.cut.program.graph.spec(value).dtype)
+
+    def abort(self, failure: BaseException) -> None:
+        """A stage failed: nobody waits any more."""
+        self.inner.abort(failure)
+
+
+def hold_pieces(shards: Shards, variables: Mapping[str, Any], ledger: Ledger) -> None:
+    """Let a worker hold its pieces of the variables of split stages; those of earlier programs are held already."""
+    program = shards.cut.program
+    for stage in shards.stages:
+        layouts = shards.cut.layouts[stage]
+        for op, layout in layouts.variables.items():
+            if layout.kind != SPLIT:
+                continue
+            path = program.variable_ops[op].path
+            own, index = variables[path], shards.index(stage)
+            kept = ledger.kept[id(own)]
+            if not isinstance(kept.piece, Piece):
+                first = take_piece(own.read_value(), layout, layouts.count, index)
+                with tf.device(own.device):
+                    made = tf.Variable(first, trainable=False, name=f"{path}/piece")
+                ledger.hold(own, Piece(layout, layouts.count, index, made, path, shards.collectives))
+            shards.pieces[op] = cast(Piece, kept.piece)
