@@ -109,26 +109,32 @@ def reduce(tensor: Any, size: int, group: int, instance: Any, op: str) -> Any:
     """The sum ("Add") or the maximum ("Max") over the members of a group; all give the same shape. TensorFlow's own
     timeout is not used: it keeps memory for each sum until it ends.
     """
-    return tf.raw_ops.CollectiveReduceV2(
+    found = tf.raw_ops.CollectiveReduceV2(
         input=tensor, group_size=size, group_key=group, instance_key=instance, ordering_token=[], merge_op=op,
         final_op="Id", communication_hint="auto",
     )  # fmt: skip
+    found.set_shape(tensor.shape)
+    return found
 
 
 def gather(tensor: Any, size: int, group: int, instance: Any) -> Any:
-    """What all members have, one behind the other along the first axis; all give the same shape."""
-    return tf.raw_ops.CollectiveGatherV2(
+    """What all members have, one behind the other along the first axis, which has one entry of each."""
+    found = tf.raw_ops.CollectiveGatherV2(
         input=tensor, group_size=size, group_key=group, instance_key=instance, ordering_token=[],
         communication_hint="auto",
     )  # fmt: skip
+    found.set_shape(tf.TensorShape([size]).concatenate(tensor.shape[1:]))
+    return found
 
 
 def exchange(tensor: Any, size: int, group: int, instance: Any) -> Any:
     """From each member the entry of the first axis that is for this one; that axis is as long as the group."""
-    return tf.raw_ops.CollectiveAllToAllV2(
+    found = tf.raw_ops.CollectiveAllToAllV2(
         input=tensor, group_size=size, group_key=group, instance_key=instance, ordering_token=[],
         communication_hint="auto",
     )  # fmt: skip
+    found.set_shape(tensor.shape)
+    return found
 
 
 def send(tensor: Any, size: int, group: int, instance: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.errors import NotYetError, StateError
-from whale_nebula.runtime.split.groups import Sizes, Tensors, cut_piece, pad_end
+from whale_nebula.runtime.split.groups import Sizes, Tensors, cut_piece, pad_piece
 from whale_nebula.tf import collectives as tf_collectives
 from whale_nebula.tf.collectives import hash_key
 
@@ -66,7 +66,7 @@ class CollectiveGroup:
     def gather(self, tensors: Tensors, axis: int, sizes: Sizes) -> Tensors:
         """What all devices have, one behind the other along an axis. All send as much as the longest."""
         longest = _longest(sizes)
-        padded = pad_end(tensors[0], axis, 0, longest - sizes[self.index])
+        padded = pad_piece(tensors[0], axis, 0, longest - sizes[self.index])
         found = self._run(padded[tf.newaxis], lambda tensor, keys: tf_collectives.gather(tensor, self.count, *keys))
         return [self._join(found, axis, sizes)]
 
@@ -77,7 +77,7 @@ class CollectiveGroup:
 
     def exchange(self, tensors: Tensors, axis: int, sizes: Sizes, other: int, others: Sizes) -> Tensors:
         """Pieces along one axis become pieces along another."""
-        padded = pad_end(tensors[0], axis, 0, _longest(sizes) - sizes[self.index])
+        padded = pad_piece(tensors[0], axis, 0, _longest(sizes) - sizes[self.index])
         found = self._exchange(self._stack(padded, other, others))
         return [cut_piece(self._join(found, axis, sizes), other, 0, others[self.index])]
 
@@ -86,7 +86,7 @@ class CollectiveGroup:
         longest = _longest(sizes)
         starts = [sum(sizes[:number]) for number in range(self.count)]
         pieces = [cut_piece(tensor, axis, start, size) for start, size in zip(starts, sizes, strict=True)]
-        return tf.stack([pad_end(piece, axis, 0, longest - size) for piece, size in zip(pieces, sizes, strict=True)])
+        return tf.stack([pad_piece(piece, axis, 0, longest - size) for piece, size in zip(pieces, sizes, strict=True)])
 
     def _join(self, stacked: Any, axis: int, sizes: Sizes) -> Any:
         """The pieces of all devices, without what fills them up, as one."""

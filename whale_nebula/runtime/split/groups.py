@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from whale_nebula.ir.layout import PARTIAL, SPLIT, WHOLE, Layout, choose_collective, divide
@@ -111,8 +112,8 @@ def measure_pieces(size: Any, count: int, units: int = 0) -> tuple[list[Any], li
 
 def cut_piece(tensor: Any, axis: int, start: Any, size: Any) -> Any:
     """Some entries of a tensor along an axis."""
-    behind = tensor.shape.rank - axis - 1
-    return tf.slice(tensor, [*[0] * axis, start, *[0] * behind], [*[-1] * axis, size, *[-1] * behind])
+    along = _mark_axis(tensor, axis)
+    return tf.slice(tensor, along * start, along * (size + 1) - 1)
 
 
 def cut_pieces(tensor: Any, axis: int, sizes: Sizes) -> Tensors:
@@ -120,10 +121,20 @@ def cut_pieces(tensor: Any, axis: int, sizes: Sizes) -> Tensors:
     return [cut_piece(tensor, axis, sum(sizes[:number]), size) for number, size in enumerate(sizes)]
 
 
-def pad_end(tensor: Any, axis: int, before: Any, behind: Any) -> Any:
+def pad_piece(tensor: Any, axis: int, before: Any, behind: Any) -> Any:
     """A tensor with so many zeros before and behind it along an axis."""
+    if isinstance(before, int) and isinstance(behind, int) and before == behind == 0:
+        return tensor
+    along = _mark_axis(tensor, axis)
+    return tf.pad(tensor, tf.stack([along * before, along * behind], 1))
+
+
+def _mark_axis(tensor: Any, axis: int) -> Any:
+    """A one at the place of an axis among zeros, also where only a step knows how many axes there are."""
     rank = tensor.shape.rank
-    return tf.pad(tensor, [[0, 0]] * axis + [[before, behind]] + [[0, 0]] * (rank - axis - 1))
+    if rank is None:
+        return tf.one_hot(axis, tf.rank(tensor), dtype=tf.int32)
+    return np.eye(rank, dtype=np.int32)[axis]
 
 
 def take_piece(tensor: Any, layout: Layout, count: int, device: int) -> Any:
@@ -169,6 +180,6 @@ def reshard(
         ]
     total = sum(sizes)
     return [
-        pad_end(tensor, source.axis, starts[device], total - starts[device] - sizes[device])
+        pad_piece(tensor, source.axis, starts[device], total - starts[device] - sizes[device])
         for tensor, device in zip(tensors, group.here, strict=True)
     ]

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.layout import PARTIAL, SPLIT, WHOLE_LAYOUT, Layout, Layouts
+from whale_nebula.ir.layout import PARTIAL, SPLIT, WHOLE_LAYOUT, Layout, Layouts, local_shape
 from whale_nebula.passes.layouts import ASSIGNS
 from whale_nebula.runtime.split.groups import (
     Group,
@@ -85,7 +85,16 @@ class Part:
                 give(value)
             inputs = [self.take(value, layout) for value, layout in zip(op.inputs, layouts, strict=True)]
             found = self.choose(op)(op, inputs, layouts)
-        self.values.update(zip(op.values, found, strict=True))
+        for value, tensors in zip(op.values, found, strict=True):
+            self.values[value] = tensors
+            self.set_shapes(value, tensors)
+
+    def set_shapes(self, value: Value, tensors: Tensors) -> None:
+        """Say what is known of the shapes of pieces: not every collective knows what it gives."""
+        for tensor, device in zip(tensors, self.group.here, strict=True):
+            spec = local_shape(self.graph.spec(value), self.layouts.layout(value), self.group.count, device)
+            if spec.dtype not in ("resource", "variant"):
+                tensor.set_shape(spec.shape)
 
     def choose(self, op: Op) -> Callable[[Op, Sequence[Tensors], Sequence[Layout]], list[Tensors]]:
         """How an op is made."""
