@@ -32,7 +32,7 @@ PARITY = "parity"
 TOLERANCES: Mapping[str, Tolerance] = {
     "exact": Tolerance(0.0, 0.0),
     PARITY: Tolerance(1e-5, 1e-6, 1e-3, 1e-8),
-    "sums": Tolerance(2e-5, 2e-6, 1e-3),
+    "sums": Tolerance(2e-5, 2e-6, 1e-3, 1e-7),
     "processes": Tolerance(1e-4, 1e-6, 1e-3),
     "normalised": Tolerance(1e-4, 2e-5),
     "mixed": Tolerance(1e-2, 5e-4, 1e-2),

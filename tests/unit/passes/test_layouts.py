@@ -7,8 +7,8 @@ import textwrap
 import pytest
 
 from tests.unit.passes.rules.states import batched, read
-from whale_nebula.ir.layout import SPLIT, Layout, count_bytes
-from whale_nebula.passes.layouts import Layouts, Question, complete_layouts
+from whale_nebula.ir.layout import SPLIT, Layout, Layouts, count_bytes
+from whale_nebula.passes.layouts import Question, complete_layouts
 from whale_nebula.passes.rules import fold
 from whale_nebula.spec import Value
 
@@ -28,7 +28,7 @@ def check(text: str, split: dict[int, int], **options: object) -> Layouts:
     lines = [line for line in textwrap.dedent(text).splitlines() if line.startswith("%")]
     for op, line in zip(graph.ops, lines, strict=True):
         crossing = [f"{each.value} {each.kind}" for each in found.reshards.get(op.index, ())]
-        got = ", ".join([*(str(found.of[value]) for value in op.values), *crossing])
+        got = ", ".join([*(str(found.layout(value)) for value in op.values), *crossing])
         expected = line.partition("=>")[2].strip() or got
         assert f"%{op.index} {op.type} => {got}" == f"%{op.index} {op.type} => {expected}"
     return found
@@ -110,7 +110,7 @@ TABLE = """
 @pytest.mark.parametrize(("axis", "layouts"), [(0, ["partial", "whole"]), (1, ["split(2)", "split(2)"])])
 def test_a_table_by_rows_or_by_columns(axis: int, layouts: list[str]) -> None:
     found = complete(TABLE, {1: axis})
-    assert [str(found.of[Value(op)]) for op in (2, 3)] == layouts
+    assert [str(found.layout(Value(op))) for op in (2, 3)] == layouts
 
 
 HEADS = """
@@ -133,7 +133,7 @@ def test_an_axis_is_followed_through_reshapes_in_units() -> None:
     """8 heads over 3 devices: what is made of the projection is cut where heads are."""
     graph = HEADS.replace("%10 = Reshape(%9, %11) float32[?,200]                => whole, %9 all-gather\n", "")
     found = complete(graph.replace("%11 =", "%10 ="), {1: 1}, count=3)
-    assert str(found.of[Value(8)]) == "split(1)"
+    assert str(found.layout(Value(8))) == "split(1)"
 
 
 UNKNOWN_OP = """

@@ -94,16 +94,16 @@ def place() -> None:
 
 RUN = [
     whale_case_1_data_parallel,
+    whale_case_2_large_classification,
     whale_case_3_model_parallel,
     whale_case_4_pipeline_and_data_parallel,
     nebula_two_clusters,
+    everything,
 ]
 PARSED = [place]  # it needs a model to run
 LATER = {
-    whale_case_2_large_classification: "nb.split",
     whale_case_5_auto_parallel: "nb.auto_parallel",
     nebula_one_line: "nb.auto_parallel",
-    everything: "nb.split",
 }
 
 

@@ -1,0 +1,150 @@
+"""Models whose variables are split over the devices of a stage, each written once and built with or without scopes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.parity.zoo import fit, optimizer
+from tests.same import Cut, Outcome, data
+
+layers = keras.layers
+ROWS, BATCH, WORDS, LENGTH = 22, 8, 19, 7
+
+
+@dataclass(frozen=True)
+class Split:
+    """A cut, and over how many devices the variables of its stages are split; 0: not at all."""
+
+    cut: Cut
+    count: int
+
+    def along(self, axis: int) -> contextlib.AbstractContextManager[Any]:
+        """Around layers whose variables are split along an axis."""
+        return nb.split(self.count, axis=axis) if self.count else contextlib.nullcontext()
+
+
+def classifier(split: Split) -> Outcome:
+    """A head by classes, with label smoothing and top-k accuracy; the body by columns, then by rows."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((6,))
+    with split.cut.program():
+        with split.cut.at(0):
+            with split.along(1):
+                hidden = layers.Dense(10, activation="relu")(inputs)
+            with split.along(0):
+                hidden = layers.Dense(9)(hidden)
+            hidden = layers.LayerNormalization()(hidden)
+        with split.cut.at(1), split.along(-1):
+            outputs = layers.Dense(WORDS)(hidden)
+    model = keras.Model(inputs, outputs)
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
+    metrics = ["accuracy", keras.metrics.TopKCategoricalAccuracy(3)]
+    model.compile(optimizer(weight_decay=0.01, global_clipnorm=0.3), loss, metrics=metrics)
+    y = np.eye(WORDS, dtype="float32")[np.random.default_rng(1).integers(0, WORDS, ROWS)]
+    return fit(model, split.cut, data(ROWS, 6), y, batch_size=BATCH)
+
+
+def translator(split: Split) -> Outcome:
+    """A table by its rows, attention by heads, a wide layer by columns and back, tokens by classes."""
+    keras.utils.set_random_seed(4)
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    with split.cut.program():
+        with split.cut.at(0):
+            with split.along(0):
+                hidden = layers.Embedding(WORDS, 16)(inputs)
+            with split.along(1):
+                attended = layers.MultiHeadAttention(4, 4)(hidden, hidden)
+            hidden = layers.LayerNormalization()(hidden + attended)
+        with split.cut.at(1):
+            with split.along(1):
+                wide = layers.Dense(32, activation="gelu")(hidden)
+            with split.along(0):
+                hidden = layers.LayerNormalization()(hidden + layers.Dense(16)(wide))
+            with split.along(-1):
+                outputs = layers.Dense(WORDS)(hidden)
+    model = keras.Model(inputs, outputs)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer(global_clipnorm=0.5), loss, metrics=["accuracy"])
+    draw = np.random.default_rng(2)
+    x, y = (draw.integers(0, WORDS, (ROWS, LENGTH)) for _ in range(2))
+    return fit(model, split.cut, x, y, batch_size=BATCH)
+
+
+def pictures(split: Split) -> Outcome:
+    """Convolutions by channels, one that has them in and one out, with an average of weights."""
+    keras.utils.set_random_seed(5)
+    inputs = keras.Input((8, 8, 3))
+    with split.cut.program():
+        with split.cut.at(0), split.along(-1):
+            hidden = layers.Conv2D(8, 3, padding="same", activation="relu")(inputs)
+            hidden = layers.MaxPooling2D()(hidden)
+        with split.cut.at(1):
+            with split.along(2):
+                hidden = layers.Conv2D(6, 2)(hidden)
+            hidden = layers.GlobalAveragePooling2D()(layers.ReLU()(hidden))
+            outputs = layers.Dense(5)(hidden)
+    model = keras.Model(inputs, outputs)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer(use_ema=True, ema_momentum=0.9, clipnorm=0.2), loss, metrics=["accuracy"])
+    y = np.random.default_rng(1).integers(0, 5, ROWS)
+    return fit(model, split.cut, data(ROWS, 8, 8, 3), y, batch_size=BATCH)
+
+
+class Tied(keras.Model):
+    """A table that is looked up at the beginning, and makes the logits at the end."""
+
+    def __init__(self, split: Split) -> None:
+        super().__init__()
+        self.split = split
+        self.table = layers.Embedding(WORDS, 12)
+        self.hidden = layers.Dense(12, activation="tanh")
+
+    def call(self, ids: Any) -> Any:
+        with self.split.cut.program(), self.split.cut.at(0):
+            with self.split.along(0):
+                found = self.table(ids)
+            found = self.hidden(found)
+            with self.split.along(0):
+                return tf.matmul(found, self.table.embeddings, transpose_b=True)
+
+
+def tied(split: Split) -> Outcome:
+    """Tied embeddings with a split vocabulary, SGD with momentum."""
+    keras.utils.set_random_seed(6)
+    model = Tied(split)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(1e-2, momentum=0.9), loss, metrics=["accuracy"])
+    draw = np.random.default_rng(2)
+    x, y = (draw.integers(0, WORDS, (ROWS, LENGTH)) for _ in range(2))
+    return fit(model, split.cut, x, y, batch_size=BATCH)
+
+
+def dropping(split: Split) -> Outcome:
+    """Dropout in pieces draws what it draws uncut; a table by its width; batch normalisation in pieces."""
+    keras.utils.set_random_seed(7)
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    with split.cut.program(), split.cut.at(0), split.along(-1):
+        hidden = layers.Embedding(WORDS, 8)(inputs)
+        hidden = layers.Dropout(0.4, seed=1)(hidden)
+        hidden = layers.BatchNormalization()(layers.Dense(8)(hidden))
+        outputs = layers.Dense(4)(layers.GlobalAveragePooling1D()(hidden))
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer(), "mse", metrics=["mae"])
+    x = np.random.default_rng(2).integers(0, WORDS, (ROWS, LENGTH))
+    return fit(model, split.cut, x, data(ROWS, 4), batch_size=BATCH)
+
+
+MODELS: Mapping[str, Callable[[Split], Outcome]] = {
+    "classifier": classifier, "translator": translator, "pictures": pictures, "tied": tied, "dropping": dropping,
+}  # fmt: skip
+STAGES = {"tied": (1,), "dropping": (1,)}
+WHOLE_BATCH = frozenset({"dropping"})
+"""Models whose rows depend on one another, so that the batch is not cut."""

@@ -1,0 +1,47 @@
+"""Models train in pieces as they do whole: models, numbers of devices, stages, micro-batches and replicas."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import whale_nebula as nb
+from tests.parity.splits import MODELS, STAGES, WHOLE_BATCH, Split
+from tests.same import Cut, Outcome, assert_same
+
+SAMPLE = 5
+"""Of the matrix, every n-th case is in the sample."""
+LENGTH = 1e-2 * 6
+
+
+@functools.cache
+def plain(name: str) -> Outcome:
+    """The uncut run, once for all cases."""
+    return MODELS[name](Split(Cut(0), 0))
+
+
+def matrix() -> Iterator[Any]:
+    """Every way to run every model."""
+    found = []
+    for name, count in itertools.product(MODELS, (2, 3, 4)):
+        for stages, micro_batches in itertools.product(STAGES.get(name, (1, 2)), (1, 4)):
+            if micro_batches == 1 or name not in WHOLE_BATCH:
+                found.append((name, count, Cut(stages, micro_batches)))
+        if name not in WHOLE_BATCH | STAGES.keys():
+            found.append((name, count, Cut(2, 2, replicas=(2, 1))))
+    for number, (name, count, cut) in enumerate(found):
+        copies = ", replicas" * bool(cut.replicas)
+        marks = () if number % SAMPLE == 2 else (pytest.mark.grid,)
+        about = f"{name} over {count}: {cut.stages} stages, {cut.micro_batches} micro-batches{copies}"
+        yield pytest.param(name, count, cut, marks=marks, id=about)
+
+
+@pytest.mark.parametrize(("name", "count", "cut"), list(matrix()))
+def test_a_split_model_leaves_what_the_whole_one_leaves(name: str, count: int, cut: Cut) -> None:
+    expected = plain(name)
+    nb.shutdown()
+    assert_same(expected, MODELS[name](Split(cut, count)), "sums", LENGTH)
