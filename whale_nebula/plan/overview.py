@@ -11,6 +11,7 @@ from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, PhasePlan
 from whale_nebula.ir.program import GradientPart, Request, Variable
 from whale_nebula.ir.sizes import Exchanged
+from whale_nebula.plan import splits
 from whale_nebula.plan.codec_advice import CodecAdvice, Direction, holds, judge_codecs, slowest
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanOnce, PlanStage, PlanTied
@@ -131,6 +132,8 @@ class Overview:
             replicas=stage.replicas,
             order=self.cut.routing.orders[number] if self.cut.routing.orders else (),
             speeds=stage.speeds,
+            shards=stage.shards if number in self.cut.layouts else 1,
+            shard_bytes=splits.shard_bytes(self.cut, number, variables) if number in self.cut.layouts else 0,
             forward_ops=len(self.work.told(number, backward=False)),
             backward_ops=len(self.work.told(number, backward=True)),
             variables=tuple(variable.path for variable in variables),

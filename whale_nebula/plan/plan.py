@@ -15,7 +15,7 @@ from whale_nebula.plan import file
 from whale_nebula.plan.file import plan_difference
 from whale_nebula.plan.html.graph import plan_svg
 from whale_nebula.plan.html.page import plan_html
-from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
+from whale_nebula.plan.records import PlanBoundary, PlanCollective, PlanLink, PlanOnce, PlanStage, PlanTied
 from whale_nebula.plan.text import plan_mermaid, plan_text
 
 _ANEW = "nb.plan(model, ...)"
@@ -27,7 +27,8 @@ class Plan:
 
     `stages` and `links` are keyed by name, like those of a report. `rows` are the rows of each micro-batch of
     the example; `lines` is the canonical text of the program, which `program_digest` is the hash of;
-    `exchange_seconds` is how long clusters wait, once a step, for what their updates need of each other.
+    `exchange_seconds` is how long clusters wait, once a step, for what their updates need of each other. Of stages that
+    are split, `layouts` says by its name how a tensor lies on the devices, and `collectives` what crosses between them.
     """
 
     name: str
@@ -46,6 +47,8 @@ class Plan:
     lines: tuple[str, ...] = field(repr=False)
     definition: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
     exchange_seconds: float = 0.0
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    collectives: tuple[PlanCollective, ...] = ()
     passes: Callable[[str], str] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -37,6 +37,7 @@ class PlanStage:
     a micro-batch keeps for its backward, `in_flight` how many micro-batches do so at a time. What a loop does of which
     nothing tells how often it turns counts once; `open_loops` says how many such loops there are. Of several replicas
     `order` says which takes which micro-batch, where they do not take turns, and `speeds` what the config says of them.
+    A stage that is split has so many `shards`, and `shard_bytes` are those of the variables that each of them holds.
     """
 
     name: str
@@ -61,6 +62,8 @@ class PlanStage:
     replicas: int = 1
     order: tuple[int, ...] = ()
     speeds: tuple[float, ...] = ()
+    shards: int = 1
+    shard_bytes: int = 0
 
     @property
     def flops(self) -> int:
@@ -79,6 +82,20 @@ class PlanStage:
         The working memory of single ops and of TensorFlow itself comes on top of it.
         """
         return self.kept_bytes + self.variable_bytes + self.gradient_bytes + self.slot_bytes
+
+
+@dataclass(frozen=True)
+class PlanCollective:
+    """Something that crosses between the devices of a split stage: `bytes` are those that each device sends each time,
+    and a step does it so many `times`. `where` is the part of the step, `tensor` the op that makes what crosses.
+    """
+
+    kind: str
+    bytes: int
+    stage: str
+    tensor: str
+    where: str
+    times: int = 1
 
 
 @dataclass(frozen=True)

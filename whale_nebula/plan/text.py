@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 _LISTED = 5
+_COLLECTIVES = 12
 _DRAWN = 12
 """More micro-batches than this are not drawn."""
 
@@ -65,6 +66,8 @@ def sections(plan: Plan) -> dict[str, Section]:
         "stages": _stages(plan),
         "work of a step, and memory": _work(plan),
         "boundaries": _boundaries(plan),
+        "split stages": _pieces(plan),
+        "between the devices of split stages": _collectives(plan),
         "links": _links(plan),
         "tied variables": Section(lines=list(_tied_lines(plan))),
         "once a step": Section(lines=list(_once_lines(plan))),
@@ -127,7 +130,8 @@ def _ratio(numbers: Sequence[float]) -> str:
 
 def worker_of(stage: PlanStage) -> str:
     """Who runs a stage, and in how many replicas."""
-    return stage.worker if stage.replicas == 1 else f"{stage.worker}: {stage.replicas} replicas"
+    copies = [f"{stage.replicas} replicas"] * (stage.replicas > 1) + [f"{stage.shards} shards"] * (stage.shards > 1)
+    return ": ".join([stage.worker, *[", ".join(copies)] * bool(copies)])
 
 
 def _work(plan: Plan) -> Section:
@@ -145,6 +149,38 @@ def _work(plan: Plan) -> Section:
     loops = sum(stage.open_loops for stage in stages)
     open_ones = f"{loops} loop{'s' * (loops > 1)} of unknown length count as one turn: there is more to do than that"
     return Section(head, rows, range(1, 8), [open_ones] * bool(loops))
+
+
+# ---------------------------------------------------------------------- stages in pieces
+def _pieces(plan: Plan) -> Section:
+    """What each device of a split stage holds, and how its variables lie."""
+    rows, lines = [], []
+    for stage in plan.stages.values():
+        held = [(path, plan.layouts[path]) for path in stage.variables if path in plan.layouts]
+        if stage.shards > 1:
+            count = f"{len(held)} of {len(stage.variables)}"
+            rows.append((stage.name, str(stage.shards), count, size(stage.variable_bytes), size(stage.shard_bytes)))
+            lines += [f"{path} is {layout}" for path, layout in held]
+    head = ("", "devices", "variables in pieces", "variables", "a device holds, with slots")
+    return Section(head, rows, range(1, 5), lines)
+
+
+def _collectives(plan: Plan) -> Section:
+    """What crosses between devices, the most first."""
+    found = sorted(plan.collectives, key=lambda each: -each.bytes * each.times)
+    rows = [
+        (each.stage, each.where, each.kind, _shorten(each.tensor), f"{size(each.bytes)} × {each.times}")
+        for each in found[:_COLLECTIVES]
+    ]
+    total = sum(each.bytes * each.times for each in found)
+    rest = [f"and {len(found) - len(rows)} more"] * (len(found) > len(rows))
+    said = [f"a device sends {size(total)} a step, in {sum(each.times for each in found)} collectives"] * bool(found)
+    return Section(("", "in the", "collective", "of", "a device sends"), rows, range(4, 5), [*rest, *said])
+
+
+def _shorten(name: str, most: int = 40) -> str:
+    """The end of a long name."""
+    return name if len(name) <= most else f"...{name[3 - most :]}"
 
 
 # ---------------------------------------------------------------------- what crosses

@@ -30,6 +30,7 @@ from whale_nebula.plan.codec_advice import fallbacks
 from whale_nebula.plan.overview import Overview
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanLink
+from whale_nebula.plan.splits import list_collectives, list_layouts
 from whale_nebula.plan.timing import count_in_flight
 from whale_nebula.report.records import duration, size
 from whale_nebula.runtime.local_sgd.topology import dims_of, sites_of, weights_of
@@ -137,6 +138,8 @@ def _plan(
         notes=(*cut.notes, *fallbacks(cut, rows)),
         lines=canonical_lines(cut.program),
         exchange_seconds=overview.exchange_seconds(),
+        layouts=list_layouts(cut),
+        collectives=list_collectives(cut, rows[0], len(rows)),
         definition=functools.partial(_graph_def, cut, functools.cache(functools.partial(_workshop, captured))),
     )  # fmt: skip
     return replace(plan, notes=(*plan.notes, *overview.advice(plan)))
