@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.loss_weights import recount, roles, settle_sums
-from whale_nebula.capture.mirror import in_order, mirror, mirror_spec
+from whale_nebula.capture.loss_weights import mirror_trace, recount, settle_sums
+from whale_nebula.capture.mirror import in_order, mirror_spec
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.splits import add_splits
 from whale_nebula.capture.tracing import LiveRequest, Tracing
@@ -34,7 +34,7 @@ def assemble(
         recount(trace)
     operations = in_order(trace.graph.get_operations())
     numbers = {op.name: index for index, op in enumerate(operations)}
-    graph = mirror(trace.graph, roles(trace))
+    graph = mirror_trace(trace)
     if not trace.requests:  # a gradient request makes the numbers final
         trace.met.order_stages(graph)
 

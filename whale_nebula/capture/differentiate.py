@@ -23,8 +23,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.loss_weights import roles, weigh
-from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.capture.loss_weights import mirror_trace, weigh
+from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.tracing import LiveRequest, Tracing
 from whale_nebula.passes.checks import backwards, check_order
@@ -79,7 +79,7 @@ def differentiate(
 
 def _labels(trace: Tracing, operations: Sequence[Any]) -> dict[str, int]:
     """Label the ops traced so far; what an earlier request was told stays."""
-    graph = mirror(trace.graph, roles(trace))
+    graph = mirror_trace(trace)
     if not trace.requests:
         trace.met.order_stages(graph)
     numbers = {op.name: index for index, op in enumerate(operations)}

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.mirror import SUMMED, in_order, mirror
 from whale_nebula.capture.places import place_of
+from whale_nebula.capture.splits import name_siblings
 from whale_nebula.capture.tracing import Tracing, current_here
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph
 from whale_nebula.ir.program import Program
@@ -24,6 +25,11 @@ from whale_nebula.passes.rules.verdict import mends
 from whale_nebula.spec import Value
 from whale_nebula.tf import moments as tf_moments
 from whale_nebula.tf import private as tf_private
+
+
+def mirror_trace(trace: Tracing) -> Graph:
+    """The ops of a trace as pure data."""
+    return name_siblings(trace, mirror(trace.graph, roles(trace)))
 
 
 def roles(trace: Tracing) -> dict[str, tuple[str, str]]:
@@ -42,7 +48,7 @@ def roles(trace: Tracing) -> dict[str, tuple[str, str]]:
 def _read_trace(trace: Tracing) -> tuple[Graph, list[Any], dict[str, int]]:
     """The trace as pure data, its ops in the same order, and their numbers by name."""
     operations = in_order(trace.graph.get_operations())
-    return mirror(trace.graph, roles(trace)), operations, {op.name: index for index, op in enumerate(operations)}
+    return mirror_trace(trace), operations, {op.name: index for index, op in enumerate(operations)}
 
 
 def _fold(trace: Tracing, graph: Graph, numbers: Mapping[str, int], **options: Any) -> Folding:
@@ -187,4 +193,4 @@ def settle_sums(trace: Tracing, program: Program, where: Where) -> Program:
         raise refused
     for op in trace.summed:
         tf_moments.unmark(op, SUMMED)
-    return replace(program, graph=mirror(trace.graph, roles(trace)))
+    return replace(program, graph=mirror_trace(trace))

@@ -19,6 +19,9 @@ from whale_nebula.passes.checks import in_flow_order
 from whale_nebula.passes.replicas import speeds
 from whale_nebula.scopes import Frame
 
+REPLICA, SPLIT_STAGE = "replica", "split"
+"""The stages of an `nb.replica` and an `nb.split` that stand side by side, with no `nb.stage` in the step."""
+
 
 @dataclass
 class ScopesMet:
@@ -32,6 +35,7 @@ class ScopesMet:
     numbers: scopes.Numbers = field(default_factory=scopes.Numbers)
     compressions: list[Frame] = field(default_factory=list)
     splits: list[Frame] = field(default_factory=list)
+    beside: list[Frame] = field(default_factory=list)
     pipeline: Pipeline = field(default_factory=Pipeline)
     pipe: Frame | None = None
 
@@ -86,6 +90,24 @@ class ScopesMet:
             warn_once(before.site, warning, frame.site)
         self.pipe = frame
         self.pipeline = replace(self.pipeline, **dict(frame.options))
+
+    def enter_split(self, frame: Frame) -> int:
+        """A split scope is entered; gives its number."""
+        open_now = scopes.open_frames()
+        if scopes.stage_of(open_now) is None and scopes.replica_of(open_now) is None:
+            self.beside.append(frame)
+        return number_in(self.splits, frame)
+
+    def find_siblings(self) -> bool:
+        """Whether the step has no `nb.stage`, but an `nb.split` beside an `nb.replica`: then these are its stages."""
+        copied = self.replicas.met
+        if not self.stages and self.beside and copied and self.replicas.apart is None:
+            home = self.replicas.home
+            self.stages[REPLICA] = Stage(REPLICA, home, str(copied[0].site))
+            self.stages[SPLIT_STAGE] = Stage(SPLIT_STAGE, home, str(self.beside[0].site))
+            self.replicas.of[REPLICA] = copied[0]
+            self.replicas.holding.update(copied)
+        return REPLICA in self.stages and bool(self.beside)
 
     def order_stages(self, graph: Graph) -> None:
         """Number the stages by the way that tensors go."""

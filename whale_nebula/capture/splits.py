@@ -10,14 +10,18 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula import scopes
-from whale_nebula.capture.mirror import SPLIT
+from whale_nebula.capture.mirror import COPIED, SPLIT, in_order
 from whale_nebula.capture.places import warn_once
-from whale_nebula.capture.scopes_met import number_in
+from whale_nebula.capture.scopes_met import REPLICA, SPLIT_STAGE, number_in
 from whale_nebula.errors import NebulaWarning, OptionError
+from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Program, Split, Stage
 from whale_nebula.passes.effects import is_read
 from whale_nebula.scopes import Frame
 from whale_nebula.tf import private as tf_private
+
+_SIBLINGS = {REPLICA: COPIED, SPLIT_STAGE: SPLIT}
+"""The stages of siblings, and what is stamped on their ops."""
 
 _MADE_IN = "_nebula_split"
 """Attribute of a variable: the scope in which it was made."""
@@ -34,6 +38,20 @@ def mark_variables(frame: Frame) -> Iterator[None]:
 
     with tf.variable_creator_scope(make):
         yield
+
+
+def name_siblings(trace: Any, graph: Graph) -> Graph:
+    """The graph with stages where none is written: an `nb.split` beside an `nb.replica` is one, and that another."""
+    if not trace.met.find_siblings():
+        return graph
+    operations = in_order(trace.graph.get_operations())
+    ops = list(graph.ops)
+    for op in graph.ops:
+        stamps = {key: tf_private.number_on(operations[op.index], name) for key, name in _SIBLINGS.items()}
+        key = next((key for key, number in stamps.items() if number is not None), None)
+        if op.stage is None and key is not None:
+            ops[op.index] = replace(op, stage=key)
+    return replace(graph, ops=tuple(ops))
 
 
 def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Program:
@@ -60,7 +78,8 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
     stages = list(program.stages)
     for number, stage in enumerate(stages):
         inside = [frame for (of, _), (_, frame) in found.items() if of == number]
-        stages[number] = replace(stage, shards=_count(stage, inside))
+        beside = {of for of, _ in found if stages[of].cluster == stage.cluster}
+        stages[number] = replace(stage, shards=_count(stage, inside, len(beside)))
     for frame in met:
         if all(frame is not each for _, each in found.values()):
             _warn_of_nothing(frame)
@@ -84,9 +103,12 @@ def _made_inside(trace: Any, numbers: Mapping[str, int]) -> dict[int, Frame]:
     return found
 
 
-def _count(stage: Stage, frames: Sequence[Frame]) -> int:
-    """How many devices a stage has for its pieces."""
-    counts = {frame.options["count"] or scopes.workers_in(stage.cluster): frame for frame in frames}
+def _count(stage: Stage, frames: Sequence[Frame], among: int) -> int:
+    """How many devices a stage has for its pieces: where no scope says so, the workers of its cluster are shared
+    `among` the split stages there.
+    """
+    usual = max(1, scopes.workers_in(stage.cluster) // max(1, among))
+    counts = {frame.options["count"] or usual: frame for frame in frames}
     if len(counts) > 1:
         (one, first), (other, second) = list(counts.items())[:2]
         raise OptionError(

@@ -56,7 +56,7 @@ def tell_if_partly_copied(trace: Tracing, paths: Mapping[int, str]) -> None:
     the id of their handle, `paths` names them.
     """
     replicas = trace.met.replicas
-    if trace.met.stages or replicas.around or not replicas.met:
+    if trace.met.find_siblings() or trace.met.stages or replicas.around or not replicas.met:
         return
     inside, outside = (set(_weights(trace, copied)) for copied in (True, False))
     rest = sorted(paths.get(handle, name) for handle, name in outside - inside)

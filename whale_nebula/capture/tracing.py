@@ -176,7 +176,7 @@ def _meet_scope(trace: Tracing, frame: Frame) -> dict[str, str | int]:
     if frame.kind == "stage":
         return {STAGE: trace.met.stage_of(frame)}
     if frame.kind == "split":
-        return {SPLIT: number_in(trace.met.splits, frame)}
+        return {SPLIT: trace.met.enter_split(frame)}
     return {COMPRESS: number_in(trace.met.compressions, frame)}
 
 

@@ -63,6 +63,11 @@ class Shards:
         """The split stages that this worker runs."""
         return [stage for stage in self.cut.layouts if self.worker in self.cut.workers_of(stage)]
 
+    @property
+    def paths(self) -> frozenset[str]:
+        """The names of the variables that are held in pieces."""
+        return frozenset(self.cut.program.variable_ops[op].path for op in self.pieces)
+
     def index(self, stage: int) -> int:
         """Which of a stage's devices this worker is."""
         return self.cut.workers_of(stage).index(self.worker)

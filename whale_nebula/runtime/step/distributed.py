@@ -289,8 +289,10 @@ class DistributedStep(Runner):
             "leaving": asked,
             "seen": self.seen,
         }
-        if self.routing.replicated and due(self.steps):
-            sheet["alike"] = sums(self.compiled.cut, self.session.worker, self.variables)
+        pieces = self.shards.paths if self.shards is not None else frozenset[str]()
+        if (self.routing.replicated or pieces) and due(self.steps):
+            whole = {path: variable for path, variable in self.variables.items() if path not in pieces}
+            sheet["alike"] = sums(self.compiled.cut, self.session.worker, whole)
         self.session.start_step(sheet, inputs.mark, self._mates, self.readers)
         return self.watch.submit(self.session.check_step, sheet, inputs.mark)
 
