@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
+from whale_nebula.errors import NotYetError, OptionError, PlanError
 from whale_nebula.ir.cut import Cut, Fragment, PhasePlan
 from whale_nebula.ir.layout import SPLIT, Layout, Layouts
 from whale_nebula.ir.program import Program
@@ -50,6 +51,55 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             kept |= {holder for holder, part in sums.items() if part in kept}
             found[number] = replace(layouts, handed_on=frozenset(kept))
     return found
+
+
+def hosts_of_splits(cut: Cut) -> frozenset[str]:
+    """The workers that run devices of split stages."""
+    return frozenset(worker for stage in cut.layouts for worker in cut.workers_of(stage))
+
+
+def check_held(cut: Cut, held: Mapping[int, Layout]) -> None:
+    """Refuse a program that would read as a whole what an earlier one has left in pieces."""
+    program = cut.program
+    known = {op for layouts in cut.layouts.values() for op in layouts.variables}
+    for op, layout in held.items():
+        if layout.kind == SPLIT and op not in known:
+            path = program.variable_ops[op].path
+            raise PlanError(
+                f"an earlier program has divided {path!r} by nb.split, and this one needs it as a whole",
+                where=path,
+                why="variables do not move within a run",
+                mend="the same nb.split(...) around its layer in all programs",
+            )
+
+
+def check_devices(cut: Cut, *, collectives: bool, own_weights: bool) -> None:
+    """Between processes, refuse a split stage that has no worker for each of its devices, and what is not built."""
+    for number in cut.layouts:
+        stage, workers = cut.program.stages[number], cut.workers_of(number)
+        where = next(split.where for split in cut.program.splits if split.stage == number)
+        if len(workers) < stage.shards * stage.replicas:
+            raise OptionError(
+                f"nb.split says {stage.shards} devices, and cluster {stage.cluster!r} has {len(workers)}",
+                where=where,
+                why="between processes each device of a split stage is a worker of its cluster",
+                mend=f"nb.split({len(workers)}), or nb.split() for as many as there are",
+            )
+        built = {
+            "nb.split inside nb.replica between processes": stage.replicas > 1,
+            "nb.split of what every cluster trains a copy of": cut.program.apart is not None,
+            "nb.split with 'weights: own'": own_weights,
+        }
+        missing = next((feature for feature, asked in built.items() if asked), None)
+        if missing is not None:
+            raise NotYetError(missing, where=where, mend="leave nb.split out there: the stage then runs on one worker")
+        if not collectives:
+            raise OptionError(
+                f"the devices of stage {stage.key!r} cannot reach one another",
+                where=where,
+                why="they use TensorFlow's collectives, which cannot be opened once TensorFlow has started",
+                mend="call nb.init() before anything that makes a tensor, a variable or a layer",
+            )
 
 
 def list_fragments(cut: Cut, stage: int) -> Iterator[Fragment]:

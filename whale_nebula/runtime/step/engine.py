@@ -30,6 +30,7 @@ from whale_nebula.ir.program import Program, Stage
 from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.readings import check_here, readers_of
 from whale_nebula.passes.replicas import check_hosts, spread, sums_of
+from whale_nebula.passes.split import check_devices, check_held, hosts_of_splits
 from whale_nebula.report.published import begin, publish
 from whale_nebula.report.records import StageReport
 from whale_nebula.report.report import Report
@@ -275,7 +276,10 @@ def engine(
         if not run.alone:  # what this cluster reads, and what replicas add up, must be here, or nobody begins
             here = run.ledger.session.worker
             check_here(cut, here, layout.absent, where)
-            check_hosts(cut, here, where, collectives=run.ledger.collectives is not None)
+            opened = run.ledger.collectives is not None
+            check_hosts(cut, here, where, collectives=opened)
+            check_devices(cut, collectives=opened or here not in hosts_of_splits(cut), own_weights=run.ledger.own)
+            check_held(cut, held)
         if copied is not None:
             copied.check(cut)
     if not run.alone and (copied is None or copied.mates):
