@@ -142,9 +142,27 @@ def dropping(split: Split) -> Outcome:
     return fit(model, split.cut, x, data(ROWS, 4), batch_size=BATCH)
 
 
+def siblings(split: Split) -> Outcome:
+    """Whale's second case as it is written: features copied, the classifier divided, and no stage."""
+    keras.utils.set_random_seed(8)
+    inputs = keras.Input((6,))
+    scopes = bool(split.count)
+    with nb.cluster(["c0"]) if scopes else contextlib.nullcontext():
+        with nb.replica(split.count) if scopes else contextlib.nullcontext():
+            hidden = layers.Dense(9)(layers.Dense(12, activation="relu")(inputs))
+        with split.along(-1):
+            outputs = layers.Dense(WORDS)(hidden)
+    model = keras.Model(inputs, outputs)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer(global_clipnorm=0.5), loss, metrics=["accuracy"])
+    y = np.random.default_rng(1).integers(0, WORDS, ROWS)
+    return fit(model, split.cut, data(ROWS, 6), y, batch_size=BATCH)
+
+
 MODELS: Mapping[str, Callable[[Split], Outcome]] = {
     "classifier": classifier, "translator": translator, "pictures": pictures, "tied": tied, "dropping": dropping,
+    "siblings": siblings,
 }  # fmt: skip
-STAGES = {"tied": (1,), "dropping": (1,)}
+STAGES = {"tied": (1,), "dropping": (1,), "siblings": (1,)}
 WHOLE_BATCH = frozenset({"dropping"})
 """Models whose rows depend on one another, so that the batch is not cut."""

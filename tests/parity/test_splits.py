@@ -29,7 +29,7 @@ def matrix() -> Iterator[Any]:
     found = []
     for name, count in itertools.product(MODELS, (2, 3, 4)):
         for stages, micro_batches in itertools.product(STAGES.get(name, (1, 2)), (1, 4)):
-            if micro_batches == 1 or name not in WHOLE_BATCH:
+            if micro_batches == 1 or name not in (*WHOLE_BATCH, "siblings"):
                 found.append((name, count, Cut(stages, micro_batches)))
         if name not in WHOLE_BATCH | STAGES.keys():
             found.append((name, count, Cut(2, 2, replicas=(2, 1))))

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.parity.crossing import CODECS, crossed
+from tests.parity.splits import MODELS, Split
 from tests.parity.zoo import ZOO
 from tests.processes import synchronized
 from tests.processes.lesson import hexed
@@ -70,6 +71,27 @@ def normalised(*asked: str) -> None:
             tell(argument, synchronized.CASES[name](synchronized.within(tuple(map(int, copies.split("+"))))))
         except nb.errors.BatchCoupledError as error:
             tell(argument, str(error))
+
+
+def divided(*asked: str) -> None:
+    """Models in pieces in one cluster, each as "translator,2,1,4" says: devices, stages, micro-batches."""
+    nb.init()
+    for argument in asked:
+        name, *numbers = argument.split(",")
+        count, stages, micro_batches = map(int, numbers)
+        try:
+            found = MODELS[name](Split(Cut(stages, micro_batches, clusters=False), count))
+        except NebulaError as error:
+            tell(argument, str(error))
+            continue
+        weights = [weight.tolist() for weight in found.weights]
+        tell(argument, {"losses": found.losses, "history": found.history, "weights": weights})
+    kept = current_run().ledger.kept.values()
+    tell("pieces", {each.path: each.piece.variable.shape.as_list() for each in kept if each.piece is not None})
+    try:
+        next(each.variable for each in kept if each.piece is not None).numpy()
+    except nb.errors.CollectiveReadError as error:
+        tell("read", str(error))
 
 
 def compressed(*asked: str) -> None:
@@ -390,7 +412,7 @@ def verifying() -> None:
 if __name__ == "__main__":
     act(
         (
-            zoo, replicated, normalised, compressed, endless, course, apart, choosing, differences, projected, uneven,
+            zoo, replicated, normalised, divided, compressed, endless, course, apart, choosing, differences, projected, uneven,
             seeing, verifying,
         )
     )  # fmt: skip
