@@ -1,0 +1,45 @@
+"""A large classifier on the workers of a cluster: all of it copied, or the classifier divided; or uncut.
+
+ours.py replica|split|uncut CLASSES PORT
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import keras
+import tensorflow as tf
+from task import RATE, loss_of, make_batch, make_body, peak_mib, serve
+
+import whale_nebula as nb
+
+kind, classes, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+tf.config.threading.set_intra_op_parallelism_threads(1)
+if kind != "uncut":
+    nb.init()
+x, y = make_batch(classes)
+before = peak_mib()
+body, head = make_body(), keras.layers.Dense(classes, use_bias=False, name="head")
+optimizer = keras.optimizers.SGD(RATE, momentum=0.9)
+none = contextlib.nullcontext
+
+
+def train(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    with none() if kind == "uncut" else nb.cluster(["a"]), tf.GradientTape() as tape:
+        with none() if kind == "uncut" else nb.replica():
+            hidden = x
+            for layer in body:
+                hidden = layer(hidden)
+            if kind == "replica":
+                loss = loss_of(head(hidden), y)
+        if kind != "replica":
+            with none() if kind == "uncut" else nb.split():
+                loss = loss_of(head(hidden), y)
+    weights = [weight for layer in (*body, head) for weight in layer.trainable_variables]
+    optimizer.apply(tape.gradient(loss, weights), weights)
+    return loss
+
+
+step = (tf.function if kind == "uncut" else nb.function)(train)
+serve(port, kind, lambda: float(step(x, y)), before)

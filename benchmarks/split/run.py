@@ -1,0 +1,123 @@
+"""A classifier of 100,000 classes on two workers: copied, divided, and by MultiWorkerMirroredStrategy.
+
+    python benchmarks/split/run.py           # ten minutes
+    python benchmarks/split/run.py --quick   # few steps, nothing written
+
+Contenders are started one after the other, forward and back (A B C C B A), since two of them do not fit beside each
+other; each worker has one thread for computing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import common  # noqa: E402
+from whale_nebula.launch import spawn  # noqa: E402
+
+CONTENDERS = ("split", "replica", "mwms", "uncut")
+SAID = {
+    "split": "`nb.replica()` beside `nb.split()`", "replica": "`nb.replica()` around all",
+    "mwms": "MultiWorkerMirroredStrategy, own loop", "uncut": "one process, uncut",
+}  # fmt: skip
+WORKERS = {"a/0": "a", "a/1": "a"}
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "ERROR"}
+BARS = [("seconds", "replica", 1 / 3), ("peak", "replica", 0.60)]
+"""Of the divided one, the median step and the peak of memory of a worker, as a share of another's."""
+DEADLINE = 900
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def measure(name: str, classes: int, steps: int) -> dict[str, Any]:
+    """Start a contender, let it run, and end it; the slower worker counts, and the one that holds more."""
+    with contextlib.ExitStack() as stack:
+        door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        door.settimeout(DEADLINE)
+        port = door.getsockname()[1]
+        start(stack, name, classes, port)
+        lines = [
+            stack.enter_context(stack.enter_context(door.accept()[0]).makefile("rw"))
+            for _ in range(1 if name == "uncut" else 2)
+        ]
+        for line in lines:
+            line.readline()
+        for count in (2, steps):
+            for line in lines:
+                line.write(f"{count}\n")
+                line.flush()
+            told = [json.loads(line.readline()) for line in lines]
+    seconds = [max(both) for both in zip(*(each["seconds"] for each in told), strict=True)]
+    return {"seconds": seconds, "peak": max(each["peak"] - each["before"] for each in told)}
+
+
+def start(stack: contextlib.ExitStack, name: str, classes: int, port: int) -> None:
+    """The processes of a contender."""
+    env = {**QUIET, "PYTHONPATH": f"{HERE}:{ROOT}"}
+    if name in ("split", "replica"):
+        script = ["-m", "whale_nebula.launch.child", str(HERE / "ours.py"), name, str(classes), str(port)]
+        stack.enter_context(spawn(script, WORKERS, seed=1, env=env))
+        return
+    for command, more in commands(name, classes, port):
+        process = subprocess.Popen(command, env={**os.environ, **env, **more}, cwd=HERE)
+        stack.callback(process.wait, 30)
+        stack.callback(process.terminate)
+
+
+def commands(name: str, classes: int, port: int) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """The command of each process, and what it finds in its environment."""
+    if name == "uncut":
+        yield [sys.executable, str(HERE / "ours.py"), name, str(classes), str(port)], {}
+        return
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    for index in range(2):
+        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        words = [str(classes), str(port), str(index)]
+        yield [sys.executable, str(HERE / "mwms.py"), *words], {"TF_CONFIG": json.dumps(config)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few steps, nothing written")
+    parser.add_argument("--only", nargs="*", choices=CONTENDERS, help="these contenders alone; nothing written")
+    parser.add_argument("--classes", type=int, default=100_000)
+    asked = parser.parse_args()
+    names, steps = asked.only or CONTENDERS, 4 if asked.quick else 12
+    machine = common.machine()
+    found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "peak": []} for name in names}
+    for name in names if asked.quick else (*names, *reversed(names)):
+        told = measure(name, asked.classes, steps)
+        found[name]["seconds"] += told["seconds"]
+        found[name]["peak"].append(told["peak"])
+        print(name, round(median(told["seconds"]), 3), "s,", round(told["peak"]), "MiB", flush=True)
+    short = {n: {"seconds": round(median(e["seconds"]), 3), "peak": round(max(e["peak"]))} for n, e in found.items()}
+    rows: list[list[object]] = [["", "a step, s", "peak of a worker, MiB"]]
+    rows += [[SAID[name], each["seconds"], each["peak"]] for name, each in short.items()]
+    for what, other, bar in BARS if {"split", "replica"} <= set(short) else ():
+        ratio = short["split"][what] / short[other][what]
+        rows.append([f"{what} beside {SAID[other]}", f"{ratio:.2f}", common.verdict(ratio, bar)])
+    for row in rows:
+        print(*row, sep=" | ")
+    if not asked.quick and not asked.only and asked.classes == 100_000:
+        common.write(__file__, {"machine": machine, "steps": 2 * steps, "found": short}, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The model of the benchmark, and a contender's side of it: steps as it is told, their seconds, and its peak memory."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+ROWS, INPUTS, FEATURES, RATE = 32, 1024, 512, 1e-3
+HIDDEN = (2048, 1536, FEATURES)
+"""The body has 6 million weights in residual dense layers; a head of 100,000 classes has 51 million."""
+
+
+def make_body() -> list[keras.layers.Layer]:
+    """The layers before the classifier."""
+    return [keras.layers.Dense(width, activation="relu", name=f"body{n}") for n, width in enumerate(HIDDEN)]
+
+
+def make_batch(classes: int, rows: int = ROWS, seed: int = 0) -> tuple[Any, Any]:
+    """Rows and their classes."""
+    draw = np.random.default_rng(seed)
+    x = draw.standard_normal((rows, INPUTS)).astype("float32")
+    return tf.constant(x), tf.constant(draw.integers(0, classes, rows))
+
+
+def loss_of(logits: Any, y: Any) -> Any:
+    """The mean over the rows."""
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+
+
+def peak_mib() -> float:
+    """The most memory that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def serve(port: int, name: str, step: Callable[[], object], before: float) -> None:
+    """Run every block that is asked for, step by step; `before` is the peak of memory before there was a model."""
+    with socket.create_connection(("127.0.0.1", port)) as line, line.makefile("rw") as talk:
+
+        def say(found: object) -> None:
+            talk.write(json.dumps(found) + "\n")
+            talk.flush()
+
+        say(name)
+        for order in iter(talk.readline, ""):
+            seconds = []
+            for _ in range(int(order)):
+                began = time.perf_counter()
+                step()
+                seconds.append(time.perf_counter() - began)
+            say({"seconds": seconds, "peak": peak_mib(), "before": before})
