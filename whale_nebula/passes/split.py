@@ -30,6 +30,9 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
     folds = fold(program.graph, {leaf.op: 0 for leaf in program.leaves if leaf.batched}).folds
     for number, stage in enumerate(program.stages):
         own = {each.variable: Layout(SPLIT, each.axis) for each in program.splits if each.stage == number}
+        apart = [op for op in own if not _is_of_stage(cut, number, op)]
+        notes = [f"{program.variable_ops[op].path} is not divided: other stages hold it, too" for op in apart]
+        own = {op: layout for op, layout in own.items() if op not in apart}
         own |= {op: layout for op, layout in held.items() if op in own or stage.shards > 1}
         if own:
             fragments, sums = list(list_fragments(cut, number)), dict(list_sums(program))
@@ -41,7 +44,7 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
                 variables=own,
                 parts=sums,
                 wholes=wholes,
-                settled=frozenset(held),
+                settled=frozenset(op for op in program.variable_ops if op in held or not _is_of_stage(cut, number, op)),
                 kept_whole=frozenset().union(*(layouts.touched for layouts in found.values())),
                 folds=folds,
                 where=where,
@@ -49,8 +52,13 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             layouts = complete_layouts(question)
             kept = {value for fragment in fragments for value in fragment.fetches if value in layouts.of} - wholes
             kept |= {holder for holder, part in sums.items() if part in kept}
-            found[number] = replace(layouts, handed_on=frozenset(kept))
+            found[number] = replace(layouts, handed_on=frozenset(kept), notes=(*notes, *layouts.notes))
     return found
+
+
+def _is_of_stage(cut: Cut, stage: int, variable: int) -> bool:
+    """Whether only the workers of a stage hold a variable."""
+    return set(cut.held[cut.program.variable_ops[variable].path]) <= set(cut.workers_of(stage))
 
 
 def hosts_of_splits(cut: Cut) -> frozenset[str]:

@@ -464,8 +464,8 @@ def leaf_paths(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:
 
 
 def variables_later(function: Any) -> Callable[[Callable[[Any], bool]], None]:
-    """Let tracing a tf.function leave the variables that it creates without values. Gives what gives them theirs, but
-    for those of which a predicate says no.
+    """Let tracing a tf.function leave the variables that it creates without values. Gives what gives theirs to those of
+    which a predicate says yes; it may be called again for others.
     """
     pairs: list[tuple[Any, Any]] = []
     give = function._initialize_uninitialized_variables
@@ -473,8 +473,9 @@ def variables_later(function: Any) -> Callable[[Callable[[Any], bool]], None]:
 
     def begin(wanted: Callable[[Any], bool]) -> None:
         chosen = [pair for pair in pairs if wanted(pair[0])]
-        pairs.clear()
-        give(chosen)
+        pairs[:] = [pair for pair in pairs if not any(pair is each for each in chosen)]
+        if chosen:
+            give(chosen)
 
     return begin
 

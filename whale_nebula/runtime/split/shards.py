@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -10,7 +10,8 @@ from typing import Any, cast
 import tensorflow as tf
 
 from whale_nebula.ir.cut import Cut, Fragment
-from whale_nebula.ir.layout import SPLIT, Layout
+from whale_nebula.ir.layout import SPLIT, Layout, local_shape
+from whale_nebula.ir.program import Variable
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.replicas.collectives import Collectives
 from whale_nebula.runtime.split.collective_group import Broadcast, CollectiveGroup
@@ -120,20 +121,75 @@ class SplitExchange:
         self.inner.abort(failure)
 
 
-def hold_pieces(shards: Shards, variables: Mapping[str, Any], ledger: Ledger) -> None:
-    """Let a worker hold its pieces of the variables of split stages; those of earlier programs are held already."""
-    program = shards.cut.program
+@dataclass(frozen=True)
+class Parted:
+    """The variables that a program newly divides, each with the stage whose workers hold its pieces.
+
+    Those that are trained start from the first worker's value, of which each is given its piece. Others (an optimizer's
+    slots) every worker makes by itself, and keeps its piece.
+    """
+
+    cut: Cut
+    stages: Mapping[str, int]
+
+    @classmethod
+    def of(cls, cut: Cut, variables: Mapping[str, Any], ledger: Ledger) -> Parted:
+        """Those of a program; none where no stage is split."""
+        found: dict[str, int] = {}
+        for stage, layouts in cut.layouts.items():
+            for op, layout in layouts.variables.items():
+                path = cut.program.variable_ops[op].path
+                if layout.kind == SPLIT and ledger.layout_of(variables[path]) is None:
+                    found[path] = stage
+        return cls(cut, dict(sorted(found.items())))
+
+    def shapes(self, worker: str) -> dict[str, tuple[int, ...] | None]:
+        """The shape of the piece of each that a worker is given; None of what it makes by itself."""
+        found: dict[str, tuple[int, ...] | None] = {}
+        for variable in self.cut.program.variables:
+            stage = self.stages.get(variable.path)
+            if stage is not None:
+                here = worker in self.cut.workers_of(stage)
+                found[variable.path] = self.shape(variable, stage, worker) if variable.trainable and here else None
+        return found
+
+    def shape(self, variable: Variable, stage: int, worker: str) -> tuple[int, ...]:
+        """The shape of a worker's piece."""
+        layouts, index = self.cut.layouts[stage], self.cut.workers_of(stage).index(worker)
+        piece = local_shape(variable.spec, layouts.variables[variable.op], layouts.count, index)
+        return tuple(axis or 0 for axis in piece.shape or ())
+
+
+def hold_pieces(
+    shards: Shards, parted: Parted, variables: Mapping[str, Any], ledger: Ledger, begin: Callable[[Any], None]
+) -> None:
+    """Let a worker hold its pieces of the variables of split stages, one variable after the other; `begin` gives one
+    its value that has none yet. Pieces of earlier programs are held already.
+    """
+    ledger.exchanges += 1
+    program, trained = shards.cut.program, 0
+    known = {variable.path: variable for variable in program.variables}
+    for path, stage in parted.stages.items():
+        slot, trained = trained, trained + known[path].trainable
+        if stage not in shards.stages:
+            continue
+        own, layout = variables[path], shards.cut.layouts[stage].variables[known[path].op]
+
+        def take(number: int, own: Any = own, layout: Layout = layout, stage: int = stage) -> Any:
+            return take_piece(own.read_value(), layout, len(shards.cut.workers_of(stage)), number)
+
+        index = shards.index(stage)
+        if index == 0 or not known[path].trainable:
+            begin(own)
+        if known[path].trainable:
+            workers = shards.cut.workers_of(stage) if index == 0 else ()
+            first = ledger.hand_out(slot, own, {worker: take(number) for number, worker in enumerate(workers)})
+        else:
+            first = take(index)
+        with tf.device(own.device):
+            made = tf.Variable(first, trainable=False, name=f"{path}/piece")
+        ledger.hold(own, Piece(layout, len(shards.cut.workers_of(stage)), index, made, path, shards.collectives))
     for stage in shards.stages:
-        layouts = shards.cut.layouts[stage]
-        for op, layout in layouts.variables.items():
-            if layout.kind != SPLIT:
-                continue
-            path = program.variable_ops[op].path
-            own, index = variables[path], shards.index(stage)
-            kept = ledger.kept[id(own)]
-            if not isinstance(kept.piece, Piece):
-                first = take_piece(own.read_value(), layout, layouts.count, index)
-                with tf.device(own.device):
-                    made = tf.Variable(first, trainable=False, name=f"{path}/piece")
-                ledger.hold(own, Piece(layout, layouts.count, index, made, path, shards.collectives))
-            shards.pieces[op] = cast(Piece, kept.piece)
+        for op, layout in shards.cut.layouts[stage].variables.items():
+            if layout.kind == SPLIT:
+                shards.pieces[op] = cast(Piece, ledger.kept[id(variables[program.variable_ops[op].path])].piece)

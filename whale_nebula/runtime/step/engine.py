@@ -40,7 +40,7 @@ from whale_nebula.runtime.exchange.state import Said, States
 from whale_nebula.runtime.local_sgd.clusters import OfClusters, of_clusters
 from whale_nebula.runtime.replicas.collectives import ReplicaSums, replica_sums
 from whale_nebula.runtime.run import Run, current_run
-from whale_nebula.runtime.split.shards import Shards, hold_pieces
+from whale_nebula.runtime.split.shards import Parted, Shards, hold_pieces
 from whale_nebula.runtime.step.clock import Runner, StepOutcome, annotation
 from whale_nebula.runtime.step.compiled import Compiled, Workshop, Xla, refused_by_xla
 from whale_nebula.runtime.step.distributed import DistributedStep
@@ -338,12 +338,17 @@ def _runner(
     return LocalStep(compiled, captured.variables)
 
 
-def _shards(cut: Cut, captured: Captured, run: Run, worker: str) -> Shards | None:
+def _shards(cut: Cut, captured: Captured, run: Run, worker: str, parted: Parted) -> Shards | None:
     """What this worker has of split stages."""
-    if not any(worker in cut.workers_of(stage) for stage in cut.layouts) or run.ledger.collectives is None:
+    if worker not in hosts_of_splits(cut) or run.ledger.collectives is None:
+        run.ledger.exchanges += bool(cut.layouts)  # as those do that have some
         return None
+
+    def begin(own: Any) -> None:
+        captured.begin(lambda variable: variable is own)
+
     shards = Shards(cut, worker, run.ledger.collectives, run.programs)
-    hold_pieces(shards, captured.variables, run.ledger)
+    hold_pieces(shards, parted, captured.variables, run.ledger, begin)
     return shards
 
 
@@ -369,18 +374,20 @@ def _together(
         refuse_unshared(ids, readers, clusters)
         states = _states(run, captured)
         ends = Crossings(cut, cut.routing, clusters).ends(session.worker.__eq__)  # the channels with an end here
-        run.ledger.expect(captured.variables, cut.held)
+        parted = Parted.of(cut, captured.variables, run.ledger)
+        run.ledger.expect(captured.variables, cut.held, parted.shapes(session.worker))
         told = session.agree(name, digest_lines(lines), lines, first_difference, states.versions(ends))
         for channel in map(escape_foreign_text, states.drop(told, ends)):
             _LOG.warning("the processes have unlike codec states of %s: all of them begin anew", channel)
         elsewhere = {id(captured.variables[path]) for path, held in cut.held.items() if session.worker not in held}
-        captured.begin(lambda variable: id(variable) not in elsewhere)
-        run.ledger.settle(captured.variables, cut.held, () if copied is None else copied.far)
+        later = elsewhere | {id(captured.variables[path]) for path in parted.stages}
+        captured.begin(lambda variable: id(variable) not in later)
+        run.ledger.settle(captured.variables, cut.held, () if copied is None else copied.far, parted.stages)
+        shards = _shards(cut, captured, run, session.worker, parted)
     except BaseException as failure:
         session.fail(failure)
         raise
     sums = replica_sums(cut, session.worker, run.ledger.collectives, run.programs) if sums_of(cut.program) else None
-    shards = _shards(cut, captured, run, session.worker)
     compiled = Compiled(cut, session.worker, _workshop(captured, cut, xla, sums, shards))
     variables = dict(captured.variables)
     for op, piece in shards.pieces.items() if shards is not None else ():

@@ -69,27 +69,50 @@ class Ledger:
     whole: set[int] = field(default_factory=set)
 
     def settle(
-        self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]], copied: Sequence[str] = ()
+        self,
+        variables: Mapping[str, Any],
+        held: Mapping[str, Sequence[str]],
+        copied: Sequence[str] = (),
+        parted: Collection[str] = (),
     ) -> None:
         """Take in a program: what several workers hold starts from the first one's value; the rest is emptied.
 
-        Those that it is `copied` to hold variables of their own, which are nobody else's business.
+        Those that it is `copied` to hold variables of their own, which are nobody else's business. Of what is `parted`
+        each holder is given its piece: see `hand_out`.
         """
         new = self._new(variables, held)
-        self._share([kept for kept in new if len(kept.holders) > 1])
+        self._share([kept for kept in new if len(kept.holders) > 1 and kept.path not in parted])
         for kept in new:
             kept.holders = tuple(dict.fromkeys([*kept.holders, *copied]))
             self.kept[id(kept.variable)] = kept
             if self.session.worker not in kept.holders:
                 empty(kept)
 
-    def expect(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]]) -> None:
-        """Admit the values that `settle` will receive. Call it before the agreement on a program: the others send them
-        right after that.
+    def expect(
+        self,
+        variables: Mapping[str, Any],
+        held: Mapping[str, Sequence[str]],
+        parted: Mapping[str, Sequence[int] | None] | None = None,
+    ) -> None:
+        """Admit the values that `settle` and `hand_out` will receive. Call it before the agreement on a program: the
+        others send them right after that. Of what is `parted` a piece of that shape is admitted, or nothing.
         """
-        shared = [kept for kept in self._new(variables, held) if len(kept.holders) > 1]
-        here = self.session.worker
+        parted, here, new = parted or {}, self.session.worker, self._new(variables, held)
+        shared = [kept for kept in new if len(kept.holders) > 1 and kept.path not in parted]
         self._admit(self.exchanges + 1, [(slot, kept) for slot, kept in enumerate(shared) if here in kept.holders[1:]])
+        pieces = [kept for kept in new if parted.get(kept.path) is not None]
+        mine = [(slot, kept) for slot, kept in enumerate(pieces) if here in kept.holders[1:]]
+        self._admit(self.exchanges + 2, mine, {kept.path: parted[kept.path] or () for kept in pieces})
+
+    def hand_out(self, slot: int, variable: Any, pieces: Mapping[str, Any]) -> Any:
+        """The piece of a variable for this worker: its first holder has all `pieces`, and gives others theirs."""
+        kept, here = self.kept[id(variable)], self.session.worker
+        if kept.holders[0] != here:
+            return tf.convert_to_tensor(self._receive(slot, kept))
+        for worker, piece in pieces.items():
+            if worker != here:
+                self.session.links[worker].send(self._key(slot, kept, worker), np.asarray(piece))
+        return pieces[here]
 
     def hold(self, variable: Any, piece: Joined) -> None:
         """Hold a piece of a variable from now on, instead of all of it."""
@@ -135,11 +158,14 @@ class Ledger:
             for destination in destinations:
                 self.session.links[destination].send(self._key(slot, kept, destination), array)
 
-    def _admit(self, exchange: int, wanted: Sequence[tuple[int, Kept]]) -> None:
+    def _admit(
+        self, exchange: int, wanted: Sequence[tuple[int, Kept]], shapes: Mapping[str, Sequence[int]] | None = None
+    ) -> None:
         """Let these values come, and no others. All send at once, so what is asked for does not hold the sender."""
         for slot, kept in wanted:
             key = self._key(slot, kept, self.session.worker, exchange)
-            self.session.expected.add_value(key, kept.variable.dtype.name, kept.variable.shape)
+            shape = (shapes or {}).get(kept.path, kept.variable.shape)
+            self.session.expected.add_value(key, kept.variable.dtype.name, shape)
             self.session.links[kept.holders[0]].later(key)
 
     def _receive(self, slot: int, kept: Kept) -> Any:
