@@ -489,6 +489,12 @@ VARIABLE_WRITES = ("assign", "assign_add", "assign_sub", "_restore_from_tensors"
 VARIABLE_OVERWRITES = ("assign", "_restore_from_tensors")
 """Those of them that do not ask what the variable was before."""
 
+
+def written_value(value: Any, *args: Any, **kwargs: Any) -> Any:
+    """What one of these is to write: `assign` is given a value, `_restore_from_tensors` one by a name."""
+    return next(iter(value.values())) if isinstance(value, Mapping) else value
+
+
 VARIABLE_HANDLE = "_handle"
 """Attribute that eager ops in C++ read a variable by, past its methods, if it is an EagerTensor and nothing else."""
 

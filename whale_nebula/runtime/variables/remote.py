@@ -325,15 +325,15 @@ def _guards(kind: Any) -> dict[str, Any]:
 
         def write(variable: Any, *args: Any, **kwargs: Any) -> Any:
             piece = variable.nebula_piece
-            if not tf.executing_eagerly() or (piece is not None and name in tf_private.VARIABLE_OVERWRITES):
-                found = plain(variable, *args, **kwargs)
-                if tf.executing_eagerly():
-                    whole = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
-                    piece.store(whole)
-                    _drop(variable)
-                return found
-            if piece is not None:
+            if not tf.executing_eagerly():
+                return plain(variable, *args, **kwargs)
+            if piece is None:
+                return variable
+            if name not in tf_private.VARIABLE_OVERWRITES:
                 raise variable._refuse()
+            whole = tf.convert_to_tensor(tf_private.written_value(*args, **kwargs), variable.dtype)
+            whole.shape.assert_is_compatible_with(variable.shape)
+            piece.store(whole)
             return variable
 
         return write
