@@ -5,6 +5,7 @@ from .abnet_cmlm import MaskedABNet
 from .abnet_objective import ABNet
 from .bert import Bert, BertSizes
 from .bert_folder import load_bert, load_masked_lm, save_bert
+from .experts import SwitchFeedForward
 from .masked_lm import masked_lm
 from .smoothing import SmoothedCrossentropy
 from .transformer import Sizes, transformer
@@ -18,6 +19,7 @@ __all__ = [
     "MaskedABNet",
     "Sizes",
     "SmoothedCrossentropy",
+    "SwitchFeedForward",
     "Translator",
     "load_bert",
     "load_masked_lm",

@@ -317,4 +317,4 @@ def _lay(side: Labels, label: str, spec: Spec, units: int) -> Layout:
     size = None if spec.shape is None or axis < 0 else spec.shape[axis]
     if axis < 0 or size == 1:
         return WHOLE_LAYOUT
-    return Layout(SPLIT, axis, 0 if size is None or size == units else units)
+    return Layout(SPLIT, axis, 0 if size == units else units)

@@ -412,7 +412,7 @@ def verifying() -> None:
 if __name__ == "__main__":
     act(
         (
-            zoo, replicated, normalised, divided, compressed, endless, course, apart, choosing, differences, projected, uneven,
-            seeing, verifying,
+            zoo, replicated, normalised, divided, compressed, endless, course, apart, choosing, differences, projected,
+            uneven, seeing, verifying,
         )
     )  # fmt: skip
