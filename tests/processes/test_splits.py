@@ -8,6 +8,7 @@ import pytest
 
 import whale_nebula as nb
 from tests.parity.splits import MODELS, Split
+from tests.parity.test_shared_slots import train
 from tests.processes.running import Ended, ended, started
 from tests.same import Cut, Outcome, assert_same
 
@@ -63,3 +64,16 @@ def test_a_piece_is_not_read_for_the_whole(two: tuple[Ended, Mapping[str, Outcom
 
 def test_devices_need_a_worker_each(two: tuple[Ended, Mapping[str, Outcome]]) -> None:
     assert "nb.split says 3 devices, and cluster 'c0' has 2" in two[0].same(TOO_MANY)
+
+
+def test_replicas_hold_parts_of_slots() -> None:
+    """And train as one whose slots are whole, with a norm over all gradients, and with one for each weight."""
+    with started("train", TWO, "sharing", "adamw", "lamb", deadline=DEADLINE) as job:
+        expected = {name: train(name, 0).weights for name in ("adamw", "lamb")}
+        found = ended(job, DEADLINE)
+    for name, weights in expected.items():
+        assert_same(weights, found.same(name), "processes", LENGTH)
+    first, second = found.all("slots")
+    kernels = [path for path in first if "dense" in path and len(first[path]) == 2 and first[path][1] == 10]
+    assert len(kernels) >= 2
+    assert all(first[path][0] + second[path][0] == 7 for path in kernels)

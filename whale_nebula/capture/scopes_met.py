@@ -230,7 +230,8 @@ class Replicas:
             return [Stage("stage0", "local")]
         if not stages:
             count = _count(frame) or scopes.workers_in(self.home)
-            return [Stage("stage0", self.home, str(frame.site) if frame and (count > 1 or self.apart) else "", count)]
+            where = str(frame.site) if frame and (count > 1 or self.apart) else ""
+            return [Stage("stage0", self.home, where, count, shared_slots=_shares_slots(frame))]
         if self.apart is not None:
             stages = [replace(stage, cluster=self.home) for stage in stages]
         idle = next((frame for frame in self.met if frame not in self.holding), None)
@@ -243,7 +244,10 @@ class Replicas:
                 mend='with nb.replica(...), nb.stage(name="..."): around the same lines',
             )
         inside = Counter((self.of.get(stage.key), stage.cluster) for stage in stages)
-        return [replace(stage, replicas=self._number(stage, inside)) for stage in stages]
+        return [
+            replace(stage, replicas=self._number(stage, inside), shared_slots=_shares_slots(self.of.get(stage.key)))
+            for stage in stages
+        ]
 
     def _number(self, stage: Stage, inside: Mapping[tuple[Frame | None, str], int]) -> int:
         frame = self.of.get(stage.key)
@@ -255,6 +259,10 @@ class Replicas:
 def _count(frame: Frame | None) -> int:
     """The number that a scope gives; 0 where it leaves it to the cluster."""
     return 1 if frame is None else int(frame.options["count"] or 0)
+
+
+def _shares_slots(frame: Frame | None) -> bool:
+    return frame is not None and frame.options.get("shard") is not None
 
 
 def _describe_frame(frame: Frame | None) -> str:

@@ -87,6 +87,7 @@ class Stage:
 
     There are `replicas` of it, and each takes its share of the micro-batches; `speeds` are theirs beside one another,
     where the config says that they differ. `shards` is the number of devices that its variables are split over.
+    With `shared_slots` each replica holds a part of the optimizer's slots.
     """
 
     key: str
@@ -95,6 +96,7 @@ class Stage:
     replicas: int = 1
     speeds: tuple[float, ...] = ()
     shards: int = 1
+    shared_slots: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from whale_nebula.ir.cut import Cut, Fragment, PhasePlan
 from whale_nebula.ir.layout import SPLIT, Layout, Layouts
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.layouts import Question, complete_layouts
-from whale_nebula.passes.rules import fold
+from whale_nebula.passes.rules import Fold, fold
 from whale_nebula.spec import Value
 
 
@@ -25,35 +25,55 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
     """
     program = cut.program
     found: dict[int, Layouts] = {}
-    if not program.splits:
-        return found
-    folds = fold(program.graph, {leaf.op: 0 for leaf in program.leaves if leaf.batched}).folds
+    folds: Mapping[Value, Fold] | None = None
     for number, stage in enumerate(program.stages):
         own = {each.variable: Layout(SPLIT, each.axis) for each in program.splits if each.stage == number}
         apart = [op for op in own if not _is_of_stage(cut, number, op)]
         notes = [f"{program.variable_ops[op].path} is not divided: other stages hold it, too" for op in apart]
         own = {op: layout for op, layout in own.items() if op not in apart}
-        own |= {op: layout for op, layout in held.items() if op in own or stage.shards > 1}
-        if own:
-            fragments, sums = list(list_fragments(cut, number)), dict(list_sums(program))
-            wholes = frozenset(list_wholes(cut, number, fragments))
-            question = Question(
-                graph=program.graph,
-                ops=list(dict.fromkeys(chain.from_iterable(fragment.ops for fragment in fragments))),
-                count=stage.shards,
-                variables=own,
-                parts=sums,
-                wholes=wholes,
-                settled=frozenset(op for op in program.variable_ops if op in held or not _is_of_stage(cut, number, op)),
-                kept_whole=frozenset().union(*(layouts.touched for layouts in found.values())),
-                folds=folds,
-                where=where,
-            )
-            layouts = complete_layouts(question)
-            kept = {value for fragment in fragments for value in fragment.fetches if value in layouts.of} - wholes
-            kept |= {holder for holder, part in sums.items() if part in kept}
-            found[number] = replace(layouts, handed_on=frozenset(kept), notes=(*notes, *layouts.notes))
+        count, settled = stage.shards, {op for op in program.variable_ops if not _is_of_stage(cut, number, op)}
+        if stage.shared_slots and stage.shards == 1:
+            count = len(cut.workers_of(number)) if len(cut.workers) > 1 else stage.replicas
+            own = dict(_find_slots(cut, number, count))
+            settled |= program.variable_ops.keys()
+        own |= {op: layout for op, layout in held.items() if op in own or count > 1}
+        if count < 2 or all(layout.kind != SPLIT for layout in own.values()):
+            continue
+        if folds is None:
+            folds = fold(program.graph, {leaf.op: 0 for leaf in program.leaves if leaf.batched}).folds
+        fragments, sums = list(list_fragments(cut, number)), dict(list_sums(program))
+        wholes = frozenset(list_wholes(cut, number, fragments))
+        question = Question(
+            graph=program.graph,
+            ops=list(dict.fromkeys(chain.from_iterable(fragment.ops for fragment in fragments))),
+            count=count,
+            variables=own,
+            parts=sums,
+            wholes=wholes,
+            settled=frozenset(settled | held.keys()),
+            kept_whole=frozenset().union(*(layouts.touched for layouts in found.values())),
+            folds=folds,
+            where=where,
+        )
+        layouts = complete_layouts(question)
+        kept = {value for fragment in fragments for value in fragment.fetches if value in layouts.of} - wholes
+        kept |= {holder for holder, part in sums.items() if part in kept}
+        found[number] = replace(layouts, handed_on=frozenset(kept), notes=(*notes, *layouts.notes))
     return found
+
+
+def _find_slots(cut: Cut, stage: int, count: int) -> Iterator[tuple[int, Layout]]:
+    """The variables of the form of a weight that only the stage's updates touch, along the first axis long enough."""
+    program = cut.program
+    forward = {op for phase in cut.phases for piece in list_pieces(phase, stage) for op in piece.ops}
+    read = {value.op for op in forward for value in program.graph.ops[op].inputs}
+    own = [(op, each) for op, each in program.variable_ops.items() if _is_of_stage(cut, stage, op)]
+    weights = {each.spec for op, each in own if op in read and each.trainable}
+    for op, each in own:
+        shape = each.spec.shape or ()
+        axis = next((axis for axis, size in enumerate(shape) if size is not None and size >= count), None)
+        if op not in read and not each.trainable and each.spec in weights and axis is not None:
+            yield op, Layout(SPLIT, axis)
 
 
 def _is_of_stage(cut: Cut, stage: int, variable: int) -> bool:
@@ -85,8 +105,8 @@ def check_devices(cut: Cut, *, collectives: bool, own_weights: bool) -> None:
     """Between processes, refuse a split stage that has no worker for each of its devices, and what is not built."""
     for number in cut.layouts:
         stage, workers = cut.program.stages[number], cut.workers_of(number)
-        where = next(split.where for split in cut.program.splits if split.stage == number)
-        if len(workers) < stage.shards * stage.replicas:
+        where = next((split.where for split in cut.program.splits if split.stage == number), stage.where)
+        if len(workers) < stage.shards:
             raise OptionError(
                 f"nb.split says {stage.shards} devices, and cluster {stage.cluster!r} has {len(workers)}",
                 where=where,
@@ -94,13 +114,13 @@ def check_devices(cut: Cut, *, collectives: bool, own_weights: bool) -> None:
                 mend=f"nb.split({len(workers)}), or nb.split() for as many as there are",
             )
         built = {
-            "nb.split inside nb.replica between processes": stage.replicas > 1,
-            "nb.split of what every cluster trains a copy of": cut.program.apart is not None,
-            "nb.split with 'weights: own'": own_weights,
+            "nb.split inside nb.replica between processes": stage.replicas > 1 and stage.shards > 1,
+            "nb.split, or nb.replica(shard=), of what every cluster trains a copy of": cut.program.apart is not None,
+            "nb.split, or nb.replica(shard=), with 'weights: own'": own_weights,
         }
         missing = next((feature for feature, asked in built.items() if asked), None)
         if missing is not None:
-            raise NotYetError(missing, where=where, mend="leave nb.split out there: the stage then runs on one worker")
+            raise NotYetError(missing, where=where, mend="leave it out there: the stage then runs whole")
         if not collectives:
             raise OptionError(
                 f"the devices of stage {stage.key!r} cannot reach one another",

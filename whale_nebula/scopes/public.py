@@ -54,12 +54,16 @@ def replica(
     fragments: int | None = None,
     delay: int | None = None,
     staleness: int | None = None,
+    shard: str | None = None,
 ) -> Opens:
     """Copy what is inside; each copy works on its share of the micro-batches.
 
     It stands around a whole model, around a pipeline, or around single stages, each with a count of its own. Without
     a count there are as many replicas as the cluster has workers for what is inside. A batch is cut into at least as
     many micro-batches as there are replicas.
+
+    With `shard="optimizer"` each replica holds a part of the optimizer's slots, updates that part of the weights, and
+    gives it to the others: the same numbers, with less memory.
 
     With `sync_every` each *cluster* of the layout trains a copy of its own, on its share of each batch, and tells the
     others how far it has come only every so many steps; `count` then is the number of copies within each. `outer` makes
@@ -89,7 +93,11 @@ def replica(
         replica sync_every=100
     """
     apart = compressing.check_apart_options(dict(locals()))
-    return Scope("replica", {"count": None if count is None else values.count("count", count), **apart})
+    options = {"count": None if count is None else values.count("count", count), **apart}
+    if shard is not None:
+        options["shard"] = values.choice("shard", shard, ("optimizer", "gradients"))
+    missing = Missing(f"nb.replica(shard={shard!r})", 'shard="optimizer"') if shard == "gradients" else None
+    return Scope("replica", options, missing)
 
 
 @scope

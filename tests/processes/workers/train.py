@@ -19,6 +19,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.parity.crossing import CODECS, crossed
 from tests.parity.splits import MODELS, Split
+from tests.parity.test_shared_slots import train
 from tests.parity.zoo import ZOO
 from tests.processes import synchronized
 from tests.processes.lesson import hexed
@@ -71,6 +72,14 @@ def normalised(*asked: str) -> None:
             tell(argument, synchronized.CASES[name](synchronized.within(tuple(map(int, copies.split("+"))))))
         except nb.errors.BatchCoupledError as error:
             tell(argument, str(error))
+
+
+def sharing(*asked: str) -> None:
+    """Optimizers whose slots are in parts: their names."""
+    for name in asked:
+        tell(name, [weight.tolist() for weight in train(name, 2).weights])
+    kept = current_run().ledger.kept.values()
+    tell("slots", {each.path: each.piece.variable.shape.as_list() for each in kept if each.piece is not None})
 
 
 def divided(*asked: str) -> None:
@@ -412,7 +421,7 @@ def verifying() -> None:
 if __name__ == "__main__":
     act(
         (
-            zoo, replicated, normalised, divided, compressed, endless, course, apart, choosing, differences, projected,
-            uneven, seeing, verifying,
+            zoo, replicated, normalised, divided, sharing, compressed, endless, course, apart, choosing, differences,
+            projected, uneven, seeing, verifying,
         )
     )  # fmt: skip

@@ -61,8 +61,13 @@ class Shards:
 
     @property
     def stages(self) -> Sequence[int]:
-        """The split stages that this worker runs."""
+        """The stages with layouts that this worker runs."""
         return [stage for stage in self.cut.layouts if self.worker in self.cut.workers_of(stage)]
+
+    @property
+    def split_stages(self) -> Sequence[int]:
+        """Those whose micro-batches all of their workers run together."""
+        return [stage for stage in self.stages if self.cut.program.stages[stage].shards > 1]
 
     @property
     def paths(self) -> frozenset[str]:
@@ -76,7 +81,7 @@ class Shards:
     def group(self, stage: int, fragment: Fragment) -> CollectiveGroup:
         """The group in which a function of a fragment runs; all its workers name it alike."""
         about = f"{self.program} stage {stage}: {fragment.kind} {fragment.phase} {fragment.round}"
-        return CollectiveGroup(self.cut.program.stages[stage].shards, self.index(stage), about)
+        return CollectiveGroup(self.cut.layouts[stage].count, self.index(stage), about)
 
     def explained(self) -> AbstractContextManager[None]:
         """Inside, what fails because another of the workers is gone says so."""
@@ -102,12 +107,12 @@ class SplitExchange:
         self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any, rows: Any = None
     ) -> None:
         """Give a value to other stages: all workers of a split stage have it, and the first of them gives it."""
-        if source not in self.shards.stages or self.shards.index(source) == 0:
+        if source not in self.shards.split_stages or self.shards.index(source) == 0:
             self.inner.put(value, micro_batch, source, destinations, tensor, rows)
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
         """Take a value that another stage gave."""
-        if stage not in self.shards.stages:
+        if stage not in self.shards.split_stages:
             return self.inner.get(value, micro_batch, stage)
         first = self.shards.index(stage) == 0
         given = self.inner.get(value, micro_batch, stage) if first else None

@@ -30,6 +30,9 @@ def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str 
         _replace(model, "load_weights", load_own(cluster))
     for name in WRITES:
         _replace(model, name, functools.partial(_writing, ledger, writes_here))
+    optimizer = getattr(model, "optimizer", None)
+    if getattr(optimizer, "use_ema", False) and not ledger.own:  # `fit` ends with the averages for weights
+        _replace(optimizer, "finalize_variable_values", functools.partial(_reading, ledger, lambda: _ids(model, True)))
 
 
 def remember_results(model: Any) -> Callable[[Any], Any]:
@@ -69,8 +72,9 @@ def make_all_collective(models: Iterable[Any], run: Run) -> None:
             make_collective(model, run.ledger, run.writes_files, run.here().cluster, run.first_of_cluster)
 
 
-def _ids(model: Any) -> set[int]:
-    return {id(getattr(variable, "value", variable)) for variable in model.weights}
+def _ids(model: Any, slots: bool = False) -> set[int]:
+    variables = [*model.weights, *(model.optimizer.variables if slots else ())]
+    return {id(getattr(variable, "value", variable)) for variable in variables}
 
 
 def _replace(model: Any, name: str, make: Callable[[Plain], Plain]) -> None:
