@@ -233,7 +233,7 @@ def host_digest(run: str, worker: str) -> str:
 
 
 def _host(attachment: Attachment, peer: str, sheet: Mapping[str, Any]) -> str:
-    """This worker's digest for a peer that proves to have the same host and folder, else "".
+    """The digest of this worker for a peer that proves to have the same host and folder, else "".
 
     Where the kernel has drawn no number a digest can be guessed: then those are believed that this launcher has started
     or that are of the same cluster.
