@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.security.made import GATE, OTHER_GATE, RUN, Home
 from whale_nebula.errors import AuditError, IdentityError
-from whale_nebula.security import Credentials, CurrentCredentials, Identity, Trust, chain, issue
+from whale_nebula.security import Credentials, CurrentCredentials, Identity, Trust, audit, chain, issue
 from whale_nebula.security.audit import AuditLog, Head, KeptHeads, pieces, read_heads
 from whale_nebula.security.verdict import Verdict, verify
 
@@ -483,6 +483,26 @@ class TestHeads:
         assert list(read_heads(path)) == heads
         assert not KeptHeads(path, other.trust).keep(heads[-1], GATE)
         assert verify(tmp_path / "a.jsonl", read_heads(path), other.trust).ok
+
+    def test_text_around_a_certificate_is_not_kept(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
+        kept = KeptHeads(tmp_path / "heads.jsonl", other.trust)
+        heads = write(tmp_path / "a.jsonl", gate)
+        for head in heads:
+            kept.keep(head._replace(certificate="x" * 60_000 + "\n" + head.certificate + "y" * 60_000), GATE)
+        assert list(read_heads(tmp_path / "heads.jsonl")) == heads
+
+    def test_only_so_many_heads_are_remembered(
+        self, tmp_path: Path, gate: Credentials, other: Credentials, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(audit, "_REMEMBERED", 2)
+        heads, path = write(tmp_path / "a.jsonl", gate), tmp_path / "heads.jsonl"
+        kept = KeptHeads(path, other.trust)
+        assert [kept.keep(head, GATE) for head in heads] == [True] * 3
+        for each in (kept, KeptHeads(path, other.trust)):
+            assert each._kept == {GATE: {head.seq: head.digest for head in heads[1:]}}
+            assert not each.keep(heads[1], GATE)
+            with pytest.raises(AuditError, match="another than it was"):
+                each.keep(heads[0], GATE)
 
     def test_a_log_that_went_back_is_told(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
         kept = KeptHeads(tmp_path / "heads.jsonl", other.trust)
