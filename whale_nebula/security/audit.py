@@ -34,6 +34,7 @@ from whale_nebula.security.trust import Trust
 HEAD_EVERY = 100
 MOST_BYTES = 64 << 20
 _LONGEST = 1000
+_SIGNED = b'{"action":"head",'
 _REMEMBERED = 1024  # heads of one sender, to know one that comes twice
 _OURS = frozenset({"seq", "prev", "time", "mono_ns", "site", "actor", "action", "object", "decision", "reason"})
 
@@ -143,6 +144,9 @@ class AuditLog:
         if self._link == START and lines:
             raise _broken_error(self.path, "it does not begin with a record")
         self._first = before.seq + 1
+        since = (number for number, line in enumerate(reversed(lines)) if line.startswith(_SIGNED))
+        # where there is no head in this file, it is time for one: the last is in the file before
+        self._unsigned = next(since, len(lines) if before == START else self._head_every)
         if rest and not aside and _follows(rest, self._link):  # only its newline is missing
             self._put(b"\n")
             self._link, rest = Link(self._link.seq + 1, chain.digest(rest)), b""
@@ -157,6 +161,8 @@ class AuditLog:
             self._write(chain.RECOVERED, {"torn": chain.digest(torn), **self._about()}, ahead=b"\n")
         else:
             self._write(chain.GENESIS if self._link == START else "start", self._about())
+        if self._unsigned >= self._head_every:
+            self._head()
         self._sync()
         self._sync_folder()
         return self._link

@@ -18,12 +18,13 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from whale_nebula.errors import AuditError, IdentityError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import chain
-from whale_nebula.security.audit import Head, pieces
+from whale_nebula.security.audit import HEAD_EVERY, Head, pieces
 from whale_nebula.security.chain import BrokenError, Follower, Record
 from whale_nebula.security.identity import Identity
 from whale_nebula.security.trust import Trust
 
 _FIRST = (chain.GENESIS, chain.RECOVERED)
+_BETWEEN = 20  # records that a start, a rotation or a renewal may add before the next head
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def verify(path: str | os.PathLike[str], heads: Iterable[Head] = (), trust: Trus
         kept=reading.matched,
         torn=reading.follower.torn,
         torn_bytes=reading.follower.torn_bytes,
-        closed=bad is None and reading.last_actions in ((chain.END, chain.HEAD), ("", chain.END)),
+        closed=bad is None and reading.closed,
         apart=apart,
     )
 
@@ -169,6 +170,22 @@ class _Reading:
         longest = max((head.seq for head in own), default=-1)
         if longest > last:
             raise _WrongError(last + 1, f"the log ends at record {last}, and a peer knows that it had {longest}")
+        if self._trust is not None:
+            self._check_signed(last)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the log was ended on purpose: its end is signed, where its owner has a key."""
+        unsigned = self.first.get("insecure") is True and self.last_actions == ("", chain.END)
+        return unsigned or self.last_actions == (chain.END, chain.HEAD)
+
+    def _check_signed(self, last: int) -> None:
+        """A gateway signs a head every 100 records, and its end: who leaves them out has no key."""
+        unsigned = last - (-1 if self.signed is None else self.signed + 1)
+        if unsigned > HEAD_EVERY + _BETWEEN:
+            raise self._anew(f"{unsigned} records follow the last head, and there is one every {HEAD_EVERY}")
+        if self.last_actions[1] == chain.END:
+            raise self._anew("the log says that it has ended, and no head signs that")
 
     def _check_first(self, record: Record) -> None:
         if record.get("action") not in _FIRST:

@@ -447,6 +447,46 @@ def test_attacks_are_found(tmp_path: Path, gate: Credentials, attack: str) -> No
     assert all(verdict.why for verdict in found if not verdict.ok)
 
 
+@pytest.mark.parametrize("count", [250, 5])
+def test_a_log_without_heads_is_none_of_a_gateway(tmp_path: Path, gate: Credentials, count: int) -> None:
+    path = tmp_path / "audit.jsonl"
+    write(path, gate, count)
+    path.write_bytes(b"".join(line + b"\n" for line in without_heads(sealed(path))))
+    verdict = verify(path, trust=gate.trust)
+    assert (verdict.bad, verdict.closed, "written anew" in verdict.why) == (0, False, True)
+    assert not verify(path).closed
+
+
+def test_heads_are_left_out_from_some_record_on(tmp_path: Path, gate: Credentials) -> None:
+    path = tmp_path / "audit.jsonl"
+    heads = write(path, gate, 250, close=False)
+    kept = heads[0].seq + 1
+    path.write_bytes(
+        b"".join(
+            line + b"\n"
+            for line in forge_again(
+                sealed(path), lambda number, said: None if number > kept and said["action"] == "head" else said
+            )
+        )
+    )
+    verdict = verify(path, trust=gate.trust)
+    assert (verdict.bad, "151 records follow the last head" in verdict.why) == (kept, True)
+
+
+def test_starts_do_not_put_a_head_off(tmp_path: Path, gate: Credentials) -> None:
+    path, heads = tmp_path / "audit.jsonl", []
+    for count in (90, *[1] * 60, *[0] * 60):
+        heads += write(path, gate, count, close=False)
+    assert len(heads) >= 2
+    assert verify(path, trust=gate.trust).ok
+    write(path, gate, 120, close=False, most_bytes=1 << 14)
+    for _ in range(3):
+        write(path, gate, 0, close=False)
+    assert len(pieces(path)) > 1
+    assert verify(path, trust=gate.trust).ok
+    assert read(path)[-1]["action"] in ("head", "start")
+
+
 class TestHeads:
     def test_a_log_in_the_place_of_another_is_found(
         self, tmp_path: Path, gate: Credentials, other: Credentials
