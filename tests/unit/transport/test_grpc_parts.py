@@ -46,6 +46,7 @@ from whale_nebula.transport.grpc.listener import (
     prove_identity,
 )
 from whale_nebula.transport.grpc.options import probe
+from whale_nebula.wire.frame import Flag, Header, Kind, pack
 
 
 class TestWhenTheSystemRefuses:
@@ -241,6 +242,27 @@ class TestLane:
         lane = Lane()
         lane.read(frames, lambda frame: None)
         assert lane.in_order is in_order
+
+    def test_frames_without_content_are_read_at_a_rate(self) -> None:
+        lane, heard, three = Lane(), [], threading.Event()
+        lane.room.bare = TokenBucket(3, 0.0)
+        bare = pack(Header(Kind.BEAT, Flag.LAST, epoch=1, source=0, destination=1), 0)
+        other = b"x" * len(bare)
+
+        def hear(frame: bytes) -> None:
+            heard.append(frame)
+            if heard.count(bare) == 3:
+                three.set()
+
+        reader = threading.Thread(target=lane.read, args=([*[bare, other] * 3, *[bare] * 97], hear), daemon=True)
+        reader.start()
+        assert three.wait(SOON)
+        reader.join(0.05)
+        assert reader.is_alive()
+        lane.end("a test")
+        reader.join(SOON)
+        assert not reader.is_alive()
+        assert heard[:6] == [bare, other] * 3 and len(heard) <= 7
 
 
 class TestConnection:
