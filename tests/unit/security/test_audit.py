@@ -12,6 +12,7 @@ from tests.unit.security.made import GATE, OTHER_GATE, RUN, Home
 from whale_nebula.errors import AuditError, IdentityError
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Trust, audit, chain, issue
 from whale_nebula.security.audit import AuditLog, Head, KeptHeads, pieces, read_heads
+from whale_nebula.security.trust import Revocation
 from whale_nebula.security.verdict import Verdict, verify
 
 
@@ -485,6 +486,37 @@ def test_starts_do_not_put_a_head_off(tmp_path: Path, gate: Credentials) -> None
     assert len(pieces(path)) > 1
     assert verify(path, trust=gate.trust).ok
     assert read(path)[-1]["action"] in ("head", "start")
+
+
+class TestARevokedKey:
+    """What it signs, whoever has stolen it may have written."""
+
+    @staticmethod
+    def revoked(*signers: Credentials) -> dict[str, Revocation]:
+        serials = [signer.peer.serial for signer in signers]
+        return {each: Revocation(each, GATE.uri, "2026-11-24T10:00:00Z", "stolen") for each in serials}
+
+    def test_its_heads_vouch_for_nothing(self, tmp_path: Path, gate: Credentials) -> None:
+        heads = write(tmp_path / "a.jsonl", gate, 250)
+        verdict = verify(tmp_path / "a.jsonl", trust=gate.trust, revoked=self.revoked(gate))
+        assert (verdict.bad, verdict.signed, verdict.closed) == (0, None, False)
+        assert "from record 0 on the heads are signed by a certificate that was revoked 2026-11-24" in verdict.why
+        assert "stolen" in verdict.why
+        assert verify(tmp_path / "a.jsonl", heads, gate.trust, self.revoked(gate)).ok
+        some = verify(tmp_path / "a.jsonl", heads[:1], gate.trust, self.revoked(gate))
+        assert (some.bad, some.kept) == (heads[0].seq + 1, heads[0].seq)
+
+    def test_a_later_good_head_vouches_for_all_before_it(self, tmp_path: Path, home: Home) -> None:
+        who = Identity(RUN, "tape", "gateway")
+        old = home.credentials(who)
+        first = write(tmp_path / "a.jsonl", old, 120, close=False)
+        issue.renew(home.folder, home.authority, [who])
+        new = Credentials.of(old.files)
+        good = write(tmp_path / "a.jsonl", new, 120, close=False)
+        assert verify(tmp_path / "a.jsonl", trust=new.trust, revoked=self.revoked(old)).ok
+        verdict = verify(tmp_path / "a.jsonl", trust=new.trust, revoked=self.revoked(new))
+        assert (verdict.bad, verdict.signed) == (first[-1].seq + 1, first[-1].seq)
+        assert good[-1].seq > verdict.bad
 
 
 class TestHeads:
