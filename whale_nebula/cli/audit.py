@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         revoked: Revocations = {}
         if given.ca is not None:
             trust = Trust(files.certificates(files.read(given.ca, "the authority's certificate"), given.ca))
-            revoked = _revoked(given, trust)
+            revoked = _load_revoked(given, trust)
         verdict = verify(path, _heads(given.heads), trust, revoked)
     except NebulaError as error:
         return tell(error, as_json=given.json, code=arguments.NO_DATA)
@@ -90,7 +90,7 @@ def _heads(path: str | None) -> list[Head]:
     return found
 
 
-def _revoked(given: argparse.Namespace, trust: Trust) -> Revocations:
+def _load_revoked(given: argparse.Namespace, trust: Trust) -> Revocations:
     path = Path(given.revoked or Path(given.ca).with_name(files.REVOKED))
     return load(path, trust.authorities).revoked if given.revoked or path.exists() else {}
 
