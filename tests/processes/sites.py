@@ -115,13 +115,20 @@ class Sites:
         self.gateways[cluster] = Site(cluster, _python(command))
         self.gateways[cluster].await_line("listens on")
 
-    def start(self, script: str, *arguments: object, configs: Mapping[str, dict[str, Any]] | None = None) -> None:
-        """Start every cluster; `configs` are those that differ from the common one."""
+    def start(
+        self,
+        script: str,
+        *arguments: object,
+        configs: Mapping[str, dict[str, Any]] | None = None,
+        folders: Mapping[str, Path] | None = None,
+    ) -> None:
+        """Start every cluster; `configs` are those that differ from the common one, `folders` where each starts."""
         for cluster in self.clusters:
             path = self.written(cluster, (configs or {}).get(cluster, {}))
             command = ["-m", "whale_nebula.cli.main", "run", "--config", path, "--cluster", cluster]
             worker = str(HERE / "workers" / f"{script}.py")
-            self.started[cluster] = Site(cluster, _python([*command, worker, *map(str, arguments)]))
+            process = _python([*command, worker, *map(str, arguments)], (folders or {}).get(cluster, ROOT))
+            self.started[cluster] = Site(cluster, process)
 
     def written(self, name: str, other: Mapping[str, Any] | None = None) -> str:
         """The path of a config: the common one, but for what is other."""
@@ -147,11 +154,11 @@ class Sites:
         return first
 
 
-def _python(words: Sequence[str]) -> subprocess.Popen[str]:
+def _python(words: Sequence[str], folder: Path = ROOT) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
     return subprocess.Popen(
-        [sys.executable, *words], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL, process_group=0,
+        [sys.executable, *words], cwd=folder, env=environment, text=True, process_group=0,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
 

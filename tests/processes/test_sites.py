@@ -96,3 +96,23 @@ def test_a_cut_that_outlasts_patience_ends_both_with_a_name(tmp_path: Path) -> N
         assert all(10.0 < seconds < 30.0 for seconds in heard.values()), heard
         assert "gpu/0" in found["npu"].told["error"] and "npu/0" in found["gpu"].told["error"]
         assert all(found.ended().values())
+
+
+@pytest.mark.parametrize(
+    ("shared", "claims", "writers"),
+    [
+        pytest.param(True, "nobody", ["gpu"], id="one folder"),
+        pytest.param(False, "gpu/0", ["gpu", "npu"], id="two folders and a claim of the other"),
+    ],
+)
+def test_a_file_is_written_once_in_a_folder_whatever_a_peer_claims(
+    tmp_path: Path, shared: bool, claims: str, writers: list[str]
+) -> None:
+    folders = {name: tmp_path / ("both" if shared else name) for name in ("gpu", "npu")}
+    for folder in folders.values():
+        folder.mkdir(exist_ok=True)
+    with sites(tmp_path) as found:
+        found.start("saving", claims, folders=folders)
+        assert found.ended() == {"gpu": 0, "npu": 0}, found["npu"].said
+        assert [name for name in found.clusters if found[name].told["writes"]] == writers
+        assert found.same("there") is True

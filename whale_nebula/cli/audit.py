@@ -15,13 +15,14 @@ from whale_nebula.errors import AuditError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import files
 from whale_nebula.security.audit import Head, read_heads
-from whale_nebula.security.trust import Trust
+from whale_nebula.security.trust import Revocations, Trust, load
 from whale_nebula.security.verdict import Verdict, verify
 
 _DESCRIPTION = """\
 Verify an audit log: follow its chain from the first record, with the files before it if it has several. With --heads,
 the file of a peer that keeps the log's signed heads, an end that was cut off and a log that was written anew are
-found, too; with --ca, heads count only if a certificate of this authority signed them."""
+found, too; with --ca, heads count only if a certificate of this authority signed them, and there must be enough; heads
+of a certificate on the deny list, which is looked for beside --ca, vouch for nothing."""
 
 _EPILOG = """\
 examples:
@@ -42,13 +43,14 @@ exit status:
 _OPTIONS: Options = {
     "--heads": ("FILE", "heads of this log that a peer has kept"),
     "--ca": ("FILE", "the authority's certificate"),
+    "--revoked": ("FILE", "the deny list, if it does not lie beside --ca"),
     "--json": (None, "print one JSON object"),
 }
 
 
 def parser() -> Parser:
     """The options of the command."""
-    usage = "whale-nebula audit verify FILE [--heads FILE] [--ca FILE] [--json]"
+    usage = "whale-nebula audit verify FILE [--heads FILE] [--ca FILE [--revoked FILE]] [--json]"
     return Parser("audit", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
 
 
@@ -60,15 +62,19 @@ def main(argv: Sequence[str]) -> int:
     if words.script != "verify" or len(words.arguments) != 1:
         made.error("whale-nebula audit verify FILE")
     path = words.arguments[0]
-    for each in (path, given.heads, given.ca):
+    if given.revoked is not None and given.ca is None:
+        made.error("--revoked needs --ca: the authority signs the deny list")
+    for each in (path, given.heads, given.ca, given.revoked):
         if each is not None and not os.path.isfile(each):
             error = AuditError(f"there is no file {each!r}", mend="whale-nebula audit verify FILE")
             return tell(error, as_json=given.json, code=arguments.NO_FILE)
     try:
-        trust = None
+        trust: Trust | None = None
+        revoked: Revocations = {}
         if given.ca is not None:
             trust = Trust(files.certificates(files.read(given.ca, "the authority's certificate"), given.ca))
-        verdict = verify(path, _heads(given.heads), trust)
+            revoked = _load_revoked(given, trust)
+        verdict = verify(path, _heads(given.heads), trust, revoked)
     except NebulaError as error:
         return tell(error, as_json=given.json, code=arguments.NO_DATA)
     print(json.dumps({"ok": verdict.ok, **asdict(verdict)}, indent=1) if given.json else _text(verdict, given))
@@ -82,6 +88,11 @@ def _heads(path: str | None) -> list[Head]:
     if not found:
         raise AuditError("there is no head in this file", where=path, mend="--heads takes what a peer has kept")
     return found
+
+
+def _load_revoked(given: argparse.Namespace, trust: Trust) -> Revocations:
+    path = Path(given.revoked or Path(given.ca).with_name(files.REVOKED))
+    return load(path, trust.authorities).revoked if given.revoked or path.exists() else {}
 
 
 def _text(verdict: Verdict, given: argparse.Namespace) -> str:

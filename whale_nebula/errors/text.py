@@ -66,7 +66,12 @@ def list_names(names: Iterable[str]) -> str:
 
 LIMIT = 500
 _ENDS = r"\s:'\"()\[\]{},;<>|`"
-_FOLDERS = re.compile(rf"(?<![^\s'\"(=\[{{,;<|`@:])(?:file://)?(?:~|\.\.?)?/(?!/)(?:[^/{_ENDS}]+/+)*")
+_STORES = r"(?:gs|gcs|s3[an]?|hdfs|webhdfs|viewfs|abfss?|wasbs?|adl|az|dbfs|oss|file)://"
+_QUOTED = re.compile(rf"(?<![^\W_])(['\"])((?:{_STORES})?(?:~|\.\.?)?/[^'\"\n]*|{_STORES}[^'\"\n]+)\1")
+_FOLDERS = re.compile(
+    rf"(?:(?<![^\s'\"(=\[{{,;<|`@:])|(?<=[\s'\"(,]-[A-Za-z]))(?:file://)?(?:~|\.\.?)?/(?!/)(?:[^/{_ENDS}]+/+)*"
+    rf"|(?<![^\s'\"(=\[{{,;<|`@])(?://|{_STORES})(?:[^/\s'\"]+/+)+"
+)
 _AFTER = re.compile(rf"[{_ENDS}]|$")
 
 
@@ -92,7 +97,7 @@ def escape_foreign_text(text: object, limit: int = LIMIT, *, lines: bool = False
 
 def remove_folders(text: str, known: Iterable[str] = ()) -> str:
     """A text whose paths are names of files, without the folders that these lie in. Folders whose names have spaces
-    are found where they are `known`.
+    are found where they are `known`, or the whole path is quoted.
 
     >>> remove_folders("at /home/ana/train.py:12, see https://host/a/b and encoder/.*")
     'at train.py:12, see https://host/a/b and encoder/.*'
@@ -102,6 +107,7 @@ def remove_folders(text: str, known: Iterable[str] = ()) -> str:
     for folder in sorted((each.rstrip("/") for each in known), key=len, reverse=True):
         if folder.startswith("/") and folder != "/":
             text = text.replace(f"{folder}/", "./")
+    text = _QUOTED.sub(lambda found: f"{found[1]}{_last_name(found[2])}{found[1]}", text)
     return _FOLDERS.sub(_shorten_path, text)
 
 
@@ -109,4 +115,8 @@ def _shorten_path(found: re.Match[str]) -> str:
     """Nothing before a file's name; the last folder's name where the path ends with a folder."""
     if not _AFTER.match(found.string, found.end()):
         return ""
-    return found.group().rstrip("/").rpartition("/")[2] or found.group()
+    return _last_name(found.group())
+
+
+def _last_name(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2] or path

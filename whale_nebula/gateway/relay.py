@@ -86,12 +86,14 @@ class Half:
 
     def lane(self, number: int, lane: Lane) -> Callable[[bytes], None]:
         """Take in a lane of the connection; gives what hears its frames. Raises if there is such a lane."""
-        if self.side is Side.FAR and not self.dialled:
+        if number:
+            lane.begin = self._wait_greeted  # so that nothing is kept for a greeting that may never come
+        elif self.side is Side.FAR and not self.dialled:
             lane.begin = self._wait_joined  # so that nothing is kept for a worker that may never come
         if not self.connection.add(number, lane):
             raise TransportError(lane.why)
         self._lanes[number] = lane
-        return self._hear_later if number else self.hear
+        return self.hear
 
     def join(self, other: Half) -> None:
         """Hand on from now on what comes over either of the two."""
@@ -135,9 +137,8 @@ class Half:
         sent = partner is not None and partner.send(frame)
         self._done(len(frame) if sent else None, greeting=header.epoch == 0)
 
-    def _hear_later(self, frame: bytes) -> None:
+    def _wait_greeted(self) -> None:
         self._greeted.wait()
-        self.hear(frame)
 
     def send(self, frame: bytes) -> bool:
         """Send a frame over it, when it is its turn."""

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 
 from whale_nebula.errors import AuditError, IdentityError
 from whale_nebula.errors.text import escape_foreign_text
@@ -34,6 +34,8 @@ from whale_nebula.security.trust import Trust
 HEAD_EVERY = 100
 MOST_BYTES = 64 << 20
 _LONGEST = 1000
+_SIGNED = b'{"action":"head",'
+_REMEMBERED = 1024  # heads of one sender, to know one that comes twice
 _OURS = frozenset({"seq", "prev", "time", "mono_ns", "site", "actor", "action", "object", "decision", "reason"})
 
 Signer = Credentials | CurrentCredentials
@@ -142,6 +144,9 @@ class AuditLog:
         if self._link == START and lines:
             raise _broken_error(self.path, "it does not begin with a record")
         self._first = before.seq + 1
+        since = (number for number, line in enumerate(reversed(lines)) if line.startswith(_SIGNED))
+        # where there is no head in this file, it is time for one: the last is in the file before
+        self._unsigned = next(since, len(lines) if before == START else self._head_every)
         if rest and not aside and _follows(rest, self._link):  # only its newline is missing
             self._put(b"\n")
             self._link, rest = Link(self._link.seq + 1, chain.digest(rest)), b""
@@ -156,6 +161,8 @@ class AuditLog:
             self._write(chain.RECOVERED, {"torn": chain.digest(torn), **self._about()}, ahead=b"\n")
         else:
             self._write(chain.GENESIS if self._link == START else "start", self._about())
+        if self._unsigned >= self._head_every:
+            self._head()
         self._sync()
         self._sync_folder()
         return self._link
@@ -381,7 +388,7 @@ class Head(NamedTuple):
                 "digest": str(digest),
                 "signature": str(signature),
                 "certificate": str(certificate),
-            } if type(seq) is int and seq >= 0 and len(digest) == 64:
+            } if type(seq) is int and 0 <= seq < 1 << 63 and len(digest) == 64:
                 return cls(seq, digest, signature, certificate)
         keys = escape_foreign_text(", ".join(sorted(map(str, said))), 200)
         raise AuditError("this is no head of an audit log", why=f"it holds {keys}")
@@ -389,6 +396,11 @@ class Head(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """The head as plain JSON."""
         return self._asdict()
+
+    def trim(self) -> Head:
+        """The same without what a peer may have written around the certificate."""
+        shown = files.certificate(self.certificate, "the head of an audit log")
+        return self._replace(certificate=shown.public_bytes(serialization.Encoding.PEM).decode("ascii"))
 
     def check(self, trust: Trust | None = None) -> Identity:
         """Whose log this is about, if the signature is right and, with `trust`, an authority of it made the signer.
@@ -423,9 +435,9 @@ class KeptHeads:
         self.path = Path(path)
         self._trust = trust
         self._lock = threading.Lock()
-        self._kept: dict[Identity, dict[int, Head]] = {}
+        self._kept: dict[Identity, dict[int, str]] = {}  # digests by number, of the last heads of each
         for head in read_heads(self.path) if self.path.exists() else ():
-            self._kept.setdefault(head.check(), {})[head.seq] = head
+            _remember(self._kept.setdefault(head.check(), {}), head)
 
     def keep(self, head: Head, sender: Identity) -> bool:
         """Keep what somebody says of his own log; False if it is known. A log that went back is an `AuditError`."""
@@ -434,18 +446,18 @@ class KeptHeads:
         head.check(trust)
         with self._lock:
             kept = self._kept.setdefault(sender, {})
-            if head.seq in kept and kept[head.seq].digest == head.digest:
+            if kept.get(head.seq) == head.digest:
                 return False
             if kept and head.seq <= max(kept):
-                raise self._went_back(head, kept[max(kept)], sender)
-            self._write(head)
-            kept[head.seq] = head
+                raise self._went_back(head, max(kept.items()), sender)
+            self._write(head.trim())
+            _remember(kept, head)
         return True
 
-    def _went_back(self, head: Head, last: Head, sender: Identity) -> AuditError:
+    def _went_back(self, head: Head, last: tuple[int, str], sender: Identity) -> AuditError:
         return AuditError(
             f"the audit log of {sender.worker} is another than it was",
-            why=f"it was at record {last.seq} with digest {last.digest[:16]}, and is now said to be at "
+            why=f"it was at record {last[0]} with digest {last[1][:16]}, and is now said to be at "
             f"{head.seq} with {head.digest[:16]}",
             mend=f"whale-nebula audit verify FILE --heads {self.path}, with the file of {sender.worker}",
         )
@@ -468,6 +480,12 @@ class KeptHeads:
                 return False
             file.seek(end - 1)
             return file.read(1) != b"\n"
+
+
+def _remember(kept: dict[int, str], head: Head) -> None:
+    kept[head.seq] = head.digest
+    if len(kept) > _REMEMBERED:
+        del kept[min(kept)]
 
 
 def read_heads(path: str | os.PathLike[str]) -> Iterator[Head]:

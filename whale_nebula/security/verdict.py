@@ -12,18 +12,21 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from whale_nebula.errors import AuditError, IdentityError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import chain
-from whale_nebula.security.audit import Head, pieces
+from whale_nebula.security.audit import HEAD_EVERY, Head, pieces
 from whale_nebula.security.chain import BrokenError, Follower, Record
+from whale_nebula.security.files import certificate, serial
 from whale_nebula.security.identity import Identity
-from whale_nebula.security.trust import Trust
+from whale_nebula.security.trust import Revocation, Revocations, Trust
 
 _FIRST = (chain.GENESIS, chain.RECOVERED)
+_BETWEEN = 20  # records that a start, a rotation or a renewal may add before the next head
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,17 @@ class Verdict:
         return self.bad is None
 
 
-def verify(path: str | os.PathLike[str], heads: Iterable[Head] = (), trust: Trust | None = None) -> Verdict:
-    """Follow a log from its first record. `heads` are what a peer has kept; `trust` says whose heads count."""
+def verify(
+    path: str | os.PathLike[str],
+    heads: Iterable[Head] = (),
+    trust: Trust | None = None,
+    revoked: Revocations = MappingProxyType({}),
+) -> Verdict:
+    """Follow a log from its first record. `heads` are what a peer has kept; `trust` says whose heads count, and
+    `revoked` whose do no longer.
+    """
     files = pieces(Path(path))
-    reading = _Reading(list(heads), trust)
+    reading = _Reading(list(heads), trust, revoked)
     bad: int | None = None
     why, apart = "", False
     try:
@@ -84,7 +94,7 @@ def verify(path: str | os.PathLike[str], heads: Iterable[Head] = (), trust: Trus
         kept=reading.matched,
         torn=reading.follower.torn,
         torn_bytes=reading.follower.torn_bytes,
-        closed=bad is None and reading.last_actions in ((chain.END, chain.HEAD), ("", chain.END)),
+        closed=bad is None and reading.closed,
         apart=apart,
     )
 
@@ -114,7 +124,7 @@ def _lines(files: Iterable[Path]) -> Iterator[bytes]:
 class _Reading:
     """One look at a log, from its first line to its last."""
 
-    def __init__(self, given: list[Head], trust: Trust | None) -> None:
+    def __init__(self, given: list[Head], trust: Trust | None, revoked: Revocations) -> None:
         self.follower = Follower()
         self.first: Record = {}
         self.heads = 0
@@ -126,6 +136,8 @@ class _Reading:
         for each in given:
             self._by_seq.setdefault(each.seq, []).append(each)
         self._trust = trust
+        self._revoked = revoked
+        self._taken_back: tuple[int, Revocation] | None = None  # the last head, if its certificate was revoked
         self._before = ""  # the digest of the record before
 
     def take(self, line: bytes) -> None:
@@ -169,6 +181,24 @@ class _Reading:
         longest = max((head.seq for head in own), default=-1)
         if longest > last:
             raise _WrongError(last + 1, f"the log ends at record {last}, and a peer knows that it had {longest}")
+        if self._taken_back is not None and self._taken_back[0] > self._vouched:
+            raise self._unsure(self._taken_back[1])
+        if self._trust is not None:
+            self._check_signed(last)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the log was ended on purpose: its end is signed, where its owner has a key."""
+        unsigned = self.first.get("insecure") is True and self.last_actions == ("", chain.END)
+        return unsigned or self.last_actions == (chain.END, chain.HEAD)
+
+    def _check_signed(self, last: int) -> None:
+        """A gateway signs a head every 100 records, and its end: who leaves them out has no key."""
+        unsigned = last - self._vouched - (self._vouched >= 0)  # the head's own record is none of them
+        if unsigned > HEAD_EVERY + _BETWEEN:
+            raise self._anew(f"{unsigned} records follow the last head, and there is one every {HEAD_EVERY}")
+        if self.last_actions[1] == chain.END:
+            raise self._anew("the log says that it has ended, and no head signs that")
 
     def _check_first(self, record: Record) -> None:
         if record.get("action") not in _FIRST:
@@ -203,12 +233,30 @@ class _Reading:
         if head.seq != seq - 1 or head.digest != self._before:
             raise self._anew(f"the head at record {seq} is signed for another record {head.seq}")
         self.heads += 1
-        self.signed = head.seq
+        found = self._revoked.get(serial(certificate(head.certificate, "the head of an audit log")))
+        self._taken_back = found and (head.seq, found)
+        if found is None:
+            self.signed = head.seq
 
     def _anew(self, why: str) -> _WrongError:
         """The chain is right and a head is not: what follows the last good head was written anew."""
-        last = max((seq for seq in (self.signed, self.matched) if seq is not None), default=-1)
-        return _WrongError(last + 1, f"{why}; from record {last + 1} on the log was written anew")
+        return _WrongError(self._vouched + 1, f"{why}; from record {self._vouched + 1} on the log was written anew")
+
+    @property
+    def _vouched(self) -> int:
+        """The last record that a good head covers, or one that a peer has kept; -1 where none does."""
+        return max((seq for seq in (self.signed, self.matched) if seq is not None), default=-1)
+
+    def _unsure(self, by: Revocation) -> _WrongError:
+        """What a revoked certificate signs, its owner may have written or who has stolen its key. A peer keeps no head
+        of one, so those that it has are of before.
+        """
+        when, why = escape_foreign_text(by.when, 40), escape_foreign_text(by.why, 200)
+        return _WrongError(
+            self._vouched + 1,
+            f"from record {self._vouched + 1} on the heads are signed by a certificate that was revoked {when}: {why}; "
+            "whether its owner wrote the log, a peer's heads can tell",
+        )
 
     def _is_own(self, head: Head) -> bool:
         """Whether a head that a peer has kept is of this log."""

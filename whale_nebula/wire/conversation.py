@@ -32,7 +32,7 @@ from whale_nebula.wire.frame import (
     unpack,
 )
 from whale_nebula.wire.greeting import Exchange, Greeting, Introduction, Prover, Sealer
-from whale_nebula.wire.message import Word, decode_message, encode_message
+from whale_nebula.wire.message import Word, decode_message, encode_message, is_lines
 from whale_nebula.wire.replay import FIRST, Acknowledged, Arrivals, Packet, Replay, Turn, held_bytes
 from whale_nebula.wire.states import Side, State, speak
 from whale_nebula.wire.tensor import Bytes, dtype_code
@@ -320,7 +320,12 @@ class Conversation:
             raise RemoteProtocolError("a frame is not sealed where all are")
         plain, message = open_header(header), None
         if plain.kind == Kind.CONTROL:
-            message = decode_message(self._open_into(np.empty(plain.length, np.uint8), header, payload).tobytes())
+            data = self._open_into(np.empty(plain.length, np.uint8), header, payload).tobytes()
+            if is_lines(data) and self._theirs.say(Word.LINES) is None:  # it is not parsed: it may be large
+                raise RemoteProtocolError(
+                    f"the other side said what it may not: {Word.LINES} in state {self._theirs.state}"
+                )
+            message = decode_message(data)
         side = speak(self._theirs, plain, message)
         if isinstance(side, str):
             raise RemoteProtocolError(f"the other side said what it may not: {side}")

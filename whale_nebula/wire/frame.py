@@ -36,6 +36,7 @@ _LAYOUT = struct.Struct("<4sB BHI QQQQ II HHI iI QQ HBBI B3x 8I II")
 _CRC = struct.Struct("<I")
 _MOST_BYTES = (1 << 63) - 1  # of an array, even if one of its sizes were 1 instead of 0
 HEADER_BYTES = _LAYOUT.size
+_KIND_AT = 5
 MESSAGE_BYTES = FRAME_CAP - HEADER_BYTES - TAG_BYTES  # the longest control message
 
 
@@ -154,6 +155,11 @@ def lay_out(header: Header, payload_crc: int) -> bytes:
         return _LAYOUT.pack(MAGIC, VERSION, *header[:-1], len(header.dims), *dims, payload_crc, 0)
     except struct.error as error:
         raise LocalProtocolError(f"a number does not fit its field of the frame: {error}", where=str(header)) from None
+
+
+def is_bare(frame: bytes) -> bool:
+    """Whether a frame, which nobody has checked yet, is a header that only says what has arrived, or a sign of life."""
+    return len(frame) == HEADER_BYTES and frame[_KIND_AT] in BARE
 
 
 def unpack(data: bytes, *, sealed: bool = False) -> tuple[Header, int]:

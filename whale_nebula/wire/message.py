@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,6 +24,9 @@ _MOST_BYTES = 256 << 10
 _MOST_VALUES = 1 << 15
 _LINES = b'{"about":"LINES",'
 """How the one message begins that may be larger, up to a frame: the text of a program, where two programs differ."""
+_TEXT = rb'"(?:[^"\\]|\\.)*+"'
+_TEXTS = re.compile(rb"(?s)\{(?:T:(?:T|\[(?:T(?:,T)*+)?\])[,}])*+".replace(b"T", _TEXT))
+_MOST_TEXTS = 1 << 18
 MOST_WAITING = 64
 """How many messages of one kind may wait to be taken. Each is answered, or said once, so there are a few at most."""
 _MOST_NUMBER = (1 << 64) - 1
@@ -250,12 +254,20 @@ def decode_message(data: bytes) -> dict[str, Any]:
 
 def _find_excess(data: bytes) -> str | None:
     """What is too large about a message, found before it is parsed: as objects it takes many times its bytes."""
-    lines = data.startswith(_LINES)
+    lines = is_lines(data)
     cap = MESSAGE_BYTES if lines else _MOST_BYTES
     if len(data) > cap:
         return f"{len(data)} bytes, above the cap of {cap}"
-    values = 0 if lines else sum(data.count(mark) for mark in (b"[", b"{", b","))
-    return f"{values} values, above the cap of {_MOST_VALUES}" if values > _MOST_VALUES else None
+    if lines and not _TEXTS.fullmatch(data):
+        return "other values than texts and lists of them, where the lines of a program are"
+    most = _MOST_TEXTS if lines else _MOST_VALUES
+    values = sum(data.count(mark) for mark in ((b'","',) if lines else (b"[", b"{", b",")))
+    return f"{values} values, above the cap of {most}" if values > most else None
+
+
+def is_lines(data: bytes) -> bool:
+    """Whether these bytes, which nobody has parsed yet, are the lines of a program: they may be larger than others."""
+    return data.startswith(_LINES)
 
 
 def _read_int(text: str) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from whale_nebula.cli import arguments, audit
 from whale_nebula.cli.main import main
-from whale_nebula.security import Credentials, Files, Identity, chain, ephemeral, identity
+from whale_nebula.security import Credentials, Files, Identity, authority, chain, ephemeral, identity, issue
 from whale_nebula.security.audit import AuditLog, KeptHeads
 
 Capture = pytest.CaptureFixture[str]
@@ -98,6 +98,24 @@ def test_heads_of_another_log_accuse_nobody(logs: Path, tmp_path: Path, capsys: 
     assert (code, "written anew" in out, "ca.pem is of another run" in out) == (arguments.FAILED, False, True)
 
 
+@pytest.mark.parametrize("place", ["certs/revoked.json", "lists/taken-back.json"])
+def test_the_deny_list_counts_wherever_it_lies(tmp_path: Path, capsys: Capture, place: str) -> None:
+    signs, certs, who = authority.Authority.fresh("mt", {}), tmp_path / "certs", Identity("mt", "gpu", "gateway")
+    authority.create(certs, signs)
+    files = issue.issue(certs, signs, [who])[0].files
+    write(tmp_path, files)
+    log = f"verify {tmp_path}/audit/gpu-gateway.jsonl --ca {certs}/ca.pem"
+    assert run(log, capsys)[0] == arguments.DONE
+    issue.revoke(certs, signs, [Credentials.of(files._replace(revoked=None)).peer.serial], "stolen")
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (certs / "revoked.json").rename(tmp_path / place)
+    given = "" if place.startswith("certs") else f" --revoked {tmp_path / place}"
+    code, out, _ = run(log + given, capsys)
+    assert (code, "record 0 is the first that is wrong" in out, "revoked" in out) == (arguments.FAILED, True, True)
+    code, out, _ = run(f"{log}{given} --heads {tmp_path}/from-npu/npu-gateway.heads.jsonl", capsys)
+    assert (code, "the peer's heads agree up to record 252" in out) == (arguments.DONE, True)
+
+
 @pytest.mark.parametrize("options", ["", "--json"])
 def test_a_log_that_somebody_forged_with_odd_parts(logs: Path, tmp_path: Path, capsys: Capture, options: str) -> None:
     """Its record is named: whoever forges a log does not make the command crash."""
@@ -141,6 +159,9 @@ def test_a_torn_line_is_counted_in_bytes(logs: Path, tmp_path: Path, capsys: Cap
         ("verify {logs}/audit/gpu-gateway.jsonl --heads {logs}/ca.pem", arguments.NO_DATA),
         ("verify {logs}/audit/gpu-gateway.jsonl --ca {logs}/from-npu/npu-gateway.heads.jsonl", arguments.NO_DATA),
         ("verify {logs}/ca.pem", arguments.FAILED),
+        ("verify {logs}/audit/gpu-gateway.jsonl --revoked {logs}/ca.pem", 2),
+        ("verify {logs}/audit/gpu-gateway.jsonl --ca {logs}/ca.pem --revoked {logs}/no.json", arguments.NO_FILE),
+        ("verify {logs}/audit/gpu-gateway.jsonl --ca {logs}/ca.pem --revoked {logs}/ca.pem", arguments.NO_DATA),
     ],
 )
 def test_how_it_ends(logs: Path, capsys: Capture, line: str, code: int) -> None:

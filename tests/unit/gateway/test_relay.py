@@ -263,6 +263,27 @@ class TestSeveralLanes:
         reader.join(10.0)
         assert next(out.outgoing()) == beat(2)
 
+    @pytest.mark.parametrize("side", [NEAR, FAR])
+    def test_nothing_of_a_further_lane_is_read_before_the_greeting(self, side: Side) -> None:
+        meeting = Meeting()
+        halves = {each: meeting.come(each) for each in (NEAR, FAR)}
+        half, out, further, read = halves[side][0], halves[side.other][1], Lane(), threading.Event()
+
+        def incoming() -> Iterator[bytes]:
+            read.set()
+            yield END
+
+        hear = half.lane(1, further)
+        reader = threading.Thread(target=further.read, args=(incoming(), hear), daemon=True)
+        reader.start()
+        reader.join(0.05)
+        assert not read.is_set()
+        for _ in range(2):
+            half.hear(beat(0, source=side is FAR))
+            next(out.outgoing())
+        reader.join(10.0)
+        assert read.is_set() and further.in_order
+
     def test_and_are_let_go_when_it_breaks_before(self) -> None:
         meeting = Meeting()
         near, _ = meeting.come(NEAR)

@@ -117,6 +117,12 @@ PATHS = [
     ("file:///srv/a.txt", "a.txt"),
     ("[Errno 2] No such file or directory: '/srv/my data/x'", "[Errno 2] No such file or directory: 'x'"),
     ("https://host:7/a/b", "https://host:7/a/b"),
+    ("nebula://mt/npu/worker/0", "nebula://mt/npu/worker/0"),
+    ("open '/home/ana maria/secret dir/x y.csv', not \"~/b c/d e/\"", "open 'x y.csv', not \"d e\""),
+    ("['/srv/a', '/srv/b c/d'] and '/'", "['a', 'd'] and '/'"),
+    ("gs://bucket/secret/x.csv: s3://b/k/, 'hdfs://nn:9/a b/c'", "x.csv: k, 'c'"),
+    ("//srv/secret/x and // a comment and x//y and //host", "x and // a comment and x//y and //host"),
+    ("cc -I/home/ana/x -L/srv/lib block-a/dense", "cc -Ix -Llib block-a/dense"),
     ("gpu/0 and encoder/.*/kernel and '.*/bias' and 5 / 3", "gpu/0 and encoder/.*/kernel and '.*/bias' and 5 / 3"),
 ]
 

@@ -1,13 +1,16 @@
 """What the configs of all processes must say alike."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError
-from whale_nebula.runtime.session.rendezvous import _agree_on_config, _told_of
+from whale_nebula.launch.attach import Attachment
+from whale_nebula.runtime.session import rendezvous
+from whale_nebula.runtime.session.rendezvous import _agree_on_config, _host, _told_of, host_digest
 
 FORM = {"shape": [None, 4], "dtype": "int32"}
 
@@ -35,3 +38,23 @@ def test_what_differs_is_named_with_both(other: dict[str, Any], said: str) -> No
         _agree_on_config("gpu/0", told({}), {"npu/0": told(other)})
     assert said in caught.value.what
     assert "into the config of every cluster" in caught.value.mend
+
+
+@pytest.mark.parametrize(
+    ("peer", "said_by", "drawn", "everywhere", "believed"),
+    [
+        ("npu/0", "npu/0", True, False, True),
+        ("npu/0", "gpu/0", True, False, False),  # what this worker has said of itself proves nothing of another
+        ("npu/0", "npu/0", False, False, False),
+        ("npu/0", "npu/0", False, True, True),
+        ("gpu/1", "gpu/1", False, False, True),
+    ],
+)
+def test_who_shares_a_folder_proves_it(
+    monkeypatch: pytest.MonkeyPatch, peer: str, said_by: str, drawn: bool, everywhere: bool, believed: bool
+) -> None:
+    if not drawn:
+        monkeypatch.setattr(rendezvous, "_BOOT", Path("/there/is/none"))
+    launched = Attachment("gpu/0", "gpu", {"gpu/1": "gpu", "npu/0": "npu"}, {}, "mt", everywhere=everywhere)
+    found = _host(launched, peer, {"host": host_digest("mt", said_by)})
+    assert found == (host_digest("mt", "gpu/0") if believed else "")

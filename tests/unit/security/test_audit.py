@@ -10,8 +10,9 @@ import pytest
 
 from tests.unit.security.made import GATE, OTHER_GATE, RUN, Home
 from whale_nebula.errors import AuditError, IdentityError
-from whale_nebula.security import Credentials, CurrentCredentials, Identity, Trust, chain, issue
+from whale_nebula.security import Credentials, CurrentCredentials, Identity, Trust, audit, chain, issue
 from whale_nebula.security.audit import AuditLog, Head, KeptHeads, pieces, read_heads
+from whale_nebula.security.trust import Revocation
 from whale_nebula.security.verdict import Verdict, verify
 
 
@@ -447,6 +448,77 @@ def test_attacks_are_found(tmp_path: Path, gate: Credentials, attack: str) -> No
     assert all(verdict.why for verdict in found if not verdict.ok)
 
 
+@pytest.mark.parametrize("count", [250, 5])
+def test_a_log_without_heads_is_none_of_a_gateway(tmp_path: Path, gate: Credentials, count: int) -> None:
+    path = tmp_path / "audit.jsonl"
+    write(path, gate, count)
+    path.write_bytes(b"".join(line + b"\n" for line in without_heads(sealed(path))))
+    verdict = verify(path, trust=gate.trust)
+    assert (verdict.bad, verdict.closed, "written anew" in verdict.why) == (0, False, True)
+    assert not verify(path).closed
+
+
+def test_heads_are_left_out_from_some_record_on(tmp_path: Path, gate: Credentials) -> None:
+    path = tmp_path / "audit.jsonl"
+    heads = write(path, gate, 250, close=False)
+    kept = heads[0].seq + 1
+    path.write_bytes(
+        b"".join(
+            line + b"\n"
+            for line in forge_again(
+                sealed(path), lambda number, said: None if number > kept and said["action"] == "head" else said
+            )
+        )
+    )
+    verdict = verify(path, trust=gate.trust)
+    assert (verdict.bad, "151 records follow the last head" in verdict.why) == (kept, True)
+
+
+def test_starts_do_not_put_a_head_off(tmp_path: Path, gate: Credentials) -> None:
+    path, heads = tmp_path / "audit.jsonl", []
+    for count in (90, *[1] * 60, *[0] * 60):
+        heads += write(path, gate, count, close=False)
+    assert len(heads) >= 2
+    assert verify(path, trust=gate.trust).ok
+    write(path, gate, 120, close=False, most_bytes=1 << 14)
+    for _ in range(3):
+        write(path, gate, 0, close=False)
+    assert len(pieces(path)) > 1
+    assert verify(path, trust=gate.trust).ok
+    assert read(path)[-1]["action"] in ("head", "start")
+
+
+class TestARevokedKey:
+    """What it signs, whoever has stolen it may have written."""
+
+    @staticmethod
+    def revoked(*signers: Credentials) -> dict[str, Revocation]:
+        serials = [signer.peer.serial for signer in signers]
+        return {each: Revocation(each, GATE.uri, "2026-11-24T10:00:00Z", "stolen") for each in serials}
+
+    def test_its_heads_vouch_for_nothing(self, tmp_path: Path, gate: Credentials) -> None:
+        heads = write(tmp_path / "a.jsonl", gate, 250)
+        verdict = verify(tmp_path / "a.jsonl", trust=gate.trust, revoked=self.revoked(gate))
+        assert (verdict.bad, verdict.signed, verdict.closed) == (0, None, False)
+        assert "from record 0 on the heads are signed by a certificate that was revoked 2026-11-24" in verdict.why
+        assert "stolen" in verdict.why
+        assert verify(tmp_path / "a.jsonl", heads, gate.trust, self.revoked(gate)).ok
+        some = verify(tmp_path / "a.jsonl", heads[:1], gate.trust, self.revoked(gate))
+        assert (some.bad, some.kept) == (heads[0].seq + 1, heads[0].seq)
+
+    def test_a_later_good_head_vouches_for_all_before_it(self, tmp_path: Path, home: Home) -> None:
+        who = Identity(RUN, "tape", "gateway")
+        old = home.credentials(who)
+        first = write(tmp_path / "a.jsonl", old, 120, close=False)
+        issue.renew(home.folder, home.authority, [who])
+        new = Credentials.of(old.files)
+        good = write(tmp_path / "a.jsonl", new, 120, close=False)
+        assert verify(tmp_path / "a.jsonl", trust=new.trust, revoked=self.revoked(old)).ok
+        verdict = verify(tmp_path / "a.jsonl", trust=new.trust, revoked=self.revoked(new))
+        assert (verdict.bad, verdict.signed) == (first[-1].seq + 1, first[-1].seq)
+        assert good[-1].seq > verdict.bad
+
+
 class TestHeads:
     def test_a_log_in_the_place_of_another_is_found(
         self, tmp_path: Path, gate: Credentials, other: Credentials
@@ -483,6 +555,26 @@ class TestHeads:
         assert list(read_heads(path)) == heads
         assert not KeptHeads(path, other.trust).keep(heads[-1], GATE)
         assert verify(tmp_path / "a.jsonl", read_heads(path), other.trust).ok
+
+    def test_text_around_a_certificate_is_not_kept(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
+        kept = KeptHeads(tmp_path / "heads.jsonl", other.trust)
+        heads = write(tmp_path / "a.jsonl", gate)
+        for head in heads:
+            kept.keep(head._replace(certificate="x" * 60_000 + "\n" + head.certificate + "y" * 60_000), GATE)
+        assert list(read_heads(tmp_path / "heads.jsonl")) == heads
+
+    def test_only_so_many_heads_are_remembered(
+        self, tmp_path: Path, gate: Credentials, other: Credentials, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(audit, "_REMEMBERED", 2)
+        heads, path = write(tmp_path / "a.jsonl", gate), tmp_path / "heads.jsonl"
+        kept = KeptHeads(path, other.trust)
+        assert [kept.keep(head, GATE) for head in heads] == [True] * 3
+        for each in (kept, KeptHeads(path, other.trust)):
+            assert each._kept == {GATE: {head.seq: head.digest for head in heads[1:]}}
+            assert not each.keep(heads[1], GATE)
+            with pytest.raises(AuditError, match="another than it was"):
+                each.keep(heads[0], GATE)
 
     def test_a_log_that_went_back_is_told(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
         kept = KeptHeads(tmp_path / "heads.jsonl", other.trust)

@@ -30,7 +30,7 @@ from whale_nebula.errors import (
 )
 from whale_nebula.security import Peer, Prover
 from whale_nebula.transport.deadlines import Deadlines
-from whale_nebula.transport.grpc import options
+from whale_nebula.transport.grpc import limits, options
 from whale_nebula.transport.grpc.connection import END, Connection, Lane
 from whale_nebula.transport.grpc.dialling import Target, dial
 from whale_nebula.transport.grpc.limits import ConnectionGuard, End, Limits, TokenBucket, find_surplus
@@ -46,6 +46,7 @@ from whale_nebula.transport.grpc.listener import (
     prove_identity,
 )
 from whale_nebula.transport.grpc.options import probe
+from whale_nebula.wire.frame import Flag, Header, Kind, pack
 
 
 class TestWhenTheSystemRefuses:
@@ -241,6 +242,27 @@ class TestLane:
         lane = Lane()
         lane.read(frames, lambda frame: None)
         assert lane.in_order is in_order
+
+    def test_frames_without_content_are_read_at_a_rate(self) -> None:
+        lane, heard, three = Lane(), [], threading.Event()
+        lane.room.bare = TokenBucket(3, 0.0)
+        bare = pack(Header(Kind.BEAT, Flag.LAST, epoch=1, source=0, destination=1), 0)
+        other = b"x" * len(bare)
+
+        def hear(frame: bytes) -> None:
+            heard.append(frame)
+            if heard.count(bare) == 3:
+                three.set()
+
+        reader = threading.Thread(target=lane.read, args=([*[bare, other] * 3, *[bare] * 97], hear), daemon=True)
+        reader.start()
+        assert three.wait(SOON)
+        reader.join(0.05)
+        assert reader.is_alive()
+        lane.end("a test")
+        reader.join(SOON)
+        assert not reader.is_alive()
+        assert heard[:6] == [bare, other] * 3 and len(heard) <= 7
 
 
 class TestConnection:
@@ -512,6 +534,34 @@ class TestSurplus:
     def test_one_alone_at_its_address_keeps_his_in_a_flood_from_another(self) -> None:
         good, flood = End("10.0.0.1", 1), {End("10.0.0.9", port): float(port) for port in range(1000)}
         assert good not in find_surplus({good: 0.0, **flood}, 10.0, Limits(total=8, address=8))
+
+    def test_who_was_let_in_before_keeps_his_in_a_flood_from_everywhere(self) -> None:
+        mine = {End("192.0.2.1", port): port / 10 for port in range(40)}
+        many = {End(f"10.{n // 250}.{n % 250}.7", 5): 5.0 + n / 1000 for n in range(1000)}  # a /24 each
+        surplus = find_surplus({**mine, **many}, 10.0, Limits(), {"192.0.2.1/32"})
+        assert mine.keys() - set(surplus) == set(sorted(mine, key=lambda end: -mine[end])[:24])
+        assert len(surplus) == 1040 - 192
+
+    @pytest.mark.parametrize(
+        "flood",
+        [
+            [f"10.77.{n // 200}.{n % 200}" for n in range(1000)],
+            [f"2001:db8:0:{n:x}::1" for n in range(1000)],
+        ],
+    )
+    def test_one_of_another_network_keeps_his_in_a_flood_from_many_addresses(self, flood: list[str]) -> None:
+        good = {End("192.0.2.1", 1): 0.0, End("2001:db8:1::1", 1): 0.0}
+        crowd = {End(host, 1): 1.0 + number / 1000 for number, host in enumerate(flood)}
+        assert not set(find_surplus({**good, **crowd}, 10.0, Limits())) & set(good)
+
+    def test_a_guard_remembers_so_many_sources(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(limits, "_SOURCES", 2)
+        guard = ConnectionGuard(0, Limits())
+        for host in ("10.0.0.1", "10.0.0.2", "10.0.0.1", "10.0.0.3"):
+            guard.add_stream(f"ipv4:{host}:7")
+            guard.remove_stream(f"ipv4:{host}:7")
+        assert list(guard._sources) == ["10.0.0.1/32", "10.0.0.3/32"]
+        assert not guard._streams
 
 
 def test_probing_tells_open_from_refused(listener: Listener) -> None:

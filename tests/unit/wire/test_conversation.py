@@ -29,6 +29,7 @@ from whale_nebula.errors import DamagedFrameError, LocalProtocolError, RemotePro
 from whale_nebula.wire.assembly import Bound
 from whale_nebula.wire.conversation import ACK_BYTES, Opened
 from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Flag, Header, Kind, checksum, pack
+from whale_nebula.wire.message import build_message
 from whale_nebula.wire.replay import Acknowledged
 from whale_nebula.wire.states import State
 from whale_nebula.wire.tensor import dtype_code
@@ -216,6 +217,16 @@ class TestWhatIsLegal:
             patch.setattr("whale_nebula.wire.conversation.speak", lambda side, *rest: side)
             (frame,) = sent(a, frames)
         with pytest.raises(RemoteProtocolError, match=words):
+            b.receive(frame)
+
+    def test_lines_are_not_parsed_where_programs_are_not_compared(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        a, b = opened(stepping=True)
+        with monkeypatch.context() as patch:
+            patch.setattr("whale_nebula.wire.conversation.speak", lambda side, *rest: side)
+            lines = build_message("SESSION", "LINES", program="p", lines=["x"] * 9)
+            (frame,) = sent(a, said(0, lines))
+        monkeypatch.setattr("whale_nebula.wire.conversation.decode_message", lambda _: pytest.fail("it was parsed"))
+        with pytest.raises(RemoteProtocolError, match="LINES in state STEPPING"):
             b.receive(frame)
 
     def test_what_may_not_be_sent_changes_nothing(self) -> None:

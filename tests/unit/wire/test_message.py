@@ -1,6 +1,7 @@
 """Control messages as JSON."""
 
 import contextlib
+import json
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
 from whale_nebula.wire.frame import FRAME_CAP
-from whale_nebula.wire.message import check_message, decode_message, encode_message
+from whale_nebula.wire.message import build_message, check_message, decode_message, encode_message
 
 PLAIN = st.recursive(
     st.none()
@@ -69,6 +70,26 @@ BAD = [
 def test_what_is_no_message_is_the_other_sides_mistake(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_message(data)
+
+
+LINES = b'{"about":"LINES","kind":"SESSION","lines":[%s],"program":"p"}'
+TEXTS = ['say "," and [{}]', "\\", "é\n", "", '\\"', "x" * 70]
+
+
+def test_lines_of_a_program_may_be_many_and_say_anything() -> None:
+    message = build_message("SESSION", "LINES", program="p", lines=TEXTS * 10_000, doing="", line="")
+    assert decode_message(encode_message(message)) == message
+    assert decode_message(LINES % b"")["lines"] == []
+
+
+@pytest.mark.parametrize("part", [b"{}", b'{"":0}', b"[[]]", b"0", b"null", b'["a"]'])
+def test_lines_of_a_program_are_texts_or_are_not_parsed(monkeypatch: pytest.MonkeyPatch, part: bytes) -> None:
+    monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("it was parsed"))
+    for count in (1, 300_000):
+        with pytest.raises(RemoteProtocolError, match="other values than texts"):
+            decode_message(LINES % b",".join([b'"a"', *[part] * count, b'"b"']))
+    with pytest.raises(RemoteProtocolError, match="above the cap of 262144"):
+        decode_message(LINES % b",".join([b'""'] * 300_000))
 
 
 @given(st.binary(max_size=60))

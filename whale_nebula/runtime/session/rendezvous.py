@@ -148,7 +148,9 @@ def tasks_of(attachment: Attachment) -> list[str]:
 
 
 def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledger, dict[str, str]]:
-    """Open the session of this process; all name the same seed, or none. Gives a digest of every worker's host too."""
+    """Open the session of this process; all name the same seed, or none. Also tells which workers have the host and
+    folder of this one: they have its digest.
+    """
     expected = Expected()
     joined = join_links(attachment, expected, config)
     session = Session(attachment.worker, joined.links, config.patience, expected, joined.close, private=config.private)
@@ -156,7 +158,7 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
     told = session.hello(sheet)
     _agree_on_seed(attachment.worker, seed, told)
     _agree_on_config(attachment.worker, sheet, told)
-    hosts = {attachment.worker: sheet["host"], **{peer: str(theirs.get("host")) for peer, theirs in told.items()}}
+    hosts = {attachment.worker: sheet["host"], **{peer: _host(attachment, peer, told[peer]) for peer in told}}
     return Ledger(session, own=config.weights == "own", collectives=_collectives(attachment, session)), hosts
 
 
@@ -174,7 +176,7 @@ def _sheet(attachment: Attachment, seed: int | None, config: Config) -> dict[str
         "whale_nebula": whale_nebula.__version__,
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
-        "host": host_digest(attachment.run_id),
+        "host": host_digest(attachment.run_id, attachment.worker),
         **_told_of(config),
         "seed": seed,
         "launched": attachment.seed,
@@ -219,16 +221,33 @@ def _agree_on_config(worker: str, own: Mapping[str, Any], told: Mapping[str, Map
             )
 
 
-def host_digest(run: str) -> str:
-    """What tells this host and folder from others in a run: processes that share a file system write a file once.
+def host_digest(run: str, worker: str) -> str:
+    """What a worker says of its host and folder: processes that share a file system write a file once.
 
-    It names neither, and the random number that a kernel draws when it starts keeps anybody from guessing them.
+    It names neither, and the random number that a kernel draws when it starts keeps anybody from guessing them. Who is
+    here can make the digest of every worker, and who is elsewhere that of none: to repeat what another says proves
+    nothing.
     """
+    place = f"{_boot_number()}\n{socket.gethostname()}\n{os.path.realpath('.')}"
+    return hashlib.sha256(f"{run}\n{worker}\n{place}".encode()).hexdigest()[:32]
+
+
+def _host(attachment: Attachment, peer: str, sheet: Mapping[str, Any]) -> str:
+    """The digest of this worker for a peer that proves to have the same host and folder, else "".
+
+    Where the kernel has drawn no number a digest can be guessed: then those are believed that this launcher has started
+    or that are of the same cluster.
+    """
+    near = attachment.everywhere or attachment.peers[peer] == attachment.cluster
+    proven = sheet.get("host") == host_digest(attachment.run_id, peer) and (near or bool(_boot_number()))
+    return host_digest(attachment.run_id, attachment.worker) if proven else ""
+
+
+def _boot_number() -> str:
     try:
-        boot = _BOOT.read_text()
+        return _BOOT.read_text()
     except OSError:
-        boot = ""
-    return hashlib.sha256(f"{run}\n{boot}\n{socket.gethostname()}\n{os.path.realpath('.')}".encode()).hexdigest()[:32]
+        return ""
 
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")

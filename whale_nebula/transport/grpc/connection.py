@@ -8,6 +8,8 @@ from functools import partial
 
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import Peer
+from whale_nebula.transport.grpc.limits import TokenBucket
+from whale_nebula.wire.frame import is_bare
 
 END = b""
 """The last message of a stream that ends in order. That a stream merely ends says nothing: gRPC may tell a server of a
@@ -15,15 +17,20 @@ killed client by the end of its messages first, and only then that the call is c
 """
 
 
+_BARE, _BARE_A_SECOND = 400, 200.0  # 2 GB/s are acknowledged so
+
+
 class Room(threading.Condition):
     """The condition on which senders wait until a lane of their connection has room.
 
     Each lane waits for frames of its own, under the same lock: one that is handed over wakes one thread and not all.
+    `bare` is how often frames may come over the connection that have no content, which nothing else bounds.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         super().__init__(self.lock)
+        self.bare = TokenBucket(_BARE, _BARE_A_SECOND)
 
 
 class Lane:
@@ -105,6 +112,8 @@ class Lane:
                     break
                 if ended := frame == END:
                     continue
+                if is_bare(frame):
+                    self._pace()
                 hear(frame)
         except Exception as error:  # gRPC raises bare ones too; whatever it was, this stream is over
             self.gone(reason(error))
@@ -112,6 +121,12 @@ class Lane:
             self.in_order = ended and not self.over
             self.gone("the stream has ended")
         return self.why
+
+    def _pace(self) -> None:
+        """Hold the reader while frames without content come too often, and so who sends them."""
+        while not (self.room.bare.take() or self.over):
+            with self.room:
+                self._filled.wait(1.0 / _BARE_A_SECOND)
 
     def finish(self) -> None:
         """Take no more; once the last frame has left, this side of the stream ends in order."""

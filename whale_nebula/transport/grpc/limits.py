@@ -2,7 +2,8 @@
 
 gRPC bounds connections as a whole, so that whoever opens enough of them keeps everybody else out. Here they are
 counted by source address, and where there are too many the oldest of the address that has most are closed: somebody
-at another address keeps his, and somebody at the same address needs a moment only to finish his handshake.
+at another address keeps his, and somebody at the same address needs a moment only to finish his handshake. Where all
+have as many, those of the fullest networks are closed, and last those of addresses whose streams were let in before.
 
 The accepted sockets are found among the files of this process (`/dev/fd`), as gRPC does not show them, and shut down
 there, which gRPC takes for an end of the connection. No byte of a stream passes through here.
@@ -11,6 +12,7 @@ there, which gRPC takes for an end of the connection. No byte of a stream passes
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import logging
 import os
@@ -19,7 +21,7 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -115,27 +117,50 @@ def parse_end(peer: str) -> End | None:
     return End(_plain(host.strip("[]")), int(port)) if kind.startswith("ipv") and port.isdigit() else None
 
 
-def find_surplus(idle: Mapping[End, float], now: float, limits: Limits) -> list[End]:
+def find_surplus(
+    idle: Mapping[End, float], now: float, limits: Limits, known: Container[str] = frozenset()
+) -> list[End]:
     """Which connections are to be closed, of those that have had no stream since a time.
+
+    Of each source the newest stay, and of as many sources those of the emptiest networks. A few of a source that is
+    `known`, as a stream from it was let in before, stay before all others.
 
     >>> crowd = {End("10.0.0.9", port): port / 100 for port in range(3)} | {End("10.0.0.1", 7): 0.0}
     >>> find_surplus(crowd, 1.0, Limits(total=3, address=2))
     [End(host='10.0.0.9', port=0)]
     """
-    oldest_first = sorted(idle, key=lambda end: idle[end])
-    surplus = [end for end in oldest_first if now - idle[end] > limits.seconds]
-    left: dict[str, list[End]] = {}
-    for end in oldest_first[len(surplus) :]:
-        address = ipaddress.ip_address(end.host)
-        # one source is an address of IPv4, or the 64 bits of one of IPv6 that one host has for itself
-        source = ipaddress.ip_network((address, 64), strict=False) if address.version == 6 else address
-        left.setdefault(str(source), []).append(end)
-    for ends in left.values():
-        while len(ends) > limits.address:
-            surplus.append(ends.pop(0))
-    while sum(map(len, left.values())) > limits.total:
-        surplus.append(max(left.values(), key=len).pop(0))
-    return surplus
+    newest_first = sorted(idle, key=lambda end: -idle[end])
+    counts: Counter[str] = Counter()
+    surplus: list[End] = []
+    ranked: list[tuple[bool, list[int], End]] = []
+    for end in newest_first:
+        source, *networks = networks_of(end.host)
+        if now - idle[end] > limits.seconds or counts[source] >= limits.address:
+            surplus.append(end)
+            continue
+        newer = [counts[each] for each in (source, *networks)]
+        counts.update((source, *networks))
+        ranked.append((source not in known or newer[0] >= limits.address // 4, newer, end))
+    ranked.sort(key=lambda each: each[:2])  # in the order of time where they are alike
+    return surplus + [end for _, _, end in ranked[limits.total :]]
+
+
+@functools.lru_cache(1 << 12)
+def networks_of(host: str) -> tuple[str, str, str]:
+    """The source of a connection, and two networks that somebody may have for himself.
+
+    A source is an address of IPv4, or the 64 bits of one of IPv6 that one host has for itself.
+
+    >>> networks_of("10.77.0.2"), networks_of("2001:db8:0:100::1")
+    (('10.77.0.2/32', '10.77.0.0/24', '10.77.0.0/16'), ('2001:db8:0:100::/64', '2001:db8:0:100::/56', '2001:db8::/48'))
+    """
+    address = ipaddress.ip_address(host)
+    a, b, c = (str(ipaddress.ip_network((address, bits), strict=False)) for bits in _NETWORKS[address.version])
+    return a, b, c
+
+
+_NETWORKS = {4: (32, 24, 16), 6: (64, 56, 48)}
+_SOURCES = 4096  # that are remembered
 
 
 class ConnectionGuard:
@@ -146,6 +171,7 @@ class ConnectionGuard:
         self._lock = threading.Lock()
         self._streams: Counter[End] = Counter()
         self._since: dict[End, float] = {}  # of those without a stream
+        self._sources: dict[str, None] = {}  # from which a stream was let in, the latest last
         self._known: dict[tuple[int, int], End | None] = {}  # by file and inode: the socket's other end, if it is ours
         self._troubled = False
         self._over = threading.Event()
@@ -174,6 +200,11 @@ class ConnectionGuard:
             return
         with self._lock:
             self._streams[end] += more
+            source = networks_of(end.host)[0]
+            self._sources.pop(source, None)
+            self._sources[source] = None
+            if len(self._sources) > _SOURCES:
+                del self._sources[next(iter(self._sources))]
             if not self._streams[end]:
                 del self._streams[end]
 
@@ -195,7 +226,8 @@ class ConnectionGuard:
         files = dict(self._accepted_connections())
         with self._lock:
             idle = {end: self._since.get(end, now) for end in files.values() if not self._streams[end]}
-        surplus = set(find_surplus(idle, now, self._limits))
+            known = frozenset(self._sources)
+        surplus = set(find_surplus(idle, now, self._limits, known))
         for file, end in files.items():
             if end in surplus:
                 _shut_connection(file, self._port, end)
