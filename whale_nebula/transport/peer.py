@@ -7,6 +7,7 @@ behind one condition, which is never held while a frame is handed to the carrier
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -88,7 +89,8 @@ class PeerLink(LinkEnd):
     ) -> None:
         here, there = greeting.worker, greeting.peer
         waiters = waiters or Waiters()
-        super().__init__(Mailbox(here, there, fault=RemoteProtocolError, window=budget // 5, waiters=waiters))
+        inbox = Mailbox(here, there, fault=RemoteProtocolError, window=budget // 5, waiters=waiters, due=self._find_due)
+        super().__init__(inbox)
         self._inbox.late = self._explain_late
         self._inbox.on_flow = self._wake_writer
         self._roster = Roster(workers)
@@ -445,6 +447,11 @@ class PeerLink(LinkEnd):
         if bound is None:
             raise RemoteProtocolError(f"{key} came, which the plan does not know")
         return bound
+
+    def _find_due(self, key: Key) -> float:
+        """How many bytes of a tensor that has come the plan and the step account for."""
+        bound = self._expect(key) if self._expect is not None else None
+        return math.inf if bound is None else bound.due
 
     def _wrong(self, error: NebulaError, greeted: bool) -> None:
         """A frame is wrong: damage heals, as the frame comes again on the next connection; intent does not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,12 +22,14 @@ class Bound(NamedTuple):
 
     `codecs` are those that may have encoded it (none, unless the plan says so), and `extra` is how many bytes more
     than the tensor itself what they made may have: heads of what was packed, and rows that did not get smaller.
+    `due` is how many bytes of it this step accounts for: what lies here beyond that holds its sender.
     """
 
     dtype: str
     most: tuple[int, ...]
     codecs: frozenset[int] = frozenset()
     extra: int = 0
+    due: float = math.inf
 
     @property
     def said(self) -> str:

@@ -279,16 +279,26 @@ class TestWindow:
                 bounded.put(replaced(key(slot), kind), large)
         assert bounded.held < 32 << 20
 
-    def test_nobody_is_many_steps_ahead(self, bounded: Mailbox) -> None:
-        with pytest.raises(RemoteProtocolError, match="tensors of 8 steps before it are not taken"):
-            for step in range(20):
-                self.fill(bounded, 1, step)
+    def test_more_than_is_due_holds_the_sender_though_somebody_waits(self, bounded: Mailbox) -> None:
+        due = {0: self.SIZE, 1: 0}
+        bounded._due = lambda key: due[key.step]
+        with bounded._waiters.waiting():
+            self.fill(bounded, 4)
+            ahead = self.fill(bounded, 2, step=1)
+            assert bounded.flows
+            bounded.put(key(9, step=1), np.zeros(self.SIZE, np.uint8))
+            assert not bounded.flows
+            due[1] = self.SIZE  # the step begins
+            assert bounded.flows
+            due[1] = 0
+            bounded.later(ahead[0])
+            assert bounded.flows
 
-    def test_what_a_past_step_left_is_no_step_ahead(self, bounded: Mailbox) -> None:
+    def test_what_nobody_asked_for_in_a_past_step_is_let_go(self, bounded: Mailbox) -> None:
         for step in range(20):
-            bounded.put(key(0, step), np.zeros(1))
-            bounded.put(key(1, step), np.zeros(1))
+            self.fill(bounded, 2, step)
             bounded.take(key(0, step), 0.0)
+        assert bounded.held == held_bytes(self.SIZE)
 
     def test_messages_are_few(self, bounded: Mailbox) -> None:
         """A large one is let in beside small ones: two programs that differ are told line by line."""

@@ -289,6 +289,7 @@ class DistributedStep(Runner):
         }
         if self.routing.replicated and due(self.steps):
             sheet["alike"] = sums(self.compiled.cut, self.session.worker, self.variables)
+        self.session.expected.begin_step(self.program, self.steps, counts)
         self.session.start_step(sheet, inputs.mark, self._mates, self.readers)
         return self.watch.submit(self.session.check_step, sheet, inputs.mark)
 
