@@ -256,7 +256,7 @@ class Route:
 
     def _open(self, pair: Pair, near: Half) -> None:
         half = self.half(pair, Connection(secrets.token_hex(8)), dialled=True)
-        with pair.attempt(near) as needed:
+        with pair.attempt(half, near) as needed:
             if not needed:
                 return
             try:

@@ -308,9 +308,7 @@ class Trust:
         shown_name = escape_foreign_text(names[0] if names else found.subject.rfc4514_string(), 200)
         said = whose or shown_name or "a nameless side"
         moment = at or making.now()
-        authority = self._authority(found, said)
-        check_dates(found, moment, f"the certificate of {said}")
-        check_dates(authority, moment, f"the authority that signed the certificate of {said}", authority=True)
+        authority = self.check_signed(found, said, moment)
         peer = files.peer(found)
         _check_made_for(found, authority, peer.identity)
         self.check_denied(peer)
@@ -328,6 +326,15 @@ class Trust:
                 why=" ".join(part for part in (revoked.when, revoked.why) if part),
             )
 
+    def check_signed(self, found: x509.Certificate, said: str, at: datetime) -> x509.Certificate:
+        """The authority that signed a certificate, if both are within their dates: asked again while a channel lives,
+        as an authority may be taken out of `ca`.
+        """
+        authority = self._authority(found, said)
+        check_dates(found, at, f"the certificate of {said}")
+        check_dates(authority, at, f"the authority that signed the certificate of {said}", authority=True)
+        return authority
+
     def _authority(self, found: x509.Certificate, said: str) -> x509.Certificate:
         signers = [authority for authority in self.authorities if files.signed_by(found, authority)]
         if signers:  # two of one key, where a renewed one was appended to the old one
@@ -344,17 +351,13 @@ class Trust:
 
 def check_live(trust: Trust, peer: Peer, at: datetime | None = None) -> None:
     """Whether a peer that was let in may stay: TLS does not look again at a connection that stands."""
-    check_span(peer.not_before, peer.not_after, at or making.now(), f"the certificate of {peer.identity.worker}")
+    trust.check_signed(peer.certificate, peer.identity.worker, at or making.now())
     trust.check_denied(peer)
 
 
 def check_dates(found: x509.Certificate, at: datetime, whose: str, *, authority: bool = False) -> None:
-    """Whether the present lies within the dates of a certificate."""
-    check_span(found.not_valid_before_utc, found.not_valid_after_utc, at, whose, authority=authority)
-
-
-def check_span(begin: datetime, end: datetime, at: datetime, whose: str, *, authority: bool = False) -> None:
-    """Whether the present lies between two dates. One that lies before both is most likely a wrong clock."""
+    """Whether the present lies within the dates of a certificate. One before both is most likely a wrong clock."""
+    begin, end = found.not_valid_before_utc, found.not_valid_after_utc
     if at < begin:
         why = f"it begins at {begin:%Y-%m-%d %H:%M} UTC and the clock of this host says {at:%Y-%m-%d %H:%M} UTC"
         raise ExpiredError(f"{whose} is not valid yet", why=f"{why}: one of two clocks is wrong", mend=_CLOCK)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -77,6 +79,19 @@ class TestWhatCrosses:
         made.cross(range(3), size=1 << 19)
         fars = [made.gateways[one]._pair(*pair).half(Side.FAR) for one, pair in PAIRS.items()]
         assert sorted(half.dialled for half in fars if half is not None) == [False, True]
+
+    def test_an_address_that_leads_nowhere_keeps_nobody_waiting(self, tmp_path: Path, files: dict[str, Files]) -> None:
+        """Its own attempts have precedence, each takes until `connect`, and the other gateway dials meanwhile."""
+        hole = socket.create_server(("127.0.0.1", 0))  # it takes connections and says nothing
+        nowhere = f"127.0.0.1:{hole.getsockname()[1]}"
+        with hole, town(tmp_path, files, deadlines=replace(QUICK, connect=SOON)) as made:
+            made.start("gpu")
+            made.start("npu", gateways={"gpu": nowhere})
+            made.join()
+            began = time.monotonic()
+            made.meet()
+            assert time.monotonic() - began < SOON / 2
+            made.cross(range(3))
 
     def test_what_a_codec_made_crosses_sealed_as_it_was(self, make: Callable[..., Town]) -> None:
         made = make()

@@ -172,20 +172,34 @@ class TestTwoAttemptsThatCross:
     def test_while_ours_is_on_its_way_theirs_is_refused(self) -> None:
         meeting = Meeting()
         near, _ = meeting.come(NEAR)
-        with meeting.pair.attempt(near) as needed:
+        half, _ = meeting.half(FAR, dialled=True)
+        with meeting.pair.attempt(half, near) as needed:
             assert needed
-            with pytest.raises(TransportError, match="have crossed"):
-                meeting.come(FAR)
-            half, _ = meeting.half(FAR, dialled=True)
+            for take in (meeting.pair.give_way, lambda: meeting.come(FAR)):
+                with pytest.raises(TransportError, match="have crossed"):
+                    take()
             assert meeting.pair.reach(half, near)
         assert near.partner is half
+
+    def test_ours_gives_way_once_it_takes_too_long(self) -> None:
+        """Its address may lead nowhere, and each attempt takes seconds: theirs would find no gap between two."""
+        meeting = Meeting()
+        near, _ = meeting.come(NEAR)
+        half, _ = meeting.half(FAR, dialled=True)
+        with meeting.pair.attempt(half, near):
+            meeting.now += 1.5
+            meeting.pair.give_way()
+            assert half.connection.over
+            theirs, _ = meeting.come(FAR)
+            assert not meeting.pair.reach(half, near)
+        assert near.partner is theirs
 
     def test_who_yields_takes_theirs_and_drops_his_own(self) -> None:
         meeting = Meeting(yields=True)
         near, _ = meeting.come(NEAR)
-        with meeting.pair.attempt(near):
+        half, _ = meeting.half(FAR, dialled=True)
+        with meeting.pair.attempt(half, near):
             theirs, _ = meeting.come(FAR)
-            half, _ = meeting.half(FAR, dialled=True)
             assert not meeting.pair.reach(half, near)
         assert near.partner is theirs
 

@@ -16,6 +16,7 @@ from whale_nebula.errors import (
     IdentityError,
     RevokedError,
     SelfSignedError,
+    WrongAuthorityError,
     WrongNameError,
 )
 from whale_nebula.security import Identity, Trust, check_live, files, making
@@ -197,6 +198,13 @@ class TestTheDenyList:
         with pytest.raises(ExpiredError):
             check_live(trust, peer, making.now() + 8 * DAY)
         assert trust.denied.number == 2
+
+    def test_an_authority_that_is_taken_out_ends_those_whom_it_has_signed(self) -> None:
+        other = Authority.fresh("mt", {})
+        peer = Trust([HOME.certificate, other.certificate]).check(signed())
+        check_live(Trust([HOME.certificate]), peer)
+        with pytest.raises(WrongAuthorityError):
+            check_live(Trust([other.certificate]), peer)
 
     @pytest.mark.parametrize(
         "text", [b"", b"{", b"[]", b'{"format": "x", "revoked": {}}', b'{"revoked": 3}', b"[" * 9999]
