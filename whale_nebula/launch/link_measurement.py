@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import whale_nebula
-from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, RunError
+from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, RemoteProtocolError, RunError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.launch.link_advice import DIRECT, THROUGH, Crossing, LineFound
 from whale_nebula.report.records import size
@@ -27,6 +27,7 @@ from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.grpc.options import congestion_control, lanes
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.protocol import Key, Link
+from whale_nebula.wire.assembly import Bound
 from whale_nebula.wire.message import SESSION, build_message
 
 FIRST_BYTES = 256 << 10
@@ -62,6 +63,19 @@ _BENCH = "bench link"
 _ROUNDS = 20
 _PROGRAM = 1
 _AGAIN_SECONDS = 10.0
+_MOST_BURSTS = 16  # of one size and way: each is `_GROWTH` times the one before, up to `MOST_BYTES`, and the last
+_MOST_CONNECTIONS = 64
+_TENSOR = Bound("uint8", (max(SIZES),), due=0)  # all are asked for in the order in which they are sent
+
+
+def expect_tensor(key: Key) -> Bound | None:
+    """What a link of a measurement may be sent: tensors of a burst."""
+    known = (key.kind, key.program, key.phase, key.micro_batch) == ("forward", _PROGRAM, 0, -1)
+    return _TENSOR if known and key.slot < MOST_BYTES // min(SIZES) else None
+
+
+def _refuse(there: str, why: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"worker '{there}' measures the line in a way of its own", why=why)
 
 
 class Way(NamedTuple):
@@ -136,19 +150,27 @@ class End:
         here, there = self._link.here, self._link.there
         ends = (here, there) if self._leads else (there, here)
         sheets = {here: dict(sheet), there: {name: theirs.get(name) for name in sheet}}
-        connections = max(int(sheet["connections"]), int(theirs["connections"]))
+        said = theirs.get("connections")
+        connections = max(int(sheet["connections"]), said if type(said) is int and said <= _MOST_CONNECTIONS else 1)
         return LineFound(*ends, path, *trips, crossings, sheets, connections, 0, when)
 
     # ------------------------------------------------------------------ round trips
     def _round_trips(self) -> RoundTrips:
         if not self._leads:
-            while not (asked := self._link.take("PING", self._patience))["last"]:
+            for _ in range(_ROUNDS + 1):
+                if (asked := self._link.take("PING", self._patience))["last"]:
+                    return RoundTrips(*map(float, self._take_found(asked.get("found", ()))))
                 self._link.post(build_message("PONG", clock=time.time()))
-            return RoundTrips(*map(float, asked["found"]))
+            raise _refuse(self._link.there, f"it asks for the round trip more than {_ROUNDS} times")
         seen = [self._ping() for _ in range(_ROUNDS)]
         took = [each[0] for each in seen]
         found = RoundTrips(statistics.median(took), min(took), min(seen)[1])
         self._link.post(build_message("PING", last=True, found=list(found)))
+        return found
+
+    def _take_found(self, found: Sequence[float]) -> Sequence[float]:
+        if len(found) != len(RoundTrips._fields):
+            raise _refuse(self._link.there, f"{len(found)} numbers came for a round trip")
         return found
 
     def _ping(self) -> tuple[float, float]:
@@ -166,7 +188,7 @@ class End:
         there, back = (turn(size) for turn in turns)
         ours = there if self._leads else back
         with ThreadPoolExecutor(1, "nebula-line") as beside:
-            heard = beside.submit(self._hear_burst)
+            heard = beside.submit(self._hear_burst, size)
             sent = self._burst(size, full_count(ours.rate, size, self._seconds), last=True)
             both = (sent, heard.result()[1]) if self._leads else (heard.result()[1], sent)
         self._show(size, "both ways at once", f"{_format_rate(both[0].rate)} and {_format_rate(both[1].rate)}")
@@ -189,11 +211,12 @@ class End:
         return found
 
     def _hear(self, size: int) -> Way:
-        last = False
-        while not last:
-            last, found = self._hear_burst()
-        self._show(size, f"{self._link.there} -> {self._link.here}", _format_rate(found.rate))
-        return found
+        for _ in range(_MOST_BURSTS):
+            last, found = self._hear_burst(size)
+            if last:
+                self._show(size, f"{self._link.there} -> {self._link.here}", _format_rate(found.rate))
+                return found
+        raise _refuse(self._link.there, f"it sends more than {_MOST_BURSTS} bursts of one size")
 
     def _burst(self, size: int, count: int, *, last: bool) -> Way:
         """Announce so many tensors, send them, and hear how they arrived."""
@@ -208,13 +231,19 @@ class End:
         used = time.process_time() - started
         return Way(float(seen["rate"]), float(seen["seconds"]), count * size, used)
 
-    def _hear_burst(self) -> tuple[bool, Way]:
-        """Receive one burst; whether it is the last of its size, and how it arrived."""
+    def _hear_burst(self, size: int) -> tuple[bool, Way]:
+        """Receive one burst; whether it is the last of its size, and how it arrived. It must be one of this size, of
+        `MOST_BYTES` at most, and come within the time that the slowest line takes which is measured at all.
+        """
         announced = self._link.take("BURST", self._patience + 2 * self._seconds)
-        count, size, step = (int(announced[part]) for part in ("count", "size", "step"))
+        count, step = int(announced["count"]), int(announced["step"])
+        if announced["size"] != size or not 2 <= count <= MOST_BYTES // size:
+            raise _refuse(self._link.there, f"{count} tensors of {announced['size']} bytes are announced")
         started, arrivals = time.process_time(), []
+        limit = time.monotonic() + LEAST_TENSORS * self._patience + 2 * self._seconds
         for slot in range(count):
-            self._link.receive(self._key(step, slot, self._link.there, self._link.here), self._patience)
+            left = min(self._patience, limit - time.monotonic())
+            self._link.receive(self._key(step, slot, self._link.there, self._link.here), max(left, 0.0))
             arrivals.append(time.monotonic())
         found = Way(rate(arrivals, size), arrivals[-1] - arrivals[0], count * size, time.process_time() - started)
         self._link.post(build_message("ARRIVED", rate=found.rate, seconds=found.seconds))
@@ -304,7 +333,9 @@ def measure(seat: Seat, *, seconds: float, patience: float, tell: Callable[[str]
 
     Who is waited for is told as well; nobody is waited for longer than `patience`.
     """
-    joined = GrpcLinks(seat, deadlines=Deadlines(patience=patience), announce=lambda wait: tell(str(wait)))
+    joined = GrpcLinks(
+        seat, expect=expect_tensor, deadlines=Deadlines(patience=patience), announce=lambda wait: tell(str(wait))
+    )
     try:
         for there in sorted(seat.peers, key=lambda each: sorted((seat.here, each))):
             yield _measure_link(seat, joined.links[there], seconds, patience, tell)
