@@ -10,10 +10,10 @@ import numpy as np
 
 from tests.unit.wire.talk import NAMES, STEP, SharedSecret, conversation, greet, greeting, said, tensor, whole
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.wire.assembly import Bound
+from whale_nebula.wire.buffers import Bound
 from whale_nebula.wire.conversation import Conversation, Event
 from whale_nebula.wire.frame import HEADER_BYTES, Header, checksum, lay_out
-from whale_nebula.wire.states import State
+from whale_nebula.wire.message import State
 
 CAP = 1 << 16  # no tensor that a victim takes may be larger
 SLOTS = 4

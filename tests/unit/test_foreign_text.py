@@ -24,7 +24,7 @@ from whale_nebula.errors.text import LIMIT, escape_foreign_text
 from whale_nebula.gateway import control
 from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.ir.canonical import first_difference
-from whale_nebula.launch.leaving import Departure, Leaving
+from whale_nebula.launch.ending import Departure, Leaving
 from whale_nebula.launch.link_advice import LineFound
 from whale_nebula.launch.link_measurement import table
 from whale_nebula.runtime.session import rendezvous

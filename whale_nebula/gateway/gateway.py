@@ -12,10 +12,9 @@ from cryptography.hazmat.primitives import hashes
 
 from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, TransportError
 from whale_nebula.gateway.control import ControlStreams
-from whale_nebula.gateway.entry import Entry, FinalErrors, Purpose, admit, entry
+from whale_nebula.gateway.entry import Entry, FinalErrors, Purpose, Quotas, admit, connections, entry
 from whale_nebula.gateway.journal import Journal
 from whale_nebula.gateway.liveness import Health, Liveness, State
-from whale_nebula.gateway.quota import Quotas, connections
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
 from whale_nebula.gateway.route import Route, RouteEvents
 from whale_nebula.gateway.site import Site, cluster_of

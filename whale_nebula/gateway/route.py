@@ -330,7 +330,7 @@ class Route:
 
     def _pause(self, attempt: int) -> float:
         """How long to wait before another attempt: a gateway that is started again is wanted at once."""
-        return self._deadlines.again(min(attempt, _SLOWEST), _DRAWN.random())
+        return self._deadlines.retry_pause(min(attempt, _SLOWEST), _DRAWN.random())
 
     def _go(self) -> bool:
         """Open the control stream and stay as long as it lasts; whether that was longer than a moment."""

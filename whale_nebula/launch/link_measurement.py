@@ -27,7 +27,7 @@ from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.grpc.options import congestion_control, lanes
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.protocol import Key, Link
-from whale_nebula.wire.assembly import Bound
+from whale_nebula.wire.buffers import Bound
 from whale_nebula.wire.message import SESSION, build_message
 
 FIRST_BYTES = 256 << 10

@@ -15,10 +15,9 @@ from whale_nebula.errors import ConfigError
 from whale_nebula.launch import gateways as gateway_processes
 from whale_nebula.launch.identity import Identity
 from whale_nebula.launch.job import Job, Reader
+from whale_nebula.launch.placement import ANY, Placement, cluster_of, settle_ports
 from whale_nebula.launch.processes import Board, Echo, KeptOutput, Relay, Shown, Sink, start
 from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS
-from whale_nebula.launch.resolve import ANY, Placement, cluster_of
-from whale_nebula.launch.resolve.placement import settle_ports
 from whale_nebula.security.files import Files
 
 

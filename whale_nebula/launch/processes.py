@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from whale_nebula.launch.ending import Kept
 from whale_nebula.launch.identity import VARIABLE, Identity
 from whale_nebula.launch.job import Reader
-from whale_nebula.launch.last_error import Kept
 from whale_nebula.report.screen import Screen, size_of
 from whale_nebula.security.diagnose import read_refusal
 

@@ -8,7 +8,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -173,6 +173,11 @@ def lock_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def now() -> datetime:
+    """The present, to the second, as certificates count."""
+    return datetime.now(UTC).replace(microsecond=0)
 
 
 SIGNATURE = ec.ECDSA(hashes.SHA256())

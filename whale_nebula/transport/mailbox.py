@@ -13,8 +13,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from whale_nebula.errors import DeadlineError, LocalProtocolError, NebulaError, WireError
 from whale_nebula.transport.deadlines import Clock, MonotonicClock
 from whale_nebula.transport.protocol import Key, Payload
+from whale_nebula.wire.buffers import held_bytes
 from whale_nebula.wire.message import MOST_WAITING
-from whale_nebula.wire.replay import held_bytes
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from whale_nebula.errors import DeadlineError
+from whale_nebula.wire.buffers import Packet
 from whale_nebula.wire.conversation import Conversation
 from whale_nebula.wire.frame import HEADER_BYTES, Header, Kind, chunks, wire_bytes
-from whale_nebula.wire.replay import Packet
 from whale_nebula.wire.tensor import Bytes
 
 

@@ -30,6 +30,8 @@ from whale_nebula.faults import chunk_failpoint, failpoint
 from whale_nebula.transport.base import (
     BYE,
     FAIL,
+    Carrier,
+    CarrierState,
     LinkEnd,
     absent_error,
     closed_by_error,
@@ -39,17 +41,15 @@ from whale_nebula.transport.base import (
     refuse_reserved,
     silent_error,
 )
-from whale_nebula.transport.carrier import Carrier, CarrierState
 from whale_nebula.transport.deadlines import Announce, Deadlines, Meter, Waiting, log_wait
 from whale_nebula.transport.mailbox import Mailbox, Waiters, unsent_error
 from whale_nebula.transport.outbox import Outbox, Parcel, Shipment
 from whale_nebula.transport.protocol import ExpectKey, Key, LinkTotals, Payload, Roster, describe_payload, read_payload
-from whale_nebula.wire.assembly import Bound, MessageArrived, TensorArrived
+from whale_nebula.wire.buffers import Acknowledged, Bound, MessageArrived, TensorArrived
 from whale_nebula.wire.conversation import BUDGET_BYTES, Answer, Conversation, Opened
 from whale_nebula.wire.frame import Header, Kind, chunks, frame_count, pack
 from whale_nebula.wire.greeting import Greeting, Prover
 from whale_nebula.wire.message import check_message, encode_message
-from whale_nebula.wire.replay import Acknowledged
 from whale_nebula.wire.tensor import dtype_code
 
 _LOG = logging.getLogger("whale_nebula.transport")

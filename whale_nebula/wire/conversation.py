@@ -16,7 +16,20 @@ import numpy as np
 from whale_nebula.errors import DamagedFrameError, LocalProtocolError, NebulaError, RemoteProtocolError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.wire import greeting as hello
-from whale_nebula.wire.assembly import WHOLE_LIMIT, Assembly, Expect, MessageArrived, TensorArrived
+from whale_nebula.wire.buffers import (
+    FIRST,
+    WHOLE_LIMIT,
+    Acknowledged,
+    Arrivals,
+    Assembly,
+    Expect,
+    MessageArrived,
+    Packet,
+    Replay,
+    TensorArrived,
+    Turn,
+    held_bytes,
+)
 from whale_nebula.wire.frame import (
     BARE,
     CHUNK_BYTES,
@@ -32,9 +45,7 @@ from whale_nebula.wire.frame import (
     unpack,
 )
 from whale_nebula.wire.greeting import Exchange, Greeting, Introduction, Prover, Sealer
-from whale_nebula.wire.message import Word, decode_message, encode_message
-from whale_nebula.wire.replay import FIRST, Acknowledged, Arrivals, Packet, Replay, Turn, held_bytes
-from whale_nebula.wire.states import Side, State, speak
+from whale_nebula.wire.message import Side, State, Word, decode_message, encode_message, speak
 from whale_nebula.wire.tensor import Bytes, dtype_code
 
 BUDGET_BYTES = 40 << 20

@@ -33,7 +33,8 @@ from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.relay import Side
 from whale_nebula.gateway.route import Route
 from whale_nebula.gateway.site import Site
-from whale_nebula.security import Credentials, CurrentCredentials, Files, making
+from whale_nebula.security import Credentials, CurrentCredentials, Files
+from whale_nebula.security import files as security_files
 from whale_nebula.security.audit import Head, read_heads
 from whale_nebula.security.issue import renew, revoke
 from whale_nebula.transport.grpc import options
@@ -297,7 +298,7 @@ class TestWhatIsRefused:
         self, make: Callable[..., Town], files: dict[str, Files], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Whatever workers of this cluster it speaks of, where the cluster does not list them."""
-        monkeypatch.setattr("whale_nebula.gateway.quota.most_streams", lambda pairs: 3)
+        monkeypatch.setattr("whale_nebula.gateway.entry.most_streams", lambda pairs: 3)
         monkeypatch.setattr(Gateway, "_is_awaited", lambda gateway, here, there: True)  # as if all these had been here
         made = make(workers=(NPU,), dials=())
         current = CurrentCredentials(Credentials.of(files["npu/gateway"]))
@@ -402,8 +403,8 @@ class TestRevokedOnTheHostsOfOneSide:
         """Its certificate has expired, so both its own workers and the other gateway leave it; once it is renewed they
         go on, though they were refused more than twice.
         """
-        home, present, later = Certificates(tmp_path / "home"), making.now, [timedelta(0)]
-        monkeypatch.setattr(making, "now", lambda: present() + later[0])
+        home, present, later = Certificates(tmp_path / "home"), security_files.now, [timedelta(0)]
+        monkeypatch.setattr(security_files, "now", lambda: present() + later[0])
         home.issue(GPU, NPU, "gpu/gateway", days=7.0)
         home.issue("npu/gateway", days=1.0)
         made = make(files={name: Files.under(home.folder, home.identity(name)) for name in ALL})

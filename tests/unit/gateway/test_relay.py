@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.gateway.town import GPU, NPU, until
 from whale_nebula.errors import DamagedFrameError, RemoteProtocolError, TransportError
-from whale_nebula.gateway.quota import Quotas
+from whale_nebula.gateway.entry import Quotas
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
 from whale_nebula.gateway.site import Site
 from whale_nebula.security.identity import GATEWAY, Identity

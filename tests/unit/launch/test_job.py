@@ -17,8 +17,8 @@ from whale_nebula.launch import Job, Result, spawn
 from whale_nebula.launch.identity import Identity
 from whale_nebula.launch.job import end_group, members
 from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
+from whale_nebula.launch.placement import Placement
 from whale_nebula.launch.processes import Sink
-from whale_nebula.launch.resolve import Placement
 from whale_nebula.security import Files
 
 SOON = 60.0

@@ -10,7 +10,7 @@ from tests.unit.passes.programs import apart, cut
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.runtime.exchange.expected import ANY_SIZE, Expected, slots
 from whale_nebula.transport.protocol import Key
-from whale_nebula.wire.assembly import Bound
+from whale_nebula.wire.buffers import Bound
 
 PLAN = cut("codecs fp16 none\nmicro 2\n" + TWO_STAGES.replace("@a\n%6", "@a compress=0\n%6") + DESCENT, apart)
 FORWARD = Key("forward", 3, step=5, phase=0, micro_batch=1, slot=0, source="a/0", destination="b/0")

@@ -31,7 +31,7 @@ from whale_nebula.transport.mailbox import Waiters
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire import frame
-from whale_nebula.wire.assembly import Bound
+from whale_nebula.wire.buffers import Bound
 from whale_nebula.wire.greeting import Greeting
 from whale_nebula.wire.message import build_message
 

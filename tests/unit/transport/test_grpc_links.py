@@ -26,7 +26,7 @@ from whale_nebula.errors import (
     TransportError,
     WrongAuthorityError,
 )
-from whale_nebula.security import making
+from whale_nebula.security import files
 from whale_nebula.security.issue import renew, revoke
 from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.grpc import options
@@ -261,12 +261,12 @@ class TestIdentity:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
     ) -> None:
         """TLS itself does not look again at a connection that stands. It may be renewed as long as patience lasts."""
-        certificates, present = Certificates(tmp_path / "home"), making.now
+        certificates, present = Certificates(tmp_path / "home"), files.now
         certificates.issue(*{GPU, NPU} - {whose}, days=7.0)
         certificates.issue(whose, days=1.0)
         with workers(certificates, deadlines=Deadlines(patience=1.0, grace=0.2, look=0.02)) as pair:
             pair.meet()
-            monkeypatch.setattr(making, "now", lambda: present() + timedelta(days=2))
+            monkeypatch.setattr(files, "now", lambda: present() + timedelta(days=2))
             other = pair.npu if whose == GPU else pair.gpu
             with pytest.raises(IdentityError, match=f"the certificate of {whose} has expired"):
                 other.take("SESSION", SOON)
@@ -275,8 +275,8 @@ class TestIdentity:
     def test_a_certificate_that_is_renewed_late_goes_on(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
     ) -> None:
-        certificates, present, later = Certificates(tmp_path / "home"), making.now, [timedelta(0)]
-        monkeypatch.setattr(making, "now", lambda: present() + later[0])
+        certificates, present, later = Certificates(tmp_path / "home"), files.now, [timedelta(0)]
+        monkeypatch.setattr(files, "now", lambda: present() + later[0])
         certificates.issue(*{GPU, NPU} - {whose}, days=7.0)
         certificates.issue(whose, days=1.0)
         with workers(certificates, line=True) as pair:

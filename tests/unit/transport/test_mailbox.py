@@ -19,7 +19,7 @@ from whale_nebula.errors import (
 )
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.protocol import Key
-from whale_nebula.wire.replay import held_bytes
+from whale_nebula.wire.buffers import held_bytes
 
 
 def key(slot: int = 0, step: int = 0, program: int = 1) -> Key:

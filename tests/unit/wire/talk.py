@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.wire.assembly import MessageArrived, TensorArrived
+from whale_nebula.wire.buffers import Acknowledged, MessageArrived, Packet, TensorArrived
 from whale_nebula.wire.conversation import Answer, Conversation, Event, Opened
 from whale_nebula.wire.frame import HEADER_BYTES, Header, Kind, checksum, chunks, pack, unpack
 from whale_nebula.wire.greeting import Greeting
 from whale_nebula.wire.message import encode_message
-from whale_nebula.wire.replay import Acknowledged, Packet
 from whale_nebula.wire.tensor import array_bytes, dtype_code
 
 NAMES = ("gpu/0", "npu/0")

@@ -26,11 +26,10 @@ from tests.unit.wire.talk import (
     whole,
 )
 from whale_nebula.errors import DamagedFrameError, LocalProtocolError, RemoteProtocolError
-from whale_nebula.wire.assembly import Bound
+from whale_nebula.wire.buffers import Acknowledged, Bound
 from whale_nebula.wire.conversation import ACK_BYTES, Opened
 from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Flag, Header, Kind, checksum, pack
-from whale_nebula.wire.replay import Acknowledged
-from whale_nebula.wire.states import State
+from whale_nebula.wire.message import State
 from whale_nebula.wire.tensor import dtype_code
 
 SMALL = np.arange(5, dtype=np.float32)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.fuzz.hostile import CAP, Hostile, fed, peer, recorded, victim
 from tests.unit.wire.talk import STEP, contents, conversation, cut, greet, said, sent, tensor, whole
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.wire.assembly import Assembly
+from whale_nebula.wire.buffers import Assembly
 from whale_nebula.wire.conversation import Conversation
 from whale_nebula.wire.frame import Header, Kind, pack
 

@@ -16,7 +16,7 @@ from whale_nebula.passes.exchange import bundles, replica_messages, shared_parts
 from whale_nebula.runtime.exchange.crossing import Crossings
 from whale_nebula.spec import Spec
 from whale_nebula.transport.protocol import Key
-from whale_nebula.wire.assembly import Bound
+from whale_nebula.wire.buffers import Bound
 from whale_nebula.wire.tensor import dtype_code, raw_bytes
 
 ANY_SIZE = 2**32 - 1
