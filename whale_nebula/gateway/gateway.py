@@ -16,7 +16,7 @@ from whale_nebula.gateway.entry import Entry, FinalErrors, Purpose, Quotas, admi
 from whale_nebula.gateway.journal import Journal
 from whale_nebula.gateway.liveness import Health, Liveness, State
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
-from whale_nebula.gateway.route import Route, RouteEvents
+from whale_nebula.gateway.route import Route
 from whale_nebula.gateway.site import Site, cluster_of
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, Prover, check_live
 from whale_nebula.security.audit import AuditLog, Head, KeptHeads
@@ -274,8 +274,8 @@ class Gateway:
     # ------------------------------------------------------------------ the rest
     def _make_route(self, cluster: str, kept: KeptHeads | None, announce: Announce) -> Route:
         control = ControlStreams(Identity(self.site.run, cluster, GATEWAY), kept, self._gone_there, self._note)
-        told = RouteEvents(self.journal.opened, self.journal.ended, self._final, self._note)
-        return Route(self.site, cluster, control, self._current, told, deadlines=self._deadlines, announce=announce)
+        events = self.journal, self._final
+        return Route(self.site, cluster, control, self._current, *events, deadlines=self._deadlines, announce=announce)
 
     def _note(self, action: str, **said: object) -> None:
         if not self._stopping.is_set():

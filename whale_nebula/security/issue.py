@@ -10,7 +10,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from whale_nebula.errors import CredentialsError, IdentityError
@@ -100,36 +99,37 @@ def renew(
         return [_renew(folder, authority, each, days, moment) for each in found]
 
 
-def _renewable(folder: Path, authority: Authority, identity: Identity, revoked: Iterable[str]) -> x509.Certificate:
+def _renewable(folder: Path, authority: Authority, identity: Identity, revoked: Iterable[str]) -> Peer:
     """The certificate of somebody, here or, where his files were moved to his host, the newest that was issued."""
     path = Files.under(folder, identity).cert
     if not path.exists():
         held = [
-            found
-            for peer, found in _issued_certificates(folder)
+            peer
+            for peer in list_issued(folder)
             if peer.identity == identity
             and peer.serial not in revoked
-            and files.signed_by(found, authority.certificate)
+            and files.signed_by(peer.certificate, authority.certificate)
         ]
         if not held:
             mend = f"whale-nebula certs issue {command_options(identity)}"
             raise CredentialsError(f"{identity.worker} has no certificate here", where=str(path), mend=mend)
         return held[-1]
-    found = files.certificate(files.read(path, "a certificate"), str(path))
-    peer = files.peer(found)
-    if peer.identity != identity or not files.signed_by(found, authority.certificate):
+    peer = files.peer(files.certificate(files.read(path, "a certificate"), str(path)))
+    if peer.identity != identity or not files.signed_by(peer.certificate, authority.certificate):
         raise CredentialsError(f"this is no certificate of {identity.worker}", where=str(path))
     if peer.serial in revoked:
         mend = f"whale-nebula certs issue {command_options(identity)} makes a new key, too"
         raise CredentialsError(f"the certificate of {identity.worker} was revoked", where=str(path), mend=mend)
-    return found
+    return peer
 
 
-def _renew(folder: Path, authority: Authority, old: x509.Certificate, days: float, at: datetime) -> Issued:
-    identity, public = files.peer(old).identity, old.public_key()
+def _renew(folder: Path, authority: Authority, old: Peer, days: float, at: datetime) -> Issued:
+    public = old.certificate.public_key()
     if not isinstance(public, ec.EllipticCurvePublicKey):
-        raise CredentialsError(f"the key of {identity.worker} is none of ours", mend="revoke it, and issue a new one")
-    return _certify(folder, authority, identity, public, days, at)
+        raise CredentialsError(
+            f"the key of {old.identity.worker} is none of ours", mend="revoke it, and issue a new one"
+        )
+    return _certify(folder, authority, old.identity, public, days, at)
 
 
 def renew_authority(folder: Path, days: float = home.AUTHORITY_DAYS, at: datetime | None = None) -> Authority:
@@ -207,21 +207,17 @@ def renew_deny_list(folder: Path, authority: Authority, *, forget: bool = False)
 
 
 def list_issued(folder: Path) -> list[Peer]:
-    """Every certificate that was issued here or copied here, the newest of each identity last."""
-    return [peer for peer, _ in _issued_certificates(folder)]
-
-
-def _issued_certificates(folder: Path) -> list[tuple[Peer, x509.Certificate]]:
-    """The same with the certificates; a file that does not read is in nobody's way."""
+    """Every certificate that was issued here or copied here, the newest of each identity last; a file that does not
+    read is in nobody's way.
+    """
     found = {}
     for path in (*folder.glob(f"{home.ISSUED}/*.pem"), *folder.glob("*.pem")):
         if path.name == home.CA or path.name.startswith("."):
             continue
         with contextlib.suppress(IdentityError):
-            certificate = files.certificate(files.read(path, "a certificate"), str(path))
-            peer = files.peer(certificate)
-            found[peer.serial] = peer, certificate
-    return sorted(found.values(), key=lambda each: (each[0].identity, each[0].not_before, each[0].not_after))
+            peer = files.peer(files.certificate(files.read(path, "a certificate"), str(path)))
+            found[peer.serial] = peer
+    return sorted(found.values(), key=lambda peer: (peer.identity, peer.not_before, peer.not_after))
 
 
 def ephemeral(run: str, workers: Iterable[str], folder: str | Path | None = None) -> dict[str, Files]:
