@@ -325,21 +325,6 @@ class TestTheDenyList:
         assert found.find(files.serial(shown), both) is not None  # that list is still the newest of its authority
         assert len(said) == 1, said
 
-    def test_a_list_that_could_not_be_read_once_is_read_again(
-        self, path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """As where a process has no file left, or its network file system hangs for a moment."""
-        self.put(path, 1)
-        found, shown = self.held(path), signed()
-        self.put(path, 2, shown)
-        monkeypatch.setattr(denied, "_AGAIN_SECONDS", 0.0)
-        with monkeypatch.context() as broken:
-            broken.setattr(
-                denied.files, "read", lambda *about: (_ for _ in ()).throw(CredentialsError("too many files"))
-            )
-            assert found.find(files.serial(shown), TRUST.authorities) is None
-        assert found.find(files.serial(shown), TRUST.authorities) is not None
-
     def test_asking_reads_the_file_only_when_it_changed(self, path: Path, caplog: pytest.LogCaptureFixture) -> None:
         self.put(path, 1)
         found = self.held(path)

@@ -1,8 +1,8 @@
 """The mailbox: by key in any order, each once, none late, and an end that everybody hears of."""
 
 import dataclasses
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -153,25 +153,10 @@ def test_a_failure_that_was_heard_stays_the_reason_after_closing(mailbox: Mailbo
 
 def waiting(*attempts: Callable[[], object]) -> Callable[[], list[object]]:
     """Start each attempt in a thread; the call of what this gives waits for what they return or raise."""
-    results: dict[int, object] = {}
-
-    def run(number: int, attempt: Callable[[], object]) -> None:
-        try:
-            results[number] = attempt()
-        except Exception as error:
-            results[number] = error
-
-    threads = [threading.Thread(target=run, args=each) for each in enumerate(attempts)]
-    for thread in threads:
-        thread.start()
-
-    def join() -> list[object]:
-        for thread in threads:
-            thread.join(20.0)
-            assert not thread.is_alive()
-        return [results[number] for number in range(len(attempts))]
-
-    return join
+    pool = ThreadPoolExecutor(len(attempts))
+    futures = [pool.submit(attempt) for attempt in attempts]
+    pool.shutdown(wait=False)
+    return lambda: [future.exception(20.0) or future.result() for future in futures]
 
 
 def test_the_end_wakes_everybody_with_an_error_of_his_own() -> None:

@@ -386,21 +386,6 @@ class TestAcknowledgements:
 
 
 class TestCuts:
-    @SEALED
-    @pytest.mark.parametrize("arrived", range(6))
-    def test_after_a_cut_the_rest_comes_byte_for_byte(self, sealed: bool, arrived: int) -> None:
-        a, b = opened(sealed=sealed)
-        frames = sent(a, [*said(0, STEP), *tensor(0, LARGE)])
-        events = [event for frame in frames[:arrived] for event in b.receive(frame)]
-        cut(a, b)
-        learned, _ = greet(a, b)
-        reopened = learned[-1]
-        assert isinstance(reopened, Opened) and reopened.resumed
-        again = [whole(packet) for packet in reopened.resend]
-        assert again == frames[arrived:]
-        events += [event for frame in again for event in b.receive(frame)]
-        assert list(contents(events)) == [STEP, LARGE.tobytes()]
-
     def test_a_gap_is_refused_and_mends_with_a_new_connection(self) -> None:
         a, b = opened(stepping=True)
         first, second = sent(a, [*tensor(0, SMALL), *tensor(0, SMALL, slot=1)])
