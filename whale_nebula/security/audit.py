@@ -136,29 +136,30 @@ class AuditLog:
         before = _before(self.path, data)
         lines, rest = chain.split(data)
         try:
-            self._link, aside = chain.tail_of(lines, before)
+            self._link = chain.follow_all(lines, before)
         except chain.BrokenError as error:
             raise _broken_error(self.path, str(error)) from None
-        if self._link == START and lines:
-            raise _broken_error(self.path, "it does not begin with a record")
         self._first = before.seq + 1
-        if rest and not aside and _follows(rest, self._link):  # only its newline is missing
+        if rest and _follows(rest, self._link):  # only its newline is missing
             self._put(b"\n")
             self._link, rest = Link(self._link.seq + 1, chain.digest(rest)), b""
-        if aside and not chain.is_torn_recovery(rest):
-            raise _broken_error(
-                self.path, f"record {self._link.seq + 1} is none, and a crash tears only what has no newline"
-            )
-        if rest and not aside and not chain.is_torn_record(rest):
-            raise _broken_error(self.path, f"what stands at its end is no beginning of record {self._link.seq + 1}")
         if rest:
-            torn = b"\n".join([*aside, rest])
-            self._write(chain.RECOVERED, {"torn": chain.digest(torn), **self._about()}, ahead=b"\n")
+            self._write(chain.RECOVERED, {**self._set_aside(rest), **self._about()})
         else:
             self._write(chain.GENESIS if self._link == START else "start", self._about())
         self._sync()
         self._sync_folder()
         return self._link
+
+    def _set_aside(self, rest: bytes) -> dict[str, Any]:
+        """Move what a crash has left of a record to a file of its own; gives what is written of it."""
+        if not chain.is_torn_record(rest):
+            raise _broken_error(self.path, f"what stands at its end is no beginning of record {self._link.seq + 1}")
+        digest = chain.digest(rest)
+        files.write(self.path.with_name(f"{self.path.name}.torn-{digest[:16]}"), rest, files.SECRET)
+        self._size -= len(rest)
+        os.ftruncate(self._file, self._size)
+        return {"torn": digest, "bytes": len(rest)}
 
     def _about(self) -> dict[str, Any]:
         """The run and the certificates, as their fingerprints."""
@@ -347,12 +348,9 @@ def _before(path: Path, data: bytes) -> Link:
     if begin is None or rest:
         raise _broken_error(older[-1], "it does not begin and end with a record")
     try:
-        link, aside = chain.tail_of(lines, Link(int(begin["seq"]) - 1, str(begin["prev"])))
+        return chain.follow_all(lines, Link(int(begin["seq"]) - 1, str(begin["prev"])))
     except chain.BrokenError as error:
         raise _broken_error(older[-1], str(error)) from None
-    if aside:
-        raise _broken_error(older[-1], "it does not end with a record")
-    return link
 
 
 _MEANING = b"whale_nebula audit head 1\0"
