@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
-from whale_nebula.config.place import Place, address, device
 from whale_nebula.config.schema import PATIENCE_SECONDS
-from whale_nebula.errors import ConfigError
+from whale_nebula.errors import ConfigError, CredentialsError
 from whale_nebula.security.files import Files
 
 VARIABLE = "WHALE_NEBULA_WORKER"
@@ -61,14 +59,29 @@ class Identity:
     def from_json(cls, text: str) -> Identity:
         """Read the variable; whatever no launcher wrote is refused."""
         try:
-            return _read(Place(json.loads(text), source=VARIABLE))
-        except (ConfigError, ValueError) as error:
-            why = f"{error.what} ({error.where})" if isinstance(error, ConfigError) else repr(error)
+            told = json.loads(text)
+            files = told.pop("security", None)
+            found = cls(**told, security=Files.from_dict(files) if files else None)
+            fault = found._find_fault()
+        except (ValueError, TypeError, AttributeError, CredentialsError) as error:
+            fault = repr(error)
+        if fault:
             raise ConfigError(
-                f"the environment variable {VARIABLE} cannot be read: {why}",
+                f"the environment variable {VARIABLE} cannot be read: {fault}",
                 why="it is written by the launcher for each worker that it starts, and by nobody else",
                 mend=f"start workers with 'whale-nebula run', or unset {VARIABLE}",
-            ) from None
+            )
+        return found
+
+    def _find_fault(self) -> str:
+        """What does not fit together. Nothing that was left out may turn off certificates."""
+        if self.listen is not None and (self.security is None) != (self.insecure is True):
+            return "a worker that listens has certificates, or is told to be insecure: one of the two"
+        if self.listen is None and self.peers:
+            return "peers have addresses, and this worker has none"
+        if self.peers.keys() != self.addresses.keys():
+            return "each peer has an address"
+        return f"{self.worker!r} is its own peer" if self.worker in self.peers else ""
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -80,66 +93,3 @@ class Identity:
         """The open files that a worker gets from its launcher."""
         given = (self.leash, self.pulse, self.drawing, self.terminal)
         return tuple(fd for fd in given if fd is not None)
-
-
-def _whole(place: Place) -> int:
-    return int(place.number(least=0, whole=True))
-
-
-def _files(place: Place) -> Files:
-    table = place.table(Files._fields)
-    named = {name: table.key(name).text() for name in ("ca", "cert", "key")}
-    return Files.from_dict({**named, "revoked": table.key("revoked").read_or(Place.text, None)})
-
-
-def _read_each(read: Callable[[Place], str]) -> Callable[[Place], dict[str, str]]:
-    def read_all(place: Place) -> dict[str, str]:
-        if place.value is None:
-            raise place.wrong("nothing is said of the peers", mend='"peers": {}')
-        return {name: read(each) for name, each in place.entries().items()}
-
-    return read_all
-
-
-_READERS: Mapping[str, Callable[[Place], Any]] = {
-    "worker": Place.text,
-    "cluster": Place.text,
-    "peers": _read_each(Place.text),
-    "addresses": _read_each(address),
-    "run_id": Place.text,
-    "leash": _whole,
-    "launcher": _whole,
-    # the rest may be left out
-    "seed": _whole,
-    "listen": address,
-    "security": _files,
-    "insecure": Place.truth,
-    "gateway": address,
-    "pulse": _whole,
-    "patience": lambda place: float(place.number(least=1e-3)),
-    "config": Place.text,
-    "everywhere": Place.truth,
-    "device": device,
-    "drawing": _whole,
-    "terminal": _whole,
-}
-_NEEDED = ("worker", "cluster", "peers", "addresses", "run_id", "leash", "launcher")
-
-
-def _read(place: Place) -> Identity:
-    """What is in a mapping, if it fits together. Nothing that was left out may turn off certificates."""
-    table = place.table(_READERS)
-    given = {name: each for name in _READERS if (each := table.key(name)).value is not None or name in _NEEDED}
-    found = Identity(**{name: _READERS[name](each) for name, each in given.items()})
-    if found.listen is not None and (found.security is None) != found.insecure:
-        raise place.key("security").wrong(
-            "a worker that listens has certificates, or is told to be insecure: one of the two",
-            mend='"security": {"ca": ..., "cert": ..., "key": ...}',
-        )
-    if found.listen is None and found.peers:
-        raise place.key("listen").wrong("peers have addresses, and this worker has none", mend='"listen": "host:port"')
-    if found.peers.keys() != found.addresses.keys():
-        raise place.key("addresses").wrong("each peer has an address", mend='"addresses": {"npu/0": "host:port"}')
-    if found.worker in found.peers:
-        raise place.key("peers").wrong(f"{found.worker!r} is its own peer", mend="name the others only")
-    return found
