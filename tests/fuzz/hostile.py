@@ -67,8 +67,8 @@ def peer(*, sealed: bool = False) -> Conversation:
 def recorded() -> tuple[bytes, bytes]:
     """HELLO and AUTH of the peer, as every (unsealed) victim takes them."""
     here, there = victim(), peer()
-    said_first = whole(here.connected()[0])
-    hello = whole(there.connected()[0])
+    said_first = whole(here.connect()[0])
+    hello = whole(there.connect()[0])
     (answer,) = there.receive(said_first)
     return hello, whole(answer.packets[0])
 
@@ -111,10 +111,10 @@ class Hostile:
 
     def _connect(self) -> None:
         """A new connection, on which the greeting may come only in part."""
-        self.talk.disconnected()
-        self.peer.disconnected()
-        said_first = whole(self.talk.connected()[0])
-        hello = whole(self.peer.connected()[0])
+        self.talk.disconnect()
+        self.peer.disconnect()
+        said_first = whole(self.talk.connect()[0])
+        hello = whole(self.peer.connect()[0])
         (answer,) = self.peer.receive(said_first)
         self.greeting = hello, whole(answer.packets[0])
         for frame in self.greeting[: self.draw.choice((0, 1, 2, 2, 2, 2))]:

@@ -103,7 +103,7 @@ class FinalErrors:
 
     One that is gone himself asks nothing: what he would be told must not wait for who is started in his place.
 
-    >>> final_errors.gone("npu/0")
+    >>> final_errors.forget("npu/0")
     >>> final_errors.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
     False
     """
@@ -137,7 +137,7 @@ class FinalErrors:
                 self._given.pop((asks, wanted), None)
             return error if self._now() < until else None
 
-    def gone(self, worker: str) -> None:
+    def forget(self, worker: str) -> None:
         """A worker is gone: it asks for nobody, and whatever it was to be told is forgotten."""
         with self._lock:
             self._gone.add(worker)

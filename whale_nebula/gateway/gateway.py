@@ -131,7 +131,7 @@ class Gateway:
             lane.end(error.what)
             if isinstance(error, IdentityError):
                 who = visitor.names[0] if visitor.names else visitor.host
-                self.journal.refused(who, f"{knock.source} - {knock.destination}", error)
+                self.journal.note_refused(who, f"{knock.source} - {knock.destination}", error)
             raise
 
     def _let_in(self, found: Entry, knock: Knock, lane: Lane) -> Hear:
@@ -190,11 +190,11 @@ class Gateway:
         pair.check_rate()
         if half.side is Side.FAR:
             pair.give_way()
-        self.journal.opened(pair, half)
+        self.journal.note_opened(pair, half)
         try:
             pair.arrive(half)
         except TransportError as error:
-            self.journal.ended(pair, half, error.what)
+            self.journal.note_ended(pair, half, error.what)
             raise
 
     def _pair(self, here: str, there: str) -> Pair:
@@ -225,7 +225,7 @@ class Gateway:
 
     # ------------------------------------------------------------------ who goes
     def _note_end(self, pair: Pair, half: Half, why: str) -> None:
-        self.journal.ended(pair, half, why)
+        self.journal.note_ended(pair, half, why)
         if half.side is Side.NEAR and why != REPLACED and not self._stopping.is_set():
             (self._parted.add if half.parted else self._parted.discard)(pair.here)
             self._liveness.check_ended(pair.here)
@@ -240,7 +240,7 @@ class Gateway:
         """One of our own workers is dead or frozen: all that it was joined with must know, and soon. Who has ended its
         streams in order has told them himself.
         """
-        self._final_errors.gone(worker)
+        self._final_errors.forget(worker)
         if worker in self._parted:
             self.journal.note("left", target=worker)
             return
@@ -260,7 +260,7 @@ class Gateway:
         """The gateway of another cluster says that about one of its workers; of others, nothing is remembered."""
         pairs = [pair for pair in self._all() if pair.there == worker]
         if pairs:
-            self._final_errors.gone(worker)
+            self._final_errors.forget(worker)
         for pair in pairs:
             if pair.known:
                 self._final(pair, _gone_error(worker, why))
@@ -333,7 +333,7 @@ class Gateway:
             try:
                 check_live(credentials.trust, peer)
             except IdentityError as error:
-                self.journal.refused(peer.identity.uri, "a live stream", error)
+                self.journal.note_refused(peer.identity.uri, "a live stream", error)
                 end(error.what)
         if credentials is not self._used:
             self._used = credentials

@@ -254,13 +254,13 @@ class Route:
                 return
             try:
                 lanes = max(options.lanes(), self._dial(pair, half, 0))
-                self._journal.opened(pair, half)
+                self._journal.note_opened(pair, half)
             except BaseException as error:
                 half.connection.end(str(error).partition("\n")[0])
                 raise
             if not pair.reach(half, near):
                 half.connection.end(_NEEDLESS)
-                self._journal.ended(pair, half, _NEEDLESS)
+                self._journal.note_ended(pair, half, _NEEDLESS)
                 return
         try:
             for number in range(1, lanes):

@@ -351,11 +351,11 @@ def _measure_link(
     try:
         found = end.measure(sheet(), path, time.time())
     except (DeadlineError, LinkClosedError) as error:
-        raise _absent(error, link.there, path, came=end.met) from None
+        raise _add_command(error, link.there, path, came=end.met) from None
     return replace(found, broken=max(0, link.state().connections - 1))
 
 
-def _absent(error: NebulaError, there: str, path: str, *, came: bool) -> NebulaError:
+def _add_command(error: NebulaError, there: str, path: str, *, came: bool) -> NebulaError:
     """The same error with the command that is missing, if the other end has never come."""
     if came:
         return error

@@ -163,14 +163,14 @@ class AuditLog:
 
     def _about(self) -> dict[str, Any]:
         """The run and the certificates, as their fingerprints."""
-        present = self._present()
+        present = self._current()
         if present is None:
             return {"run": self.identity.run, "insecure": True}
         self._fingerprint = present.peer.fingerprint
         authorities = [each.fingerprint(hashes.SHA256()).hex() for each in present.trust.authorities]
         return {"run": self.identity.run, "certificate": self._fingerprint, "authorities": authorities}
 
-    def _present(self) -> Credentials | None:
+    def _current(self) -> Credentials | None:
         return self._signer() if isinstance(self._signer, CurrentCredentials) else self._signer
 
     def _write(self, action: str, said: dict[str, Any], *, ahead: bytes = b"") -> None:
@@ -215,7 +215,7 @@ class AuditLog:
         self._size += len(data)
 
     def _head(self) -> Head | None:
-        present = self._present()
+        present = self._current()
         if present is None:
             self._unsigned = 0
             return None

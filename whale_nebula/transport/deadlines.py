@@ -76,7 +76,7 @@ class Meter:
         if self._since is None:
             self._since, self._bytes = now, 0
 
-    def carried(self, size: int, now: float, *, more: bool) -> None:
+    def note_carried(self, size: int, now: float, *, more: bool) -> None:
         """So many bytes have arrived; `more`: others are still on their way."""
         if self._since is None:
             return

@@ -177,13 +177,13 @@ class Outbox:
 
     # What goes next. `changed` is held.
 
-    def connected(self, connection: int, packets: Iterable[Packet]) -> None:
+    def connect(self, connection: int, packets: Iterable[Packet]) -> None:
         """There is a connection, on which these go first."""
         self.connection = connection
         self._first = deque(packets)
         self._again.clear()
 
-    def disconnected(self) -> None:
+    def disconnect(self) -> None:
         """There is none; what was to be sent first, or again, is asked for anew on the next."""
         self.connection = None
         self._first.clear()

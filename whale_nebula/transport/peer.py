@@ -213,7 +213,7 @@ class PeerLink(LinkEnd):
     def _drain(self) -> None:
         """Wait for the end of the conversation, as long as there is hope of it."""
         with self._changed:
-            sent, received, since = self._sent(), self._conversation.received, self._now()
+            sent, received, since = self._progress(), self._conversation.received, self._now()
             taken = since  # when the other side last took something; what it sends itself is no reason to stay
             while not self._ended.is_set():  # the writer ends when it is over, having sent the last acknowledgement
                 now = self._now()
@@ -224,8 +224,8 @@ class PeerLink(LinkEnd):
                 if now - taken >= stall:
                     break
                 self._changed.wait(min(max(left, 0.1), taken + stall - now))
-                if self._sent() != sent:
-                    sent, since = self._sent(), self._now()
+                if self._progress() != sent:
+                    sent, since = self._progress(), self._now()
                     taken = since
                 if self._conversation.received != received:
                     received, since = self._conversation.received, self._now()
@@ -240,7 +240,7 @@ class PeerLink(LinkEnd):
         _LOG.warning("%s", error)
         self.lost(error)
 
-    def _sent(self) -> tuple[int, int]:
+    def _progress(self) -> tuple[int, int]:
         return self._outbox.written, self._conversation.unacked
 
     @property
@@ -338,15 +338,15 @@ class PeerLink(LinkEnd):
         """A fresh connection: greet."""
         failpoint("connection.up", self._carrier.drop)
         with self._changed:
-            self._outbox.connected(connection, self._conversation.connected())
+            self._outbox.connect(connection, self._conversation.connect())
             self._changed.notify_all()
 
     def down(self, why: str) -> None:
         """The connection is gone, the conversation is not."""
         failpoint("connection.down")
         with self._changed:
-            self._conversation.disconnected()
-            self._outbox.disconnected()
+            self._conversation.disconnect()
+            self._outbox.disconnect()
             self._meter.idle()
             self._down = self._now()
             self._changed.notify_all()
@@ -388,7 +388,7 @@ class PeerLink(LinkEnd):
                 elif isinstance(event, Answer):
                     self._outbox.answer(event.packets)
                 elif isinstance(event, Acknowledged):
-                    self._meter.carried(event.bytes, self._now(), more=self._conversation.unacked > 0)
+                    self._meter.note_carried(event.bytes, self._now(), more=self._conversation.unacked > 0)
                 else:
                     self._go_on(event)
         except NebulaError as error:
@@ -502,7 +502,7 @@ class PeerLink(LinkEnd):
             self._waiting.drop()
         elif quiet >= self._deadlines.patience:
             refusal = self._expired or self._carrier.state().refusal
-            self.lost(refusal or self._unheard(self._deadlines.patience, self._trouble(ready)))
+            self.lost(refusal or self._unheard_error(self._deadlines.patience, self._trouble(ready)))
         elif quiet < self._deadlines.silence - self._tick if ready else away < _SHORT_SECONDS:
             self._waiting.off()
         else:
@@ -536,9 +536,9 @@ class PeerLink(LinkEnd):
             quiet, ready = self._now() - self._heard, self._conversation.ready
         if self._met and ready and quiet < self._deadlines.silence:
             return unsent_error(self.here, self.there, awaited, seconds)
-        return self._unheard(quiet if self._met else seconds, self._trouble(ready))
+        return self._unheard_error(quiet if self._met else seconds, self._trouble(ready))
 
-    def _unheard(self, seconds: float, why: str) -> NebulaError:
+    def _unheard_error(self, seconds: float, why: str) -> NebulaError:
         """Nothing was heard from the other worker for so long, if it was ever there."""
         return (silent_error if self._met else absent_error)(self.there, self._carrier.where, seconds, why)
 

@@ -165,17 +165,17 @@ class Conversation:
 
     # Connections.
 
-    def connected(self) -> list[Packet]:
+    def connect(self) -> list[Packet]:
         """A connection is up: gives what to send on it first."""
         if self._connected:
-            raise LocalProtocolError("there is a connection already", mend="call disconnected() first")
+            raise LocalProtocolError("there is a connection already", mend="call disconnect() first")
         self._connected = True
         expected = self._arrivals.expected
         packet = self._greeting_packet(self._introduction.hello(expected, self._acknowledge()))
         self._ours = _require_side(self._ours.say(Word.HELLO))
         return [packet]
 
-    def disconnected(self) -> None:
+    def disconnect(self) -> None:
         """The connection is no more. Frames that came whole are kept, and half of one is forgotten."""
         self._connected = False
         self._error = None
@@ -260,7 +260,7 @@ class Conversation:
         if self._error is not None:
             raise self._error
         if not self._connected:
-            raise LocalProtocolError("bytes came where there is no connection", mend="call connected() first")
+            raise LocalProtocolError("bytes came where there is no connection", mend="call connect() first")
         events: list[Event] = []
         try:
             self._receive(message, events)

@@ -431,19 +431,19 @@ class TestItsEnd:
         gateway = made.gateways["gpu"]
         route, pair = gateway._routes["npu"], gateway._pair(GPU, NPU)
         half = route.half(pair, Connection("00112233aabbccdd"), dialled=True)
-        gateway.journal.opened(pair, half)  # as a thread does that dials, and has not handed it to the pair yet
+        gateway.journal.note_opened(pair, half)  # as a thread does that dials, and has not handed it to the pair yet
 
         def give_up() -> None:
             gateway._stopping.wait(SOON)
             until(lambda: gateway.journal._ending)
-            gateway.journal.ended(pair, half, "the gateway ends")
+            gateway.journal.note_ended(pair, half, "the gateway ends")
 
         dials = threading.Thread(target=give_up)
         dials.start()
         gateway.stop("a test")
         dials.join(SOON)
         with pytest.raises(TransportError, match="is ending"):
-            gateway.journal.opened(pair, half)
+            gateway.journal.note_opened(pair, half)
         said = [(each["action"], each.get("connection")) for each in records(made.sites["gpu"])]
         assert said.index(("end", "00112233aabbccdd")) < said.index(("end", None))
         assert not [each for each in caplog.messages if "the audit log is closed" in each]

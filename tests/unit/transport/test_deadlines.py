@@ -66,13 +66,13 @@ def test_trying_again_takes_longer_each_time_and_never_the_same() -> None:
 def test_idle_time_does_not_count_as_slow() -> None:
     meter = Meter()
     meter.busy(0.0)
-    meter.carried(1000, 2.0, more=False)
+    meter.note_carried(1000, 2.0, more=False)
     assert meter.rate == 500.0
-    meter.carried(10**9, 50.0, more=True)  # nothing was on its way
+    meter.note_carried(10**9, 50.0, more=True)  # nothing was on its way
     meter.busy(100.0)
     meter.idle()
     meter.busy(200.0)
-    meter.carried(1000, 202.0, more=False)
+    meter.note_carried(1000, 202.0, more=False)
     assert meter.rate == 500.0
 
 

@@ -29,7 +29,7 @@ def message(number: int) -> Parcel:
 def outbox(budget: int, **options: Any) -> Outbox:
     """One whose side is in a step, and has a connection."""
     made = Outbox(opened(stepping=True)[0], budget, beat=1000.0, **options)
-    made.connected(1, ())
+    made.connect(1, ())
     return made
 
 
