@@ -9,7 +9,7 @@ import pytest
 
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.identity import Identity
+from whale_nebula.launch.attach import Identity
 from whale_nebula.launch.placed import identities
 from whale_nebula.launch.placement import Placement
 

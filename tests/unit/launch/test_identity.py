@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.attach import attach
-from whale_nebula.launch.identity import VARIABLE, Identity
+from whale_nebula.launch.attach import VARIABLE, Identity, attach
 from whale_nebula.security import Files
 from whale_nebula.security import Identity as Owner
 

@@ -15,7 +15,7 @@ from tests.unit.gateway.town import until
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, DeadlineError, RemoteFailureError
 from whale_nebula.launch import Job, Result, spawn
-from whale_nebula.launch.identity import Identity
+from whale_nebula.launch.attach import Identity
 from whale_nebula.launch.job import end_group, members
 from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
 from whale_nebula.launch.placement import Placement
