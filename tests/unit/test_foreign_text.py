@@ -94,8 +94,8 @@ def greeted(**fields: Any) -> str:
 
 def unknown_greeting() -> str:
     here, there = conversation(0), conversation(1)
-    here.connected()
-    there.connected()
+    here.connect()
+    there.connect()
     packet = there._greeting_packet({"kind": SHORT})
     return error_of(lambda: here.receive(whole(packet)))
 
