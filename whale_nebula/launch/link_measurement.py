@@ -79,12 +79,10 @@ def _refuse(there: str, why: str) -> RemoteProtocolError:
 
 
 class Way(NamedTuple):
-    """One burst of tensors: bytes a second as the receiver saw it, how long, how many bytes, and this side's CPU."""
+    """One burst of tensors: bytes a second as the receiver saw it, and how long it took."""
 
     rate: float
     seconds: float
-    bytes: int
-    cpu: float
 
 
 class RoundTrips(NamedTuple):
@@ -183,7 +181,7 @@ class End:
 
     # ------------------------------------------------------------------ tensors of one size
     def _cross(self, size: int) -> Crossing:
-        """Each way alone, then both at once; at the end both know what each has spent."""
+        """Each way alone, then both at once."""
         turns = (self._send, self._hear) if self._leads else (self._hear, self._send)
         there, back = (turn(size) for turn in turns)
         ours = there if self._leads else back
@@ -192,12 +190,7 @@ class End:
             sent = self._burst(size, full_count(ours.rate, size, self._seconds), last=True)
             both = (sent, heard.result()[1]) if self._leads else (heard.result()[1], sent)
         self._show(size, "both ways at once", f"{_format_rate(both[0].rate)} and {_format_rate(both[1].rate)}")
-        # while both go at once, each end's clock of CPU time sees all that it does: it is counted once
-        cpu = there.cpu + back.cpu + max(each.cpu for each in both)
-        self._link.post(build_message("SPENT", cpu=cpu))
-        cpu += float(self._link.take("SPENT", self._patience)["cpu"])
-        carried = sum(each.bytes for each in (there, back, *both))
-        return Crossing(size, there.rate, back.rate, both[0].rate, both[1].rate, 1e9 * cpu / carried)
+        return Crossing(size, there.rate, back.rate, both[0].rate, both[1].rate)
 
     def _send(self, size: int) -> Way:
         """Come to know the line with bursts that grow, then send for as long as was asked."""
@@ -223,13 +216,11 @@ class End:
         self._sent += 1
         step = self._sent
         tensor = np.random.default_rng(step).integers(0, 255, size, np.uint8)
-        started = time.process_time()
         self._link.post(build_message("BURST", program=_PROGRAM, step=step, count=count, size=size, last=last))
         for slot in range(count):
             self._link.send(self._key(step, slot, self._link.here, self._link.there), tensor)
         seen = self._link.take("ARRIVED", self._patience + 2 * self._seconds)
-        used = time.process_time() - started
-        return Way(float(seen["rate"]), float(seen["seconds"]), count * size, used)
+        return Way(float(seen["rate"]), float(seen["seconds"]))
 
     def _hear_burst(self, size: int) -> tuple[bool, Way]:
         """Receive one burst; whether it is the last of its size, and how it arrived. It must be one of this size, of
@@ -239,13 +230,13 @@ class End:
         count, step = int(announced["count"]), int(announced["step"])
         if announced["size"] != size or not 2 <= count <= MOST_BYTES // size:
             raise _refuse(self._link.there, f"{count} tensors of {announced['size']} bytes are announced")
-        started, arrivals = time.process_time(), []
+        arrivals: list[float] = []
         limit = time.monotonic() + LEAST_TENSORS * self._patience + 2 * self._seconds
         for slot in range(count):
             left = min(self._patience, limit - time.monotonic())
             self._link.receive(self._key(step, slot, self._link.there, self._link.here), max(left, 0.0))
             arrivals.append(time.monotonic())
-        found = Way(rate(arrivals, size), arrivals[-1] - arrivals[0], count * size, time.process_time() - started)
+        found = Way(rate(arrivals, size), arrivals[-1] - arrivals[0])
         self._link.post(build_message("ARRIVED", rate=found.rate, seconds=found.seconds))
         return bool(announced["last"]), found
 
@@ -382,21 +373,20 @@ _CLOCK_SECONDS = 1.0
 def table(found: LineFound) -> str:
     """All of it in lines.
 
-    >>> one = Crossing(1 << 20, 7.2e6, 7.1e6, 7.0e6, 6.9e6, 2.11)
+    >>> one = Crossing(1 << 20, 7.2e6, 7.1e6, 7.0e6, 6.9e6)
     >>> print(table(LineFound("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (one,), {}, 4, 0, 0.0)))
     gpu/0 - npu/0, direct
       round trip 41.0 ms, at least 40.4 ms; 4 connections
-      tensors     gpu -> npu   npu -> gpu   both ways at once        CPU, both ends
-      1.0 MiB    57.6 Mbit/s  56.8 Mbit/s  56.0 and 55.2 Mbit/s  2.1 s for each GB
+      tensors     gpu -> npu   npu -> gpu      both ways at once
+      1.0 MiB    57.6 Mbit/s  56.8 Mbit/s  56.0 and 55.2 Mbit/s
     """
     (a, b), times = found.clusters, (1e3 * found.round_trip, 1e3 * found.least_round_trip)
     trip = "round trip {:.1f} ms, at least {:.1f} ms".format(*times)
-    rows = [["tensors", f"{a} -> {b}", f"{b} -> {a}", "both ways at once", "CPU, both ends"]]
+    rows = [["tensors", f"{a} -> {b}", f"{b} -> {a}", "both ways at once"]]
     for each in found.crossings:
         rates = (each.there, each.back, each.both_there, each.both_back)
         there, back, *both = (f"{8 * rate / 1e6:.{int(8 * rate < 1e9)}f}" for rate in rates)
-        cpu = f"{each.cpu_seconds_per_gb:.1f} s for each GB"
-        rows.append([size(each.size), f"{there} Mbit/s", f"{back} Mbit/s", f"{' and '.join(both)} Mbit/s", cpu])
+        rows.append([size(each.size), f"{there} Mbit/s", f"{back} Mbit/s", f"{' and '.join(both)} Mbit/s"])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
     connections = f"{found.connections} connection{'s' * (found.connections != 1)}"

@@ -165,7 +165,6 @@ KINDS: Mapping[str, MessageKind] = MappingProxyType(
             {"program": _is_count, "step": _is_count, "count": _is_count, "size": _is_count, "last": _is_flag},
         ),
         "ARRIVED": MessageKind(Word.NOTE, {"rate": _is_number, "seconds": _is_number}),
-        "SPENT": MessageKind(Word.NOTE, {"cpu": _is_number}),
     }
 )
 """All kinds of messages after the greeting, by kind, or by kind and what it is about."""

@@ -315,7 +315,7 @@ class TestTheNetwork:
 
 
 class TestTheLine:
-    LARGE = Crossing(1 << 20, 7.2e6, 7.2e6, 7e6, 7e6, 2.0)
+    LARGE = Crossing(1 << 20, 7.2e6, 7.2e6, 7e6, 7e6)
 
     def keep(self, site: Site, **parts: object) -> None:
         sheets = {"gpu/0": sheet(), "npu/0": sheet()}

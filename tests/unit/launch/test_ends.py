@@ -133,9 +133,7 @@ def test_a_burst_takes_no_longer_than_the_slowest_line(monkeypatch: pytest.Monke
     burst = {**BURST, "count": 1 << 14}
     link = SimpleNamespace(here=GPU, there=NPU, take=lambda kind, seconds: burst, receive=receive)
     end = End(link, leads=True, seconds=0.0, patience=10.0, tell=silence)
-    monkeypatch.setattr(
-        link_measurement, "time", SimpleNamespace(monotonic=lambda: round(now[0], 3), process_time=lambda: 0.0)
-    )
+    monkeypatch.setattr(link_measurement, "time", SimpleNamespace(monotonic=lambda: round(now[0], 3)))
     with pytest.raises(DeadlineError):
         end._hear_burst(SIZES[0])
     assert waits[:4] == [10.0, 10.0, 10.0, 10.0] and now[0] <= 40.0 and len(waits) < 20
@@ -186,7 +184,6 @@ class TestOverMutualTLS:
         line = found[GPU][0]
         assert line.crossings == found[NPU][0].crossings
         assert (line.path, line.broken) == ("direct", 0)
-        assert all(each.cpu_seconds_per_gb > 0 for each in line.crossings)
 
     def test_who_does_not_come_is_named_with_the_command_that_is_missing(self, seats: dict[str, Seat]) -> None:
         seat = replace(seats[NPU], peers={GPU: seats[GPU].listen})
