@@ -2,13 +2,18 @@
 
 import dataclasses
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.unit.passes.examples import DESCENT, EXAMPLES, GLOBAL_NORM, TWO_STAGES
 from tests.unit.passes.programs import apart, cut
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.runtime.exchange.expected import ANY_SIZE, Expected, slots
+from whale_nebula.feed.checks import Missing
+from whale_nebula.ir.program import Leaf
+from whale_nebula.runtime.exchange.expected import ANY_SIZE, Expected, known_rows, slots
+from whale_nebula.spec import Spec
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.buffers import Bound
 
@@ -43,6 +48,32 @@ def test_a_step_that_has_begun_is_due_as_many_bytes_as_its_rows_have() -> None:
     assert [made(each).due for each in (FORWARD, back, loss)] == [3 * 8 * 2, 3 * 8 * 4, math.inf]
     assert made(dataclasses.replace(FORWARD, micro_batch=0)).due == 4 * 8 * 2
     assert made(dataclasses.replace(FORWARD, step=6)).due == 0
+
+
+X, Y, TABLE = (
+    Leaf(op, name, Spec("float32", (None,)), batched)
+    for op, (name, batched) in enumerate((("x", True), ("y", True), ("table", False)))
+)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "counts", "known"),
+    [
+        ((np.zeros(7), np.zeros(7), np.zeros(9)), [4, 3], [4, 3]),
+        ((np.zeros(7), Missing("y", None), np.zeros(9)), [4, 3], [4, 3]),
+        ((np.zeros(7), np.zeros(7), np.zeros(9)), [7], [7]),
+        ((np.zeros(7), np.zeros(8), np.zeros(9)), [7], []),
+        ((np.zeros(7), Missing("y", None), np.zeros(9)), [7], []),
+    ],
+)
+def test_inputs_of_an_only_micro_batch_may_differ_in_their_rows(
+    tensors: tuple[Any, ...], counts: list[int], known: list[int]
+) -> None:
+    """Then nobody knows how many rows a boundary has: it may have any, and is held for none."""
+    assert list(known_rows((X, Y, TABLE), tensors, counts)) == known
+    made = expected()
+    made.begin_step(3, 5, known)
+    assert (made(FORWARD).due == math.inf) == (len(known) < 2)
 
 
 def test_lengths_that_only_a_step_knows_may_be_any() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from whale_nebula.codec.sizes import extra_bytes
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.feed.checks import Missing
 from whale_nebula.ir.cut import Cut
+from whale_nebula.ir.program import Leaf
 from whale_nebula.passes.batch import entries_per_row
 from whale_nebula.passes.exchange import bundles, replica_messages, shared_parts
 from whale_nebula.runtime.exchange.crossing import Crossings
@@ -47,6 +49,15 @@ class _Anything(Bound):
 ANYTHING = _Anything("any", ())
 
 
+def known_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], counts: Sequence[int]) -> Sequence[int]:
+    """The rows of each micro-batch of a step; none where inputs of its only one may differ in theirs."""
+    if len(counts) > 1:
+        return counts
+    batched = [tensor for leaf, tensor in zip(leaves, tensors, strict=True) if leaf.batched]
+    alike = not any(isinstance(each, Missing) for each in batched) and {int(each.shape[0]) for each in batched}
+    return counts if alike == set(counts) else ()
+
+
 class _Table(NamedTuple):
     bounds: Mapping[Slot, Bound]
     entries: Mapping[Slot, int]
@@ -79,7 +90,9 @@ class Expected:
         self._steps[program] = _Step(-1, ())
 
     def begin_step(self, program: int, step: int, rows: Sequence[int]) -> None:
-        """A step begins, of so many rows in each micro-batch: call it before the others are told that it does."""
+        """A step begins, of so many rows in each micro-batch, as far as that is known: call it before the others are
+        told that it does.
+        """
         self._steps[program] = _Step(step, tuple(rows))
 
     def add_round(self, number: int, most: int) -> None:
