@@ -15,7 +15,7 @@ import pytest
 import whale_nebula as nb
 from tests.processes.running import Ended, ended, run, started
 from tests.processes.telling import told
-from whale_nebula.launch.leaving import EXIT_LEFT
+from whale_nebula.launch.ending import EXIT_LEFT
 
 DEADLINE = 300.0
 pytestmark = pytest.mark.timeout(DEADLINE)

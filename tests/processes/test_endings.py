@@ -12,7 +12,7 @@ import psutil
 
 from tests.processes.running import DEADLINE, ended, started
 from whale_nebula.launch import Job
-from whale_nebula.launch.leaving import EXIT_LEFT
+from whale_nebula.launch.ending import EXIT_LEFT
 
 GRACE = 30.0
 
