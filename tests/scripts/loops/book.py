@@ -80,6 +80,26 @@ def loss_script(count: int = 3, **options: Any) -> Callable[[Callable[..., Any]]
     return write
 
 
+def step_script(count: int = 3, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Write a script of one step over `count` matrices: `step(cut, w, x, y)` with its own tape and its own update."""
+
+    def write(step: Callable[..., Any]) -> Callable[..., Any]:
+        def build(cut: Cut) -> Loop:
+            w = weights(count)
+
+            @cut.function
+            def whole(x: Any, y: Any) -> Any:
+                return step(cut, w, x, y)
+
+            return Loop(whole, w, rows())
+
+        build.__name__, build.__module__ = step.__name__, step.__module__
+        script(**options)(build)
+        return step
+
+    return write
+
+
 def trained(
     cut: Cut, w: Sequence[Any], more: Sequence[Any] = (), *, calls: Any = None, rate: float = 0.1,
     unconnected: str = "none", update: Callable[[Any, Any], Any] | None = None

@@ -53,17 +53,6 @@ def without_scopes(cut: Cut) -> Loop:
     return around(cut, forward, w)
 
 
-@script(rarely=True)
-def with_a_signature(cut: Cut) -> Loop:
-    w = weights()
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.float32)])
-    def forward(x: Any) -> Any:
-        return chain(cut, x, w)
-
-    return around(cut, forward, w)
-
-
 @script()
 def with_a_signature_that_casts(cut: Cut) -> Loop:
     """Numpy arrays and Python numbers become tensors of the signature."""
@@ -118,17 +107,6 @@ def autograph_inside(cut: Cut) -> Loop:
     return around(cut, forward, w)
 
 
-@script(rarely=True)
-def not_autographed(cut: Cut) -> Loop:
-    w = weights()
-
-    @tf.function(autograph=False)
-    def forward(x: Any) -> Any:
-        return chain(cut, x, w)
-
-    return around(cut, forward, w)
-
-
 @script()
 def effects_inside(cut: Cut) -> Loop:
     """Writes and reads inside keep their order, and are seen by what follows."""
@@ -163,24 +141,6 @@ def all_of_the_step(cut: Cut) -> Loop:
         return found
 
     return Loop(step, [*w, count], rows())
-
-
-@script(rarely=True)
-def tape_inside_update_outside(cut: Cut) -> Loop:
-    w = weights()
-
-    @tf.function
-    def gradients_of(x: Any, y: Any) -> Any:
-        loss, gradients = differentiate(cut, w, x, y)
-        return loss, gradients
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        loss, gradients = gradients_of(x, y)
-        descend(w, gradients)
-        return loss
-
-    return Loop(step, w, rows())
 
 
 @script(rarely=True)
@@ -364,21 +324,6 @@ def used_inside_and_outside(cut: Cut) -> Loop:
         return plain(x), loop.step(x, y), plain(x)
 
     return Loop(step, w, rows())
-
-
-@script(rarely=True)
-def a_function_that_makes_functions(cut: Cut) -> Loop:
-    """The inner function is made anew in every trace."""
-    w = weights()
-
-    def forward(x: Any) -> Any:
-        @tf.function
-        def layer(v: Any) -> Any:
-            return chain(cut, v, w)
-
-        return layer(x)
-
-    return around(cut, forward, w)
 
 
 @script(rarely=True)

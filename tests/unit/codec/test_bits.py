@@ -59,20 +59,6 @@ def test_the_extremes_of_every_type(dtype: str, count: int) -> None:
         assert same(again(array), array)
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
-def test_a_bool_is_a_bit(count: int) -> None:
-    array = np.arange(count) % 3 == 0
-    assert pack(array).size == -(-count // 8)
-    assert same(again(array), array)
-
-
-def test_a_million_ids_of_a_vocabulary_take_fifteen_bits_each() -> None:
-    ids = np.random.default_rng(0).integers(0, 32_000, (1000, 1000))
-    packed = pack(ids)
-    assert packed.size == 9 + 15 * 10**6 // 8
-    assert same(unpack(packed, "int64", ids.shape), ids)
-
-
 def test_views_and_other_byte_orders_are_packed_by_their_values() -> None:
     array = np.arange(12, dtype=">i4").reshape(3, 4)
     assert unpack(pack(array.T[::-1]), "int32", (4, 3)).tolist() == array.T[::-1].tolist()

@@ -75,10 +75,6 @@ def test_steps_without_a_gradient_use_the_same_unless_told_otherwise(options: di
     assert crossing(training=False, **options)[0] == there
 
 
-def test_forward_changes_nothing_while_training() -> None:
-    assert crossing(int4=True, forward="none") == crossing(int4=True)
-
-
 @pytest.mark.parametrize("codec", [None, FP16(), TopK(0.1) >> INT8()], ids=str)
 def test_differences_are_of_integers(codec: Any) -> None:
     with pytest.raises(OptionError, match="goes with integers"):

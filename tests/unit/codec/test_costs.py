@@ -64,10 +64,6 @@ def test_a_precision_costs_by_what_the_structure_leaves() -> None:
     assert few.seconds < many.seconds / 5
 
 
-def test_rounding_by_chance_costs_more() -> None:
-    assert cost(INT4(), DIMS, back=True) > cost(INT4(), DIMS)  # type: ignore[operator]
-
-
 def test_more_micro_batches_make_an_svd_dearer_and_a_cast_hardly() -> None:
     quarter = (2048, 768)
     whole, parts = cost(SVD(0.6), DIMS), cost(SVD(0.6), quarter)
@@ -195,14 +191,3 @@ def test_a_way_in_words(way: str, cell: str, rest: str | None) -> None:
     if rest is not None:
         assert details(way) == rest
     assert words(way).startswith("as") or not words(way) or "8 B as" not in cell
-
-
-def test_a_gradient_brings_no_basis() -> None:
-    assert details("rank(2) >> int8", back=True) == ""
-    assert words("rank(2) >> int8", back=True) == "as rank(2) >> int8"
-
-
-def test_all_words_are_the_codec_and_then_the_rest() -> None:
-    assert words("none") == ""
-    assert words("none, mask") == "only marked rows"
-    assert words("int8, from step 3, mask x/m") == "as int8, from step 3 on, only rows that x/m marks"

@@ -4,25 +4,8 @@ from typing import Any
 
 import pytest
 
-from whale_nebula.codec import BF16, FP16, INT4, INT8, SVD, Codec, Rank, TopK, from_flags
+from whale_nebula.codec import from_flags
 from whale_nebula.errors import OptionError
-
-
-@pytest.mark.parametrize(
-    ("flags", "codec"),
-    [
-        ({}, None),
-        ({"fp16": True}, FP16()),
-        ({"bf16": True}, BF16()),
-        ({"svd": 0.6, "fp16": True}, SVD(0.6) >> FP16()),
-        ({"rank": 96}, Rank(96)),
-        ({"rank": 96, "basis": "learned", "int8": True}, Rank(96, basis="learned") >> INT8()),
-        ({"topk": 0.1, "int4": True}, TopK(0.1) >> INT4()),
-        ({"fp16": False, "int8": False}, None),
-    ],
-)
-def test_flags_build_one_codec(flags: dict[str, Any], codec: Codec | None) -> None:
-    assert from_flags(**flags) == codec
 
 
 @pytest.mark.parametrize(

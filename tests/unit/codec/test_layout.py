@@ -1,6 +1,5 @@
 """Parts in one buffer: what was joined is split again, and nothing else is."""
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from whale_nebula.codec.packing import Part, join, split
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
-from whale_nebula.wire.tensor import DTYPE_NAMES, dtype_code, dtype_of
+from whale_nebula.wire.tensor import DTYPE_NAMES
 
 NUMPY = [name for name in DTYPE_NAMES if name != "bfloat16"]
 ARRAYS = hnp.arrays(st.sampled_from(NUMPY), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))
@@ -45,12 +44,6 @@ def test_order_and_byte_order_are_those_of_rows_and_little_ends() -> None:
     matrix = np.arange(6, dtype=">u2").reshape(2, 3)
     assert join([matrix.T]).tolist() == [0, 0, 3, 0, 1, 0, 4, 0, 2, 0, 5, 0]
     assert join([matrix, matrix]).size == 24
-
-
-def test_bfloat16_is_a_type_like_others() -> None:
-    array = np.array([1.5, -2.0], ml_dtypes.bfloat16)
-    (again,) = split(join([array]), [Part("bfloat16", (2,))])
-    assert again.dtype == dtype_of(dtype_code("bfloat16")) and again.tolist() == [1.5, -2.0]
 
 
 def test_parts_are_views_of_the_buffer() -> None:

@@ -111,14 +111,6 @@ def test_what_is_not_finite_comes_out_so(shape: tuple[int, int], value: float) -
     assert not np.isfinite(through(x, 2)[2, 3])
 
 
-def test_the_same_matrix_has_the_same_factors_to_the_bit() -> None:
-    x = with_spectrum(100, 40, np.exp(-0.1 * np.arange(40)))
-    once, again = (factor(tf.constant(x), 7) for _ in range(2))
-    assert [each.numpy().tobytes() for each in once] == [each.numpy().tobytes() for each in again]
-    right = once[1].numpy()
-    assert (np.take_along_axis(right, np.abs(right).argmax(axis=0)[None], axis=0) > 0).all()
-
-
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float64])
 def test_other_element_types_are_kept(dtype: tf.DType) -> None:
     x = tf.cast(with_spectrum(50, 20, np.exp(-0.5 * np.arange(20))), dtype)

@@ -24,11 +24,6 @@ def test_every_codec_that_may_come_has_a_number_of_its_own(text: str) -> None:
     assert all(0 < each < 1 << 16 for each in way.by_number)
 
 
-def test_the_precision_alone_has_a_number_too() -> None:
-    way = parse_way("topk(0.1) >> int8")
-    assert {str(codec) for codec in way.by_number.values()} == {"topk(0.1) >> int8", "int8", "None"}
-
-
 def clashing() -> Way:
     """A way of which two codecs have texts with the same sixteen bits."""
     for rank in range(1, 200_000):

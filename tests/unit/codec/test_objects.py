@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 import whale_nebula as nb
 from whale_nebula.codec import (
     BF16,
-    CODECS,
     FP16,
     INT4,
     INT8,
@@ -15,7 +14,6 @@ from whale_nebula.codec import (
     Codec,
     Rank,
     TopK,
-    is_built,
     parse,
 )
 from whale_nebula.codec.objects import Precision, Structure
@@ -81,11 +79,6 @@ def test_a_rank_counts(value: object) -> None:
         Rank(value)  # type: ignore[arg-type]
 
 
-def test_a_basis_that_is_misspelt_is_suggested() -> None:
-    with pytest.raises(OptionError, match="did you mean 'learned'"):
-        Rank(8, basis="learnt")
-
-
 def test_numpy_numbers_are_written_as_numbers() -> None:
     import numpy as np
 
@@ -108,17 +101,6 @@ def test_numpy_numbers_are_written_as_numbers() -> None:
 def test_texts_that_are_no_codec_say_so(text: str, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         parse(text)
-
-
-def test_the_registry_knows_every_simple_codec_by_its_name() -> None:
-    assert {name: kind.name for name, kind in CODECS.items()} == {name: name for name in CODECS}
-    structures, integers = {"svd", "rank", "topk", "axes"}, {"int8", "int4"}
-    assert set(CODECS) == structures | integers | {"fp16", "bf16", "bits", "coded"}
-
-
-@given(PRECISIONS)
-def test_precisions_have_engines(codec: Codec) -> None:
-    assert is_built(codec)
 
 
 @pytest.mark.parametrize("kind", [Precision, Structure])

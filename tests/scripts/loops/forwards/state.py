@@ -39,21 +39,6 @@ def batch_norm_by_hand(cut: Cut) -> Loop:
     return within(cut, first, w=w, more=[mean])
 
 
-@script(rarely=True)
-def spectral_norm_by_hand(cut: Cut) -> Loop:
-    """The forward writes a vector that no row of the batch goes into."""
-    w, u = weights(), tf.Variable(normal(4, 1, seed=8), trainable=False)
-
-    def first(x: Any) -> Any:
-        v = tf.math.l2_normalize(w[0] @ u)
-        fresh = tf.math.l2_normalize(tf.transpose(w[0]) @ v)
-        u.assign(tf.stop_gradient(fresh))
-        sigma = tf.squeeze(tf.transpose(tf.stop_gradient(v)) @ w[0] @ tf.stop_gradient(fresh))
-        return tf.tanh(x @ (w[0] / sigma))
-
-    return within(cut, first, w=w, more=[u])
-
-
 @script()
 def counting_in_the_forward(cut: Cut) -> Loop:
     w, count, seen = weights(), tf.Variable(0.0), tf.Variable(0)
