@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whale_nebula.codec import low_rank
+from whale_nebula.codec.costs import COPY, EIGEN, SPEED, Cost, gram_seconds
 from whale_nebula.codec.low_rank import Matrix, leading
 from whale_nebula.codec.objects import Reduced, Structure
 from whale_nebula.codec.packing import Dims, Part
@@ -22,6 +23,7 @@ from whale_nebula.codec.structures import LOOKED_AT, RENEWED, matrix, reshape
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.tf.lazy import tf
 
+_PRODUCTS = 12  # that make axes orthonormal again
 _ROWS = 3  # times so many rows as columns, or more: else what the axes themselves take is not won back
 
 
@@ -56,6 +58,16 @@ class Axes(Structure):
         """As many; none where there are too few rows."""
         rows, columns = matrix(dims)
         return (dims,) if columns > 1 and _ROWS * rows >= columns else None
+
+    def cost(self, m: int, n: int) -> Cost:
+        """A product with them each way."""
+        product = 2.0 * m * n * n / SPEED + COPY * m * n
+        return Cost(product, product)
+
+    def renewal_seconds(self, m: int, n: int) -> float:
+        """To look at some rows, and every so many steps to make the axes anew."""
+        made = _PRODUCTS * 2 * n**3 / (SPEED / 2) + EIGEN * n**3
+        return gram_seconds(min(m, LOOKED_AT), n) + made / RENEWED
 
     def init(self, dims: Dims) -> Held:
         """No axes yet."""

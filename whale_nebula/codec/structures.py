@@ -10,6 +10,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from whale_nebula.codec import low_rank, sparse
+from whale_nebula.codec.costs import COPY, EIGEN, SPEED, Cost, gram_seconds
 from whale_nebula.codec.low_rank import kept_count, rank_of
 from whale_nebula.codec.objects import Reduced, Structure
 from whale_nebula.codec.packing import Dims, Part
@@ -20,6 +21,8 @@ from whale_nebula.tf.lazy import tf
 BASES = ("shared", "learned")
 RENEWED = 50  # steps, after which a shared basis is made anew
 LOOKED_AT = 256  # rows of a step that the running Gram matrix sees
+_ITERATIONS, _SVD = 2, 20  # steps of subspace iteration in float64; a singular value decomposition, by eigenvectors
+_TOP = Cost(8.8e-9, 7.3e-9)  # to find the largest numbers of each row, and to put them back
 
 
 class Shared(NamedTuple):
@@ -49,6 +52,12 @@ class SVD(Structure):
         m, n = matrix(dims)
         k = rank_of(m, n, self.ratio)
         return ((m, k), (n, k)) if k else None
+
+    def cost(self, m: int, n: int) -> Cost:
+        """The Gram matrix of the shorter side (it is symmetric: half a product), its eigenvectors, and a product."""
+        short = min(m, n)
+        product = 2.0 * m * n * rank_of(m, n, self.ratio) / SPEED
+        return Cost(m * n * short / SPEED + EIGEN * short**3 + product, product + COPY * m * n)
 
     def reduce(self, state: Any, x: Any) -> Reduced:
         """The two factors."""
@@ -85,6 +94,16 @@ class Rank(Structure):
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
         """Its coordinates, row by row."""
         return ((*dims[:-1], self.r),) if self.r < dims[-1] else None
+
+    def cost(self, m: int, n: int) -> Cost:
+        """A product with the basis each way."""
+        product = 2.0 * m * n * self.r / SPEED
+        return Cost(product + COPY * m * self.r, product + COPY * m * n)
+
+    def renewal_seconds(self, m: int, n: int) -> float:
+        """To look at some rows, and every so many steps to make the basis anew."""
+        made = _ITERATIONS * (2 * n * n * self.r + 6 * n * self.r**2) / (SPEED / 2) + _SVD * EIGEN * self.r**3
+        return gram_seconds(min(m, LOOKED_AT), n) + made / RENEWED
 
     def init(self, dims: Dims) -> Shared:
         """No basis yet."""
@@ -152,6 +171,10 @@ class TopK(Structure):
         """Where they stood."""
         m, n = matrix(dims)
         return (Part("uint8", (sparse.packed_bytes(m, n, self._kept_count(n)),)),)
+
+    def cost(self, m: int, n: int) -> Cost:
+        """To look at each number."""
+        return _TOP.times(m * n)
 
     def reduce(self, state: Any, x: Any) -> Reduced:
         """The largest of each row, and where they stand."""

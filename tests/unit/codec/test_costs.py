@@ -22,7 +22,8 @@ from whale_nebula.codec import (
     TopK,
     parse,
 )
-from whale_nebula.codec.sizes import CAST, COPY, SPEED, Cost, cost, renewing
+from whale_nebula.codec.costs import CAST, COPY, SPEED, Cost
+from whale_nebula.codec.sizes import cost, renewing
 from whale_nebula.codec.way import describe_bytes, details, words
 
 DIMS = (8192, 768)
