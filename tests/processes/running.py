@@ -87,6 +87,18 @@ def run(
         return ended(job, deadline)
 
 
+def beside(
+    script: str, workers: int | Mapping[str, str], *arguments: object, alone: Callable[[], Any],
+    deadline: float = DEADLINE, **options: Any,
+) -> tuple[Ended, Any]:  # fmt: skip
+    """Start, do meanwhile in this process what is to be compared, and wait: what both came to."""
+    with started(script, workers, *arguments, deadline=deadline, **options) as job:
+        nb.shutdown()
+        expected = alone()
+        found = ended(job, deadline)
+    return found, expected
+
+
 def several(
     script: str, folder: Path, asked: Mapping[str, Sequence[object]], *, gateways: bool = False
 ) -> Mapping[str, Ended]:
