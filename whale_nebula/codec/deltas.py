@@ -11,7 +11,6 @@ sent begins with a bit for each sample: whether it crosses as integers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -273,7 +272,7 @@ def decode(
     codec: Codec | None, data: Bytes, dims: Dims, ids: Ids | None, cache: Cache, rows: Mask | None = None
 ) -> Rows:
     """At the side that reads it: the tensor."""
-    if not is_integers(codec) or ids is None or ids.shape != dims[:1] or len(dims) < 2:
+    if ids is None or not keeps_differences(codec, dims, ids):
         raise RemoteProtocolError(f"differences of samples came for a tensor {list(dims)}, of which none are kept")
     marks = -(-dims[0] // 8)
     samples = Samples(ids, dims, unpack_mask(data[:marks], dims[0]), rows)
@@ -319,43 +318,27 @@ def _held_rows(cache: Cache, ids: Ids, dims: Dims) -> Rows:
 
 
 def _remember_rows(codec: Integers, samples: Samples, cache: Cache, scales: Any, integers: Any, others: Any) -> Rows:
-    """What both sides do with what crossed: remember it, and make the tensor."""
-    made = np.zeros(samples.dims, np.float16)
-    for mask, rows in _pieces(codec, samples, cache, scales, integers, others):
-        made[mask] = rows
-    if samples.rows is not None:
-        made.reshape(-1, samples.dims[-1])[~samples.sent] = 0
-    return made
-
-
-def _pieces(
-    codec: Integers, samples: Samples, cache: Cache, scales: Any, integers: Any, others: Any
-) -> Iterator[tuple[Mask, Rows]]:
-    """The samples that are known, those that cross as integers alone, and those that cross whole."""
-    ids, sizes, known = (
-        samples.ids,
-        samples.dims[1:],
-        _known_samples(cache, samples.ids, samples.dims) & samples.integers,
-    )
-    single, scales, block = _multiples(codec, scales, integers, sizes[-1])
+    """What both sides do with what crossed: remember it, and make the tensor. Samples are known, or cross as integers
+    alone, or whole.
+    """
+    ids, sizes, made = samples.ids, samples.dims[1:], np.zeros(samples.dims, np.float16)
+    single = integers if integers.dtype == np.int8 else apart(integers, sizes[-1])
     sent = samples.sent[samples.of_integers]
     ints = put_back(single, sent).reshape(-1, *sizes)
     wide = put_back(scales.astype(np.float32), sent).reshape(*ints.shape[:-1], scales.shape[-1])
+    known = _known_samples(cache, ids, samples.dims) & samples.integers
     if known.any():
         of = known[samples.integers]
-        yield known, cache.add(ids[known], keep(ints, of), keep(wide, of), block)
+        made[known] = cache.add(ids[known], keep(ints, of), keep(wide, of), codec.block)
     if (alone := samples.integers & ~known).any():
         of = alone[samples.integers]
-        yield alone, apply_changes(None, keep(ints, of), keep(wide, of), block)
-    if not samples.integers.all():
-        whole = put_back(others, samples.sent[~samples.of_integers]).reshape(-1, *sizes)
-        yield ~samples.integers, whole
-        cache.put(ids[~samples.integers], whole)
-
-
-def _multiples(codec: Integers, scales: Any, integers: Any, columns: int) -> tuple[Any, Any, int]:
-    """What rows are whole multiples of: the integers, the scales, and how many neighbours share one."""
-    return integers if integers.dtype == np.int8 else apart(integers, columns), scales, codec.block
+        made[alone] = apply_changes(None, keep(ints, of), keep(wide, of), codec.block)
+    if (whole := ~samples.integers).any():
+        made[whole] = put_back(others, samples.sent[~samples.of_integers]).reshape(-1, *sizes)
+        cache.put(ids[whole], made[whole])
+    if samples.rows is not None:
+        made.reshape(-1, samples.dims[-1])[~samples.sent] = 0
+    return made
 
 
 def _half_or_infinite(rows: Any) -> Any:

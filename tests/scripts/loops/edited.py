@@ -66,21 +66,15 @@ def noisy(cut: Cut) -> Loop:
     return edited(cut, edit)
 
 
-@script()
-def none_becomes_zero(cut: Cut) -> Loop:
-    w, unused = weights(), tf.Variable([1.0, 2.0])
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        variables = [*w, unused]
-        found = tape.gradient(loss, variables)
-        gradients = [tf.zeros_like(v) if g is None else g for g, v in zip(found, variables, strict=True)]
-        descend(variables, gradients)
-        return loss, gradients
-
-    return Loop(step, [*w, unused], rows())
+@step_script(state=lambda: [tf.Variable([1.0, 2.0])])
+def none_becomes_zero(cut: Cut, w: Any, x: Any, y: Any, unused: Any) -> Any:
+    with tf.GradientTape() as tape, cut.program():
+        loss = mse(y, chain(cut, x, w))
+    variables = [*w, unused]
+    found = tape.gradient(loss, variables)
+    gradients = [tf.zeros_like(v) if g is None else g for g, v in zip(found, variables, strict=True)]
+    descend(variables, gradients)
+    return loss, gradients
 
 
 @script()
@@ -231,19 +225,13 @@ def gradient_in_a_cond(cut: Cut) -> Loop:
     return Loop(step, w, [(*batch, tf.constant(n != 1)) for n, batch in enumerate(rows())])
 
 
-@script()
-def update_in_a_branch(cut: Cut) -> Loop:
+@step_script(state=lambda: [tf.Variable(0)])
+def update_in_a_branch(cut: Cut, w: Any, x: Any, y: Any, count: Any) -> Any:
     """All of the update under AutoGraph's `if`."""
-    w, count = weights(), tf.Variable(0)
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        loss, gradients = differentiate(cut, w, x, y)
-        if loss > 1.0:
-            for v, g in zip(w, gradients):  # noqa: B905 - AutoGraph converts it as it is
-                v.assign_sub(0.1 * g)
-        else:
-            count.assign_add(1)
-        return loss
-
-    return Loop(step, [*w, count], rows())
+    loss, gradients = differentiate(cut, w, x, y)
+    if loss > 1.0:
+        for v, g in zip(w, gradients):  # noqa: B905 - AutoGraph converts it as it is
+            v.assign_sub(0.1 * g)
+    else:
+        count.assign_add(1)
+    return loss

@@ -20,6 +20,7 @@ from tests.scripts.loops.book import (
     script,
     step_script,
     trained,
+    two_layers,
     weights,
 )
 
@@ -151,21 +152,15 @@ def rate_assigned_in_the_step(cut: Cut) -> Loop:
     return applying(cut, apply, [*chosen.variables, count], w=w)
 
 
-@script()
-def rate_after_the_loss(cut: Cut) -> Loop:
+@step_script(state=lambda: [tf.Variable(0.1), tf.Variable(1e9)], steps=4)
+def rate_after_the_loss(cut: Cut, w: Any, x: Any, y: Any, rate: Any, best: Any) -> Any:
     """Reduce on plateau, inside the step."""
-    w, rate, best = weights(), tf.Variable(0.1), tf.Variable(1e9)
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        loss, gradients = differentiate(cut, w, x, y)
-        for v, g in zip(w, gradients, strict=True):
-            v.assign_sub(rate * g)
-        rate.assign(tf.where(loss < best, rate, 0.5 * rate))
-        best.assign(tf.minimum(best, loss))
-        return loss, rate
-
-    return Loop(step, [*w, rate, best], rows(4))
+    loss, gradients = differentiate(cut, w, x, y)
+    for v, g in zip(w, gradients, strict=True):
+        v.assign_sub(rate * g)
+    rate.assign(tf.where(loss < best, rate, 0.5 * rate))
+    best.assign(tf.minimum(best, loss))
+    return loss, rate
 
 
 @script()
@@ -286,34 +281,25 @@ def v1_gradients_with_stops(cut: Cut, w: Any, x: Any, y: Any) -> Any:
 @loss_script(micro=(1, 2, 4), rarely=True)
 def v1_gradients_inside_a_tape(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """A gradient penalty in one part: tf.gradients inside, a tape around."""
-    with cut.at(0):
-        hidden = tf.tanh(x @ w[0])
-    with cut.at(1):
-        hidden = tf.tanh(hidden @ w[1])
+    hidden = two_layers(cut, x, w)
     with cut.at(2):
         scores = tf.tanh(hidden @ w[2])
         (slopes,) = tf.gradients(scores, [hidden])
         return tf.reduce_mean(scores * y) + tf.reduce_mean(tf.reduce_sum(slopes**2, axis=1))
 
 
-@script()
-def v1_style(cut: Cut) -> Loop:
+@step_script(state=lambda: [tf.Variable(0, dtype=tf.int64)])
+def v1_style(cut: Cut, w: Any, x: Any, y: Any, count: Any) -> Any:
     """The old words: v1 losses, control dependencies, assign_add, a decayed rate, a train_op."""
-    w, count = weights(), tf.Variable(0, dtype=tf.int64)
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            outputs = chain(cut, x, w)
-            loss = v1.losses.mean_squared_error(y, outputs) + 0.1 * v1.losses.absolute_difference(y, outputs)
-        rate = v1.train.exponential_decay(0.1, count, 2, 0.5, staircase=True)
-        rate = rate() if callable(rate) else rate
-        chosen = [v1.assign_sub(v, rate * g) for v, g in zip(w, tape.gradient(loss, w), strict=True)]
-        with tf.control_dependencies(chosen):
-            v1.assign_add(count, 1)
-            return tf.identity(loss), rate
-
-    return Loop(step, [*w, count], rows())
+    with tf.GradientTape() as tape, cut.program():
+        outputs = chain(cut, x, w)
+        loss = v1.losses.mean_squared_error(y, outputs) + 0.1 * v1.losses.absolute_difference(y, outputs)
+    rate = v1.train.exponential_decay(0.1, count, 2, 0.5, staircase=True)
+    rate = rate() if callable(rate) else rate
+    chosen = [v1.assign_sub(v, rate * g) for v, g in zip(w, tape.gradient(loss, w), strict=True)]
+    with tf.control_dependencies(chosen):
+        v1.assign_add(count, 1)
+        return tf.identity(loss), rate
 
 
 # ---------------------------------------------------------------------- sparse

@@ -18,6 +18,7 @@ from tests.scripts.loops.book import (
     script,
     step_script,
     trained,
+    two_layers,
     weights,
 )
 
@@ -153,10 +154,7 @@ def tape_reset(cut: Cut, w: Any, x: Any, y: Any) -> Any:
 @loss_script()
 def penalty_in_a_stage(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """WGAN-GP: the slope of the scores, inside the last part."""
-    with cut.at(0):
-        hidden = tf.tanh(x @ w[0])
-    with cut.at(1):
-        hidden = tf.tanh(hidden @ w[1])
+    hidden = two_layers(cut, x, w)
     with cut.at(2):
         with tf.GradientTape() as inner:
             inner.watch(hidden)
@@ -180,10 +178,7 @@ def penalty_across_stages(cut: Cut, w: Any, x: Any, y: Any) -> Any:
 @loss_script()
 def second_order_in_a_stage(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """A Hessian-vector product of what the last part does."""
-    with cut.at(0):
-        hidden = tf.tanh(x @ w[0])
-    with cut.at(1):
-        hidden = tf.tanh(hidden @ w[1])
+    hidden = two_layers(cut, x, w)
     with cut.at(2):
         with tf.GradientTape(persistent=True) as middle:
             middle.watch(hidden)
@@ -256,10 +251,7 @@ def again(cut: Cut) -> Any:
 
 @loss_script(micro=(1,), rarely=True)
 def jacobian_in_a_stage(cut: Cut, w: Any, x: Any, y: Any) -> Any:
-    with cut.at(0):
-        hidden = tf.tanh(x @ w[0])
-    with cut.at(1):
-        hidden = tf.tanh(hidden @ w[1])
+    hidden = two_layers(cut, x, w)
     with cut.at(2):
         with tf.GradientTape() as inner:
             inner.watch(hidden)

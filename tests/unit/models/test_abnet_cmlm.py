@@ -1,14 +1,11 @@
 """ABNet, filled in: it looks both ways, predicts lengths, and is trained in two stages."""
 
-import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tests.unit.models.small import END, MASK, PAD, START, VOCABULARY, cmlm, far_from_zero, pairs
 from whale_nebula.models.abnet_cmlm import LengthScores
 from whale_nebula.models.hiding import Hiding
-from whale_nebula.models.smoothing import SmoothedCrossentropy
 
 HIDING = Hiding(MASK, (PAD, START, END))
 
@@ -17,13 +14,6 @@ def batch(rows: int = 6) -> tuple[dict, dict]:
     data = tf.data.Dataset.from_tensor_slices(pairs(rows)).batch(rows)
     ((x, y),) = HIDING.of_batches(data).as_numpy_iterator()
     return x, y
-
-
-def compiled(model: keras.Model) -> keras.Model:
-    lengths = keras.losses.SparseCategoricalCrossentropy(from_logits=True, name="lengths")
-    losses = {"words": SmoothedCrossentropy(), "length": lengths}
-    model.compile(keras.optimizers.SGD(0.3), losses, loss_weights={"words": 1.0, "length": 0.1})
-    return model
 
 
 def test_only_adapters_and_the_length_are_trained() -> None:
@@ -65,22 +55,3 @@ def test_how_many_words_a_translation_may_have_is_said_or_what_there_is_room_for
     x, _ = batch()
     assert cmlm()(x)["length"].shape == (6, 7) and cmlm(longest=3)(x)["length"].shape == (6, 4)
     assert cmlm()(x)["words"].shape == (6, 8, VOCABULARY)
-
-
-@pytest.mark.grid
-def test_it_learns_what_is_hidden_and_how_long_it_is() -> None:
-    model, (x, y) = cmlm(tied=False), batch()  # random heads, frozen, can say next to nothing
-    optimizer = keras.optimizers.Adam(0.03)
-    lengths = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    @tf.function
-    def step():
-        with tf.GradientTape() as tape:
-            outputs = model(x, training=True)
-            losses = SmoothedCrossentropy()(y["words"], outputs["words"]), lengths(y["length"], outputs["length"])
-            loss = sum(losses)
-        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-        return losses
-
-    first, *_, last = (step() for _ in range(40))
-    assert all(float(late) < 0.7 * float(early) for early, late in zip(first, last, strict=True))

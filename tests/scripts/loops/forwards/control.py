@@ -7,7 +7,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, descend, mse, normal, rows, script, step_script, trained, weights
+from tests.scripts.loops.book import (
+    Cut,
+    Loop,
+    descend,
+    mse,
+    normal,
+    rows,
+    script,
+    step_script,
+    trained,
+    two_layers,
+    weights,
+)
 from tests.scripts.loops.forwards.within import within
 
 
@@ -64,10 +76,7 @@ def gradients_of_each_row(cut: Cut, w: Any, x: Any, y: Any) -> Any:
         return tf.clip_by_norm(tape.gradient(loss, w[2]), 0.1)
 
     with cut.program():
-        with cut.at(0):
-            hidden = tf.tanh(x @ w[0])
-        with cut.at(1):
-            hidden = tf.tanh(hidden @ w[1])
+        hidden = two_layers(cut, x, w)
         with cut.at(2):
             each = tf.vectorized_map(of_row, (hidden, y))
     w[2].assign_sub(tf.reduce_mean(each, axis=0))

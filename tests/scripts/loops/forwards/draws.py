@@ -98,26 +98,20 @@ def generator_before_the_forward(cut: Cut) -> Loop:
     return Loop(step, [*w, chance.state], rows())
 
 
-@script()
-def a_number_for_all_parts(cut: Cut) -> Loop:
+@step_script(state=lambda: [tf.Variable(0.3)])
+def a_number_for_all_parts(cut: Cut, w: Any, x: Any, y: Any, log: Any) -> Any:
     """A temperature made of a variable outside any part: read in two of them, returned, and trained."""
-    w, log = weights(), tf.Variable(0.3)
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            temperature = tf.exp(log)
-            with cut.at(0):
-                hidden = tf.tanh(x @ w[0]) / temperature
-            with cut.at(1):
-                hidden = tf.tanh(hidden @ w[1]) * temperature
-            with cut.at(2):
-                loss = mse(y, hidden @ w[2] / temperature)
-        gradients = tape.gradient(loss, [*w, log])
-        descend([*w, log], gradients)
-        return loss, temperature, gradients
-
-    return Loop(step, [*w, log], rows())
+    with tf.GradientTape() as tape, cut.program():
+        temperature = tf.exp(log)
+        with cut.at(0):
+            hidden = tf.tanh(x @ w[0]) / temperature
+        with cut.at(1):
+            hidden = tf.tanh(hidden @ w[1]) * temperature
+        with cut.at(2):
+            loss = mse(y, hidden @ w[2] / temperature)
+    gradients = tape.gradient(loss, [*w, log])
+    descend([*w, log], gradients)
+    return loss, temperature, gradients
 
 
 @step_script()

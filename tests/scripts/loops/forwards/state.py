@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, normal, rows, script, weights
+from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, normal, rows, script, step_script, weights
 from tests.scripts.loops.forwards.within import within
 
 
@@ -51,23 +51,17 @@ def counting_in_the_forward(cut: Cut) -> Loop:
     return within(cut, first, w=w, more=[count, seen])
 
 
-@script(micro=(1,))
-def memory_bank(cut: Cut) -> Loop:
+@step_script(state=lambda: [tf.Variable(normal(12, 4, seed=3), trainable=False)], micro=(1,))
+def memory_bank(cut: Cut, w: Any, x: Any, y: Any, bank: Any) -> Any:
     """A queue of the last outputs, written with the batch's rows (MoCo)."""
-    w, bank = weights(), tf.Variable(normal(12, 4, seed=3), trainable=False)
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            outputs = chain(cut, x, w)
-            with cut.at(2):
-                keys = tf.nn.softmax(y @ tf.transpose(bank))
-                loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(keys, outputs @ tf.transpose(bank)))
-        descend(w, tape.gradient(loss, w))
-        bank.assign(tf.concat([tf.stop_gradient(outputs), bank[:6]], axis=0))
-        return loss
-
-    return Loop(step, [*w, bank], rows())
+    with tf.GradientTape() as tape, cut.program():
+        outputs = chain(cut, x, w)
+        with cut.at(2):
+            keys = tf.nn.softmax(y @ tf.transpose(bank))
+            loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(keys, outputs @ tf.transpose(bank)))
+    descend(w, tape.gradient(loss, w))
+    bank.assign(tf.concat([tf.stop_gradient(outputs), bank[:6]], axis=0))
+    return loss
 
 
 @script()
