@@ -20,8 +20,10 @@ WORKERS: Mapping[str, int | Mapping[str, str]] = {
     "pair": 2, "trio": 3, "replicas": {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
 }  # fmt: skip
 SAMPLE = {
-    "pair": ["subclassed,2,3", "control_flow,2,3", "gan,2,3", "frozen,2,3"],
-    "trio": ["functional,3,2", "token_loop,3,2", "scaled,3,2", "inference,3,2", "sequential,3,2"],
+    "pair": ["subclassed,2,3", "gan,2,3", "frozen,2,3"],
+    "trio": [
+        f"{name},3,2" for name in ("functional", "token_loop", "scaled", "inference", "sequential", "control_flow")
+    ],
     "replicas": ["subclassed,2,3,2+1"],
 }
 """A model of the zoo, its stages, its micro-batches, and the replicas of each stage. `make test` runs the pair."""

@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from whale_nebula.codec import low_rank
+from whale_nebula.codec.blocks import rows_and_columns
 from whale_nebula.codec.costs import COPY, EIGEN, SPEED, Cost, gram_seconds
 from whale_nebula.codec.low_rank import Matrix, leading
 from whale_nebula.codec.objects import Reduced, Structure
 from whale_nebula.codec.packing import Dims, Part
-from whale_nebula.codec.structures import LOOKED_AT, RENEWED, matrix, reshape
+from whale_nebula.codec.structures import LOOKED_AT, RENEWED
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.tf.lazy import tf
 
@@ -56,7 +57,7 @@ class Axes(Structure):
 
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
         """As many; none where there are too few rows."""
-        rows, columns = matrix(dims)
+        rows, columns = rows_and_columns(dims)
         return (dims,) if columns > 1 and _ROWS * rows >= columns else None
 
     def cost(self, m: int, n: int) -> Cost:
@@ -85,7 +86,7 @@ class Axes(Structure):
         """Look at what crosses; axes are sent with the first step, every fiftieth, and when there is something to make
         them of for the first time.
         """
-        rows = reshape(x, matrix(x.shape))
+        rows = tf.reshape(x, rows_and_columns(x.shape))
         looked = gram_of(rows, most=LOOKED_AT if state.found else 0)
         gram = looked if state.gram is None else low_rank.running(state.gram, looked)
         found = state.found or bool(gram.numpy().trace() > 0)

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
+from whale_nebula.codec.blocks import rows_and_columns
 from whale_nebula.codec.costs import CALL, COPY, Cost
 from whale_nebula.codec.objects import PLAIN, Codec
 from whale_nebula.codec.packing import PREFIX, Dims, Part
 from whale_nebula.codec.precisions import is_integers
-from whale_nebula.codec.structures import matrix
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.spec import Spec
 
@@ -160,7 +160,7 @@ def cost(codec: Codec | None, dims: Dims, *, back: bool = False, delta: bool = F
         return Cost(second.encode) + _PASSES.times(COPY * prod(dims))
     if structure is None or second is None:
         return second
-    first = structure.cost(*matrix(dims))
+    first = structure.cost(*rows_and_columns(dims))
     return None if first is None else first + Cost(CALL, CALL) + second
 
 
@@ -175,4 +175,4 @@ def renewing(codec: Codec | None, dims: Dims) -> float:
     structure = None if codec is None else codec.structure
     if structure is None or not dims or structure.numbers(dims) is None:
         return 0.0
-    return structure.renewal_seconds(*matrix(dims))
+    return structure.renewal_seconds(*rows_and_columns(dims))

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any, NamedTuple
 
 from whale_nebula.codec import low_rank, sparse
+from whale_nebula.codec.blocks import rows_and_columns
 from whale_nebula.codec.costs import COPY, EIGEN, SPEED, Cost, gram_seconds
 from whale_nebula.codec.low_rank import kept_count, rank_of
 from whale_nebula.codec.objects import Reduced, Structure
@@ -49,7 +49,7 @@ class SVD(Structure):
 
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
         """Two thin factors."""
-        m, n = matrix(dims)
+        m, n = rows_and_columns(dims)
         k = rank_of(m, n, self.ratio)
         return ((m, k), (n, k)) if k else None
 
@@ -61,12 +61,12 @@ class SVD(Structure):
 
     def reduce(self, state: Any, x: Any) -> Reduced:
         """The two factors."""
-        m, n = matrix(x.shape)
-        return Reduced(tuple(low_rank.factor(reshape(x, (m, n)), rank_of(m, n, self.ratio))))
+        m, n = rows_and_columns(x.shape)
+        return Reduced(tuple(low_rank.factor(tf.reshape(x, (m, n)), rank_of(m, n, self.ratio))))
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """Their product."""
-        return reshape(low_rank.restore(*numbers), dims), None
+        return tf.reshape(low_rank.restore(*numbers), dims), None
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Rank(Structure):
 
     def refresh(self, state: Shared, x: Any, step: int) -> tuple[Shared, tuple[Any, ...] | None]:
         """Look at what crosses; the basis is sent with the first step, and every fiftieth."""
-        rows = reshape(x, matrix(x.shape))
+        rows = tf.reshape(x, rows_and_columns(x.shape))
         if state.q is None:
             gram = low_rank.gram_of(rows)
             made = Shared(low_rank.first(gram.numpy(), self.r), gram)
@@ -164,12 +164,12 @@ class TopK(Structure):
 
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
         """The kept ones of each row."""
-        m, n = matrix(dims)
+        m, n = rows_and_columns(dims)
         return ((m, self._kept_count(n)),) if self._kept_count(n) < n else None
 
     def extras(self, dims: Dims) -> tuple[Part, ...]:
         """Where they stood."""
-        m, n = matrix(dims)
+        m, n = rows_and_columns(dims)
         return (Part("uint8", (sparse.packed_bytes(m, n, self._kept_count(n)),)),)
 
     def cost(self, m: int, n: int) -> Cost:
@@ -178,41 +178,27 @@ class TopK(Structure):
 
     def reduce(self, state: Any, x: Any) -> Reduced:
         """The largest of each row, and where they stand."""
-        m, n = matrix(x.shape)
-        rows = reshape(x, (m, n))
+        m, n = rows_and_columns(x.shape)
+        rows = tf.reshape(x, (m, n))
         places = sparse.largest(rows, self._kept_count(n))
         return Reduced((sparse.gather(rows, places),), (sparse.pack(places, n),), places)
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """Zeros but for them."""
-        m, n = matrix(dims)
+        m, n = rows_and_columns(dims)
         places = sparse.unpack(extras[0], m, n, self._kept_count(n))
         return self.expand_back(places, numbers, dims), places
 
     def reduce_back(self, residue: Any, gradient: Any) -> tuple[Any, ...]:
         """The gradient at the same places."""
-        return (sparse.gather(reshape(gradient, matrix(gradient.shape)), residue),)
+        return (sparse.gather(tf.reshape(gradient, rows_and_columns(gradient.shape)), residue),)
 
     def expand_back(self, residue: Any, numbers: Sequence[Any], dims: Dims) -> Any:
         """Zeros but for it."""
-        return reshape(sparse.scatter(numbers[0], residue, dims[-1]), dims)
+        return tf.reshape(sparse.scatter(numbers[0], residue, dims[-1]), dims)
 
     def _kept_count(self, n: int) -> int:
         return kept_count(n, self.fraction)
-
-
-def matrix(dims: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns.
-
-    >>> matrix((8, 16, 768)), matrix((5,))
-    ((128, 768), (1, 5))
-    """
-    return prod(int(size) for size in dims[:-1]), int(dims[-1])
-
-
-def reshape(x: Any, dims: Sequence[int]) -> Any:
-    """The same numbers in another shape."""
-    return tf.reshape(x, dims)
 
 
 def check_share(codec: str, option: str, value: object) -> None:

@@ -186,24 +186,6 @@ def tape_in_a_function_without_scopes(cut: Cut) -> Loop:
     return loop
 
 
-@script(rarely=True)
-def two_deep(cut: Cut) -> Loop:
-    w = weights()
-
-    @tf.function
-    def inner(hidden: Any, n: int) -> Any:
-        with cut.at(n):
-            return tf.tanh(hidden @ w[n])
-
-    @tf.function
-    def forward(x: Any) -> Any:
-        for n in range(3):
-            x = inner(x, n)
-        return x
-
-    return around(cut, forward, w)
-
-
 @script()
 def called_twice(cut: Cut) -> Loop:
     """Siamese: one inner function, both inputs in one step."""
@@ -324,23 +306,6 @@ def used_inside_and_outside(cut: Cut) -> Loop:
         return plain(x), loop.step(x, y), plain(x)
 
     return Loop(step, w, rows())
-
-
-@script(rarely=True)
-def a_concrete_function(cut: Cut) -> Loop:
-    """Without scopes a concrete function is a call like any other."""
-    w = weights()
-    layer = tf.function(lambda v: tf.tanh(v @ w[0])).get_concrete_function(tf.TensorSpec([None, 4], tf.float32))
-
-    def forward(x: Any) -> Any:
-        with cut.at(0):
-            x = layer(x)
-        with cut.at(1):
-            x = tf.tanh(x @ w[1])
-        with cut.at(2):
-            return x @ w[2]
-
-    return around(cut, forward, w)
 
 
 @script()

@@ -179,26 +179,6 @@ def moving_averages_with_updates(cut: Cut) -> Loop:
     return applying(cut, apply, [count], w=w)
 
 
-@script(rarely=True)
-def mean_teacher(cut: Cut) -> Loop:
-    """A second copy of the weights follows the first, and its outputs are part of the loss."""
-    w, teacher = weights(), weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            target = tf.stop_gradient(chain(cut, x, teacher))
-            outputs = chain(cut, x, w)
-            loss = mse(y, outputs) + mse(target, outputs)
-        for v, g in zip(w, tape.gradient(loss, w), strict=True):
-            v.assign_sub(0.1 * g)
-        for slow, fast in zip(teacher, w, strict=True):
-            slow.assign(0.9 * slow + 0.1 * fast)
-        return loss
-
-    return Loop(step, [*w, *teacher], rows())
-
-
 # ---------------------------------------------------------------------- TensorFlow 1's
 @script(rarely=True)
 def v1_momentum_with_global_step(cut: Cut) -> Loop:

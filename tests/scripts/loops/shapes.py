@@ -258,18 +258,6 @@ def a_method(cut: Cut) -> Loop:
 
 
 @script(rarely=True)
-def two_instances(cut: Cut) -> Loop:
-    """Each instance has its variables; one function serves both."""
-    one, other = Trainer(cut), Trainer(cut)
-    other.rate = 0.05
-
-    def step(x: Any, y: Any) -> Any:
-        return one.step(x, y), other.step(x, y), one.step(y, x)
-
-    return Loop(step, [*one.w, *other.w], rows())
-
-
-@script(rarely=True)
 def a_bound_method(cut: Cut) -> Loop:
     """nb.function applied to a bound method, in a constructor."""
     trainer = Trainer(cut)

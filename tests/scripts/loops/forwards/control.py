@@ -83,22 +83,6 @@ def gradients_of_each_row(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     return each
 
 
-@script(rarely=True)
-def array_by_autograph(cut: Cut) -> Loop:
-    """A TensorArray filled by AutoGraph's `for`."""
-    w = weights()
-
-    def unrolled(x: Any) -> Any:
-        array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
-        hidden = x
-        for n in tf.range(3):
-            hidden = tf.tanh(hidden @ w[0])
-            array = array.write(n, hidden)
-        return tf.reduce_mean(array.stack(), axis=0)
-
-    return within(cut, unrolled, w=w)
-
-
 @script()
 def cond_on_a_number(cut: Cut) -> Loop:
     w, turn = weights(), tf.Variable(0)

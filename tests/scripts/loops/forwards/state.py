@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, normal, rows, script, step_script, weights
+from tests.scripts.loops.book import Cut, Loop, chain, descend, normal, script, step_script, weights
 from tests.scripts.loops.forwards.within import within
 
 
@@ -86,23 +86,3 @@ def metrics_in_the_function(cut: Cut) -> Loop:
     metrics = [v for m in (mean, accuracy, root, area) for v in m.variables]
     batches = [(normal(6, 4, seed=n), np.array([0, 1, 2, 3, 0, 1])) for n in range(3)]
     return Loop(step, [*w, *metrics], batches)
-
-
-@script(rarely=True)
-def metrics_of_rows(cut: Cut) -> Loop:
-    """A mean fed with rows and weights, and one reset in the step."""
-    w = weights()
-    mean, fresh = keras.metrics.Mean(), keras.metrics.Mean()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        fresh.reset_state()
-        with tf.GradientTape() as tape, cut.program():
-            outputs = chain(cut, x, w)
-            loss = mse(y, outputs)
-        descend(w, tape.gradient(loss, w))
-        mean.update_state(tf.reduce_mean(outputs, axis=1), sample_weight=tf.abs(y[:, 0]))
-        fresh.update_state(outputs)
-        return mean.result(), fresh.result()
-
-    return Loop(step, [*w, *mean.variables, *fresh.variables], rows())
