@@ -105,12 +105,9 @@ def put(site: Site) -> Result:
     """The elements of a list have one state."""
     held, item = site.folds[0], site.folds[-1]
     if site.op.type == "TensorListSetItem" and site.folds[1].kind != WHOLE:
-        return _bad(site) or site.coupled("which element is set depends on the batch")
+        coupled = next((fold.bare for fold in site.folds if fold.kind == COUPLED), None)
+        return coupled or site.coupled("which element is set depends on the batch")
     return join_folds(site, held, item.bare)
-
-
-def _bad(site: Site) -> Fold | None:
-    return next((fold.bare for fold in site.folds if fold.kind == COUPLED), None)
 
 
 @rule("TensorListGetItem")
@@ -167,29 +164,3 @@ def python(site: Site) -> Result:
     """It sees one micro-batch at a time."""
     called = "tf.py_function" if site.op.type == "EagerPyFunc" else "tf.numpy_function"
     return site.coupled(f"{called} runs Python, which may do anything to the rows that it is given")
-
-
-@rule("BroadcastGradientArgs", literal=True)
-def summed_axes(site: Site) -> Result:
-    """The axes along which either operand of two was repeated."""
-    left, right = site.parts(0), site.parts(1)
-    if left is None or right is None:
-        return site.nonlinear(site.folds)
-    rank = max(len(left), len(right))
-    pairs = list(zip(_pad_folds(left, rank), _pad_folds(right, rank), strict=True))
-    return _axes(pairs), _axes([(other, one) for one, other in pairs])
-
-
-def _pad_folds(parts: tuple[Fold, ...], rank: int) -> tuple[Fold, ...]:
-    return (whole(1),) * (rank - len(parts)) + parts
-
-
-def _axes(pairs: list[tuple[Fold, Fold]]) -> Fold:
-    """Where the first of a pair is 1 and the second is not; a size that is not known may be 1."""
-    found: list[int] = []
-    for axis, (one, other) in enumerate(pairs):
-        if one.kind == WHOLE and one.literal is None and other.literal != (1,) and one != other:
-            return whole()
-        if one.literal == (1,) and other.literal != (1,):
-            found.append(axis)
-    return Fold(WHOLE, literal=tuple(found))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
+from whale_nebula.ir.integers import BINARY
 from whale_nebula.passes.rules.algebra import (
     add_folds,
     divide_folds,
@@ -21,8 +21,6 @@ from whale_nebula.passes.rules.registry import (
     WHOLE,
     Axes,
     Fold,
-    Number,
-    Rest,
     Result,
     Site,
     blocks_of,
@@ -30,6 +28,8 @@ from whale_nebula.passes.rules.registry import (
     rule,
     whole,
 )
+
+Join = Callable[[Site, Sequence[Fold]], Fold]
 
 _UNARY = """
     Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Bitcast Bucketize Ceil ComplexAbs Cos Cosh
@@ -43,12 +43,6 @@ _BINARY = """
     Less LessEqual LogicalAnd LogicalOr Mod NextAfter NotEqual Polygamma Pow RightShift SquaredDifference
     TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta Igamma Igammac StringJoin
 """
-_NUMBERS: Mapping[str, Callable[..., Number]] = {
-    "Add": operator.add, "AddV2": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Maximum": max,
-    "Minimum": min, "Neg": operator.neg, "FloorDiv": operator.floordiv, "FloorMod": operator.mod,
-}  # fmt: skip
-
-
 _GRADIENTS = """
     TanhGrad SigmoidGrad ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad
     RsqrtGrad SqrtGrad InvGrad ReciprocalGrad
@@ -167,12 +161,9 @@ def same(site: Site) -> Result:
 
 
 def _describe_each(site: Site) -> Axes | str:
-    labels = [
-        [f"{place}:{axis}" for axis in range(site.rank(place) or 0)] if site.rank(place) is not None else None
-        for place in range(len(site.folds))
-    ]
-    known = [each for each in labels if each is not None]
-    return Axes(tuple(labels), tuple(known)) if len(known) == len(labels) else NO_RANK
+    ranks = [site.rank(place) for place in range(len(site.folds))]
+    labels = tuple([f"{place}:{axis}" for axis in range(rank or 0)] for place, rank in enumerate(ranks))
+    return NO_RANK if None in ranks else Axes(labels, labels)
 
 
 @rule("IdentityN", axes=_describe_each, literal=True, raw=True, positions=True)
@@ -193,14 +184,13 @@ def _describe_choice(site: Site) -> Axes | str:
 @rule("Select", "SelectV2", axes=_describe_choice)
 def choice(site: Site) -> Result:
     """A condition that is the same everywhere chooses among sums as an addition would mix them."""
-    return fold_axes(site, _describe_choice, Site.nonlinear if site.folds[0].kind != WHOLE else _join_choices)
+    same = site.folds[0].kind == WHOLE
+    return fold_axes(
+        site, _describe_choice, lambda site, folds: join_folds(site, *folds[1:]) if same else site.nonlinear(folds)
+    )
 
 
-def _join_choices(site: Site, folds: Sequence[Fold]) -> Fold:
-    return join_folds(site, folds[1], folds[2])
-
-
-def _lift_entries(site: Site, rest: Rest) -> Fold:
+def _lift_entries(site: Site, rest: Join) -> Fold:
     """Vectors of counts and known numbers are followed entry by entry."""
     lanes = _lanes(site)
     if lanes is None:
@@ -224,14 +214,14 @@ def _lanes(site: Site) -> list[tuple[Fold, ...]] | None:
     return lanes
 
 
-def _reckon(site: Site, folds: Sequence[Fold], rest: Rest) -> Fold:
+def _reckon(site: Site, folds: Sequence[Fold], rest: Join) -> Fold:
     known = [fold.literal[0] for fold in folds if fold.literal is not None and len(fold.literal) == 1]
-    work = _NUMBERS.get(site.op.type)
+    work = BINARY.get(site.op.type)
     if work is None or len(known) < len(folds) or not all(fold.kind == WHOLE for fold in folds):
         return whole() if all(fold.kind == WHOLE for fold in folds) else rest(site, folds)
     if site.op.type.startswith("Floor") and known[1] == 0:
         return whole()
-    return whole(work(*known))
+    return whole(work(*known).item())
 
 
 def _offset(site: Site, found: Fold) -> Fold:

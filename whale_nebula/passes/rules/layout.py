@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
 from whale_nebula.passes.rules.algebra import (
     add_folds,
-    concatenate_along,
-    move_by_wholes,
+    follow_entries,
     move_entries,
-    own_order,
     pack_entries,
-    reshape_entries,
-    stack_entries,
-    transpose_entries,
 )
 from whale_nebula.passes.rules.axes import (
     NO_RANK,
@@ -32,6 +27,7 @@ from whale_nebula.passes.rules.registry import (
     BESIDE,
     COUNT,
     COUPLED,
+    OWN,
     ROWS,
     SUM,
     UNDER,
@@ -49,11 +45,7 @@ from whale_nebula.passes.rules.registry import (
 Sizes = tuple[int | None, ...]
 
 
-def _move_transposed(site: Site, folds: Sequence[Fold]) -> Fold:
-    return move_entries(site, [0], transpose_entries) or move_by_wholes(site, folds)
-
-
-@axes("Transpose ConjugateTranspose", rest=_move_transposed, literal=True, positions=True)
+@axes("Transpose ConjugateTranspose", rest=follow_entries(0), literal=True, positions=True)
 def transpose(site: Site) -> Axes | str:
     """Axes in another order."""
     order, rank = site.ints(1), site.rank(0)
@@ -72,10 +64,6 @@ def inverse_order(site: Site) -> Result:
     return whole(*(order.index(axis) for axis in range(len(order))))
 
 
-def _move_reshaped(site: Site, folds: Sequence[Fold]) -> Fold:
-    return move_entries(site, [0], reshape_entries) or move_by_wholes(site, folds)
-
-
 def _describe_expanded(site: Site) -> Axes | str:
     axis, rank = site.known(1), site.rank(0)
     if axis is None or rank is None:
@@ -87,11 +75,9 @@ def _describe_expanded(site: Site) -> Axes | str:
 @rule("ExpandDims", axes=_describe_expanded, literal=True, positions=True)
 def expand(site: Site) -> Result:
     """One more axis of size one; at the end it is a column of rows."""
-    data, rank = site.folds[0], site.rank(0)
-    if rank == 0:
-        return pack_entries(site, (data,))
-    found = first_of(fold_axes(site, _describe_expanded, _move_reshaped))
-    column = data.kind == found.kind == ROWS and site.known(1) in (-1, rank)
+    data = site.folds[0]
+    found = first_of(fold_axes(site, _describe_expanded, follow_entries(0)))
+    column = data.kind == found.kind == ROWS and site.known(1) in (-1, site.rank(0))
     return found._replace(parts=(data.bare,)) if column else found
 
 
@@ -117,7 +103,7 @@ _DROPPED = "the batch axis may be dropped: name the axes to squeeze"
 @rule("Squeeze", axes=_describe_squeezed, literal=True, positions=True)
 def squeeze(site: Site) -> Result:
     """Axes of size one go; of a column of rows that is known its one entry stays."""
-    found = first_of(fold_axes(site, _describe_squeezed, _move_reshaped))
+    found = first_of(fold_axes(site, _describe_squeezed, follow_entries(0)))
     named = site.attribute("squeeze_dims", ())
     known = found.kind == ROWS and isinstance(named, tuple) and len(named) == 1 and isinstance(named[0], int)
     column = site.columns(0, int(named[0])) if known and isinstance(named, tuple) else None  # type: ignore[arg-type]
@@ -181,13 +167,8 @@ def _next_run(before: Sizes, after: Sizes) -> tuple[int, int]:
 def reshape(site: Site) -> Result:
     """The batch axis may be merged with axes behind it, and split from them again."""
     data, target = site.folds
-    lane = site.parts(0) if site.rank(0) == 1 else (data,) if site.rank(0) == 0 else None
-    if lane is not None and data.kind != ROWS:
-        rank = site.op.outputs[0].rank
-        if rank == 1 or (rank == 0 and len(lane) == 1):
-            return pack_entries(site, lane) if rank else lane[0]
     if data.kind != ROWS:
-        return move_entries(site, [0], reshape_entries) or move_by_wholes(site, site.folds)
+        return follow_entries(0)(site, site.folds)
     if site.parts(1) is None and target.kind != WHOLE:
         return site.coupled("the shape that rows are given depends on the batch")
     return _reshape_rows(site, data)
@@ -231,7 +212,7 @@ def _move_rows(site: Site, data: Fold, move: _Move, per: int) -> Fold:
     if move.tails[1] and not _same(*move.tails) and (UNKNOWN in (old, new) or old % new):
         return site.coupled("a reshape puts entries of several rows together")
     merged = 1 if _same(*move.tails) else _count_known(move.tails[0]) if not move.tails[1] else UNKNOWN
-    order = (UNDER, data.per * merged) if data.per * merged else own_order(site)
+    order = (UNDER, data.per * merged) if data.per * merged else (OWN, site.owner, site.op.index)
     return data._replace(axis=0, per=UNKNOWN, order=order).bare
 
 
@@ -372,11 +353,8 @@ def _describe_pack(site: Site) -> Axes | str:
 @rule("Pack", axes=_describe_pack, literal=True, positions=True)
 def pack(site: Site) -> Result:
     """Numbers become a vector; tensors get one more axis."""
-    ranks = {site.rank(place) for place in range(len(site.folds))}
-    if ranks == {0}:
-        return pack_entries(site, site.folds)
     if not any(fold.kind == ROWS for fold in site.folds):
-        return move_entries(site, range(len(site.folds)), stack_entries) or add_folds(site, site.folds)
+        return move_entries(site, range(len(site.folds))) or add_folds(site, site.folds)
     found = _alike(site, range(len(site.folds)))
     own = site.rank(0)
     if found.kind == COUPLED or own is None:
@@ -402,37 +380,31 @@ def _alike(site: Site, places: range) -> Fold:
 
 
 def _describe_concat(site: Site) -> Axes | str:
-    first = site.op.type == "Concat"
-    along, rank = site.known(0 if first else len(site.folds) - 1), site.rank(1 if first else 0)
+    along, rank = site.known(len(site.folds) - 1), site.rank(0)
     if along is None or rank is None:
         return "the axis of a concatenation is not known"
-    labels: list[str] = number_axes(rank)
-    inputs = (None, *[labels] * (len(site.folds) - 1)) if first else (labels,) * (len(site.folds) - 1)
+    labels = number_axes(rank)
+    inputs = (labels,) * (len(site.folds) - 1)
     return Axes(inputs, (labels,), mixed={labels[along]: "tensors are put behind each other along it"})
 
 
-@rule("ConcatV2", "Concat", axes=_describe_concat, literal=True, positions=True)
+@rule("ConcatV2", axes=_describe_concat, literal=True, positions=True)
 def concat(site: Site) -> Result:
     """Along another axis rows stay rows; along the batch axis they are interleaved."""
-    first = site.op.type == "Concat"
-    places = range(1, len(site.folds)) if first else range(len(site.folds) - 1)
-    folds = [site.folds[place] for place in places]
-    along, own = site.known(0 if first else len(site.folds) - 1), site.rank(places[0])
+    *folds, _ = site.folds
+    places = range(len(folds))
+    along, own = site.known(len(folds)), site.rank(0)
     if not any(fold.kind == ROWS for fold in folds):
-        return move_entries(site, places, concatenate_along(along)) or add_folds(site, folds)
+        return move_entries(site, places) or add_folds(site, folds)
     found = _alike(site, places)
     if found.kind == COUPLED or along is None or own is None:
         return found if found.kind == COUPLED else site.coupled("the axis of a concatenation is not known")
     if along % own == found.axis:
-        return _behind(site, folds)
+        pers = tuple(fold.per for fold in folds)
+        if any(fold.order or fold.ragged or fold.per <= 0 for fold in folds):
+            return site.coupled("rows in several orders are put behind each other")
+        return folds[0].bare._replace(per=sum(pers), order=pers) if len(pers) > 1 else folds[0].bare
     return found._replace(parts=_columns(site, places)) if along % own == own - 1 else found
-
-
-def _behind(site: Site, folds: list[Fold]) -> Fold:
-    if any(fold.order or fold.ragged or fold.per <= 0 for fold in folds):
-        return site.coupled("rows in several orders are put behind each other")
-    pers = tuple(fold.per for fold in folds)
-    return folds[0].bare._replace(per=sum(pers), order=pers) if len(pers) > 1 else folds[0].bare
 
 
 def _columns(site: Site, places: range) -> tuple[Fold, ...] | None:
@@ -457,25 +429,29 @@ def offsets(site: Site) -> Result:
     for lane in known:
         along = axis % len(lane)
         found.append(pack_entries(site, tuple(start if at == along else whole(0) for at in range(len(lane)))))
-        start = _sum_shapes(site, start, lane[along])
+        literals = (start.literal, lane[along].literal)
+        start = add_folds(site, [start, lane[along]])
+        start = whole(literals[0][0] + literals[1][0]) if literals[0] and literals[1] else start
     return tuple(found)
-
-
-def _sum_shapes(site: Site, left: Fold, right: Fold) -> Fold:
-    if left.literal is not None and right.literal is not None:
-        return whole(left.literal[0] + right.literal[0])
-    return add_folds(site, [left, right])
 
 
 @rule("BroadcastArgs", literal=True)
 def broadcast_shape(site: Site) -> Result:
     """The shape that two shapes broadcast to."""
+    pairs = pair_sizes(site)
+    if pairs is None:
+        return site.nonlinear(site.folds)
+    return pack_entries(site, tuple(_wider(site, one, other) for one, other in pairs))
+
+
+def pair_sizes(site: Site) -> list[tuple[Fold, Fold]] | None:
+    """The sizes of two shapes that meet where tensors of these are broadcast; None where they cannot be told apart."""
     left, right = site.parts(0), site.parts(1)
     if left is None or right is None:
-        return site.nonlinear(site.folds)
-    longer, shorter = (left, right) if len(left) >= len(right) else (right, left)
-    padded = (whole(1),) * (len(longer) - len(shorter)) + shorter
-    return pack_entries(site, tuple(_wider(site, one, other) for one, other in zip(longer, padded, strict=True)))
+        return None
+    rank = max(len(left), len(right))
+    left, right = ((whole(1),) * (rank - len(parts)) + parts for parts in (left, right))
+    return list(zip(left, right, strict=True))
 
 
 def _wider(site: Site, one: Fold, other: Fold) -> Fold:
@@ -488,27 +464,29 @@ def _wider(site: Site, one: Fold, other: Fold) -> Fold:
     return one if one.kind == other.kind == COUNT else site.nonlinear([one, other])
 
 
+@rule("BroadcastGradientArgs", literal=True)
+def summed_axes(site: Site) -> Result:
+    """The axes along which either operand of two was repeated."""
+    pairs = pair_sizes(site)
+    if pairs is None:
+        return site.nonlinear(site.folds)
+    return _find_repeated(pairs), _find_repeated([(other, one) for one, other in pairs])
+
+
+def _find_repeated(pairs: list[tuple[Fold, Fold]]) -> Fold:
+    """Where the first of a pair is 1 and the second is not; a size that is not known may be 1."""
+    found: list[int] = []
+    for axis, (one, other) in enumerate(pairs):
+        if one.kind == WHOLE and one.literal is None and other.literal != (1,) and one != other:
+            return whole()
+        if one.literal == (1,) and other.literal != (1,):
+            found.append(axis)
+    return Fold(WHOLE, literal=tuple(found))
+
+
 @rule("DynamicStitch", "ParallelDynamicStitch", literal=True)
 def stitch(site: Site) -> Result:
     """Entries of vectors, each put at its number; of two at one number the later stays."""
-    half = len(site.folds) // 2
-    found: dict[int, Fold] = {}
-    for place in range(half):
-        numbers, lane = site.ints(place), _lane(site, half + place)
-        if numbers is None or lane is None or len(numbers) != len(lane):
-            return _stitch_entries(site)
-        found.update(zip(numbers, lane, strict=True))
-    if sorted(found) != list(range(len(found))):
-        return _stitch_entries(site)
-    return pack_entries(site, tuple(found[number] for number in range(len(found))))
-
-
-def _lane(site: Site, place: int) -> tuple[Fold, ...] | None:
-    return (site.folds[place],) if site.rank(place) == 0 else site.parts(place)
-
-
-def _stitch_entries(site: Site) -> Fold:
-    """Entries that cannot be told apart, or that are rows."""
     if any(fold.kind == ROWS for fold in site.folds):
         return site.coupled("rows are put side by side by number")
-    return site.nonlinear(site.folds)
+    return move_entries(site, range(len(site.folds) // 2, len(site.folds))) or site.nonlinear(site.folds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from whale_nebula.passes.rules.algebra import entries, join_folds, move_by_wholes
 from whale_nebula.passes.rules.axes import APART, NO_RANK, axes, describe_entries, list_axes, match_rows, number_axes
@@ -108,12 +108,9 @@ def _describe_broadcast_to(site: Site) -> Axes | str:
         return NO_RANK
     new = number_axes(len(after))
     old = number_axes(len(before))
-    labels = [label if one == new_size else f"old {label}" for label, one, new_size in _align(old, before, after)]
+    aligned = zip(old, before, after[len(after) - len(before) :], strict=True)
+    labels = [label if size == wanted else f"old {label}" for label, size, wanted in aligned]
     return Axes((labels,), (new,), mixed={label: "it is repeated" for label in labels if label.startswith("old")})
-
-
-def _align(labels: Sequence[str], before: Sizes, after: Sizes) -> Iterator[tuple[str, int | None, int | None]]:
-    return zip(labels, before, after[len(after) - len(before) :], strict=True)
 
 
 @rule("BroadcastTo", axes=_describe_broadcast_to)
@@ -149,12 +146,10 @@ def tile(site: Site) -> Result:
     if data.kind == ROWS:
         return _tiled_rows(site, data, times_each)
     made = _make_of_shape(site, 1)
-    if made.kind != ROWS or data.kind != WHOLE:
-        return (
-            move_by_wholes(site, (data, made))
-            if made.kind != ROWS
-            else site.coupled(f"rows are filled with {data.spoken}")
-        )
+    if made.kind != ROWS:
+        return move_by_wholes(site, (data, made))
+    if data.kind != WHOLE:
+        return site.coupled(f"rows are filled with {data.spoken}")
     size = site.size(0, made.axis)
     return made._replace(per=UNKNOWN if size is None else made.per * size)
 

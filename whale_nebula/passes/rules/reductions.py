@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import reduce
-from math import prod
 
 from whale_nebula.ir.graph import REPLICA_SUM, Graph
+from whale_nebula.ir.integers import FOLDS
 from whale_nebula.passes.rules.algebra import add_folds, extreme, move_by_wholes, multiply_folds
 from whale_nebula.passes.rules.axes import axes, fold_axes, list_axes
 from whale_nebula.passes.rules.registry import (
@@ -18,7 +17,6 @@ from whale_nebula.passes.rules.registry import (
     WHOLE,
     Axes,
     Fold,
-    Number,
     Result,
     Site,
     count,
@@ -124,20 +122,12 @@ def _of_vector(site: Site) -> Fold:
     if not parts or site.flag("keep_dims"):
         return _without_rows(site)
     if all(part.literal is not None for part in parts) and site.op.type in ("Prod", "Sum", "Max", "Min"):
-        return whole(_fold_number(site.op.type, [part.literal[0] for part in parts if part.literal is not None]))
+        return whole(FOLDS[site.op.type]([part.literal[0] for part in parts if part.literal is not None]).item())
     if site.op.type == "Prod":
         return multiply_folds(site, parts)
     if site.op.type in ("Max", "Min"):
         return reduce(lambda left, right: extreme(site, (left, right)), parts)
     return add_folds(site, parts) if site.op.type == "Sum" else site.nonlinear(parts)
-
-
-def _fold_number(kind: str, numbers: Sequence[Number]) -> Number:
-    if kind == "Prod":
-        return prod(numbers)
-    if kind == "Sum":
-        return sum(numbers)
-    return max(numbers) if kind == "Max" else min(numbers)
 
 
 @axes("L2Loss")
@@ -153,7 +143,8 @@ def best(site: Site) -> Axes | str:
     if isinstance(labels, str):
         return labels
     before, along = labels
-    return Axes((before,), ([label for label in before if label != along],), mixed={along: _over(site, "over")})
+    left = [label for label in before if label != along]
+    return Axes((before,), (left,), mixed={along: f"{site.op.type} over the batch"})
 
 
 @axes("Cumprod CumulativeLogsumexp")
@@ -163,20 +154,16 @@ def running(site: Site) -> Axes | str:
     labels = _labels_but_one(site)
     if isinstance(labels, str):
         return labels
-    return Axes((labels[0],), (labels[0],), mixed={labels[1]: _over(site, "along")})
+    return Axes((labels[0],), (labels[0],), mixed={labels[1]: f"{site.op.type} along the batch"})
 
 
 def _labels_but_one(site: Site) -> tuple[list[str], str] | str:
     """The labels of an input, and that of the one axis that the next input names."""
     axis, rank = site.known(1), site.rank(0)
     if axis is None or (rank is None and axis < 0):
-        return _over(site, "over")
+        return f"{site.op.type} over the batch"
     labels = list_axes(site, 0, axis)
     return labels, labels[axis % len(labels)]
-
-
-def _over(site: Site, how: str) -> str:
-    return f"{site.op.type} {how} the batch"
 
 
 @rule("UnsortedSegmentSum", "SegmentSumV2")

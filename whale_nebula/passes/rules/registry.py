@@ -268,7 +268,7 @@ class Site:
         return self.after(f"{self.op.type} of {' and '.join(names)} is neither a sum nor a mean over it")
 
 
-Rest = Callable[[Site, Sequence[Fold]], Fold]
+Rest = Callable[[Site, Sequence[Fold]], Result]
 """What an op does to values without rows."""
 
 
