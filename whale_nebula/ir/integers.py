@@ -101,7 +101,7 @@ def _stitch(_: Op, *inputs: Array) -> Array:
 
 def _gather(op: Op, table: Array, places: Array, axis: Array) -> Array:
     if _number(op, "batch_dims"):
-        raise ValueError("each row has a table of its own")
+        raise ValueError("batch_dims")
     return np.take(table, places, int(axis))
 
 

@@ -214,7 +214,7 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     found = BatchFolds(program, folding, frozenset(), checks, wholes, where)
     found.note(None if loss is None else verdict(loss, graph, where=where))
     forward = (op for op in own if op.stage is not None or op.index in program.of_batch)
-    found.notes += [DRAWN_ANEW] * any(_draws(op, graph) for op in forward)
+    found.notes += [DRAWN_ANEW] * any(draws(op) or is_random(op) for op in graph.with_bodies(forward))
     each = graph.ascend(value.op for value in targets)
     found.once = frozenset(op.index for op in own if op.index not in each and _waits(op, program, folding))
     about_all = split_assertions(graph, checks, folding)
@@ -259,12 +259,6 @@ def entries_per_row(program: Program, values: Collection[Value]) -> Mapping[Valu
     found = {value: folding.of(value) for value in values}
     alike = (n for n, each in found.items() if each.kind == ROWS and each.axis == 0 and not each.ragged)
     return {n: found[n].per for n in alike if found[n].per > 0}  # 0: as many as only a step knows
-
-
-def _draws(op: Op, graph: Graph) -> bool:
-    """Whether an op draws random numbers, or what it calls does."""
-    bodies = (inner for name in op.functions for inner in graph.functions[name].ops)
-    return draws(op) or is_random(op) or any(_draws(inner, graph) for inner in bodies)
 
 
 _LINEAR = frozenset({"Identity", "AddV2", "AddN", "Sub", "Neg", "Mul", "RealDiv", "Cast"})
@@ -318,8 +312,7 @@ def _written_by(write: Op, read: Op, program: Program) -> str:
     graph = program.graph
     known = (program.variable_ops.get(handle) for handle in written_handles(write, graph))
     path = next((variable.path for variable in known if variable is not None), None)
-    inner = [each for op in (write, read) for name in op.functions for each in graph.functions[name].ops]
-    table = any(op.type.startswith("LookupTable") for op in (write, read, *inner))
+    table = any(op.type.startswith("LookupTable") for op in graph.with_bodies((write, read)))
     return f"variable {path!r}" if path is not None else "a lookup table" if table else "a resource"
 
 
