@@ -141,10 +141,18 @@ def _describe_tile(site: Site) -> Axes | str:
 
 @rule("Tile", axes=_describe_tile)
 def tile(site: Site) -> Result:
-    """A tensor repeated along its axes."""
+    """A tensor repeated along its axes; rows that are repeated lie behind each other."""
     data, times_each = site.folds[0], site.parts(1)
     if data.kind == ROWS:
-        return _tiled_rows(site, data, times_each)
+        if times_each is None or any(part.kind != WHOLE for part in times_each):
+            return site.coupled("rows are repeated as often as the batch is long")
+        often = times_each[data.axis].literal
+        if often == (1,):
+            return data.bare
+        if often is None or data.order or data.per <= 0:
+            return site.coupled("the batch is repeated along its axis")
+        pers = (data.per,) * int(often[0])
+        return data._replace(per=sum(pers), order=pers).bare
     made = _make_of_shape(site, 1)
     if made.kind != ROWS:
         return move_by_wholes(site, (data, made))
@@ -152,18 +160,6 @@ def tile(site: Site) -> Result:
         return site.coupled(f"rows are filled with {data.spoken}")
     size = site.size(0, made.axis)
     return made._replace(per=UNKNOWN if size is None else made.per * size)
-
-
-def _tiled_rows(site: Site, data: Fold, times_each: Sequence[Fold] | None) -> Fold:
-    if times_each is None or any(part.kind != WHOLE for part in times_each):
-        return site.coupled("rows are repeated as often as the batch is long")
-    often = times_each[data.axis].literal
-    if often == (1,):
-        return data.bare
-    if often is None or data.order or data.per <= 0:
-        return site.coupled("the batch is repeated along its axis")
-    pers = (data.per,) * int(often[0])
-    return data._replace(per=sum(pers), order=pers).bare
 
 
 @rule("ZerosLike", "OnesLike", axes=describe_entries, positions=True)
@@ -218,14 +214,13 @@ def turn(site: Site) -> Axes | str:
     return Axes((labels,), (labels,), mixed=dict.fromkeys(turned, f"{site.op.type} along the batch axis"))
 
 
-@rule("ReverseSequence")
-def reverse_each(site: Site) -> Result:
+@axes("ReverseSequence", rest=move_by_wholes)
+def reverse_each(site: Site) -> Axes | str:
     """Each row by its own length."""
-    data, lengths = site.folds
-    if ROWS not in (data.kind, lengths.kind):
-        return move_by_wholes(site, site.folds)
-    along, over = site.number("batch_dim", 0), site.number("seq_dim", 0)
-    if data.kind != ROWS or data.axis == over or (lengths.kind == ROWS) != (data.axis == along):
-        return site.coupled("the batch is reversed, or by lengths that are not one a row")
-    in_order = lengths.kind == WHOLE or (lengths.order == data.order and not data.ragged)
-    return data.bare if in_order else site.coupled("rows and their lengths lie in other orders")
+    rank = site.rank(0)
+    if rank is None:
+        return NO_RANK
+    labels, over = number_axes(rank), site.number("seq_dim", 0)
+    lengths = [labels[site.number("batch_dim", 0)]]
+    mixed = {labels[over]: "the batch is reversed, or by lengths that are not one a row"}
+    return Axes((labels, lengths), (labels,), mixed=mixed)

@@ -7,7 +7,7 @@ from functools import reduce
 from whale_nebula.ir.graph import REPLICA_SUM, Graph
 from whale_nebula.ir.integers import FOLDS
 from whale_nebula.passes.rules.algebra import add_folds, extreme, move_by_wholes, multiply_folds
-from whale_nebula.passes.rules.axes import axes, fold_axes, list_axes
+from whale_nebula.passes.rules.axes import axes, fold_axes, list_axes, number_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     MEAN,
@@ -166,20 +166,20 @@ def _labels_but_one(site: Site) -> tuple[list[str], str] | str:
     return labels, labels[axis % len(labels)]
 
 
+def _describe_segments(site: Site) -> Axes | str:
+    ranks = site.rank(0), site.rank(1)
+    if ranks[0] is None or ranks[1] is None:
+        return "the heaps are not one a row"
+    labels = number_axes(ranks[0])
+    return Axes((labels, labels[: ranks[1]]), (["heap", *labels[ranks[1] :]],))
+
+
 @rule("UnsortedSegmentSum", "SegmentSumV2")
 def segments(site: Site) -> Result:
     """Rows dealt into a number of heaps that is the same everywhere: the heaps are sums. Where other axes than the
     batch are dealt, each row has heaps of its own.
     """
-    data, names, number = site.folds
-    if data.kind == names.kind == ROWS and number.kind == WHOLE and data.axis == names.axis:
-        return Fold(SUM) if data.order == names.order else site.coupled("rows and their heaps lie in other orders")
-    ranked = site.rank(1)
-    if data.kind == ROWS and names.kind == number.kind == WHOLE and ranked is not None and data.axis >= ranked:
-        return data._replace(axis=data.axis - ranked + 1).bare
-    if any(fold.kind == ROWS for fold in site.folds):
-        return site.coupled("the heaps are not one a row")
-    return move_by_wholes(site, site.folds)
+    return fold_axes(site, _describe_segments, move_by_wholes)
 
 
 @rule("DenseBincount", "Bincount")

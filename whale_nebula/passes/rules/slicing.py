@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from whale_nebula.passes.rules.algebra import follow_entries, move_by_wholes, move_entries
-from whale_nebula.passes.rules.axes import NO_RANK, add_axis, axes, find_mixed_rows, match_rows, number_axes
+from whale_nebula.passes.rules.axes import add_axis, axes, find_mixed_rows, fold_axes, match_rows, number_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     COUPLED,
@@ -126,22 +127,14 @@ def _describe_taken(read: Callable[[Site, int | None], list[_Taken] | None]) -> 
 
 def _slice_rows(site: Site, data: Fold, taken: Sequence[_Taken]) -> Fold:
     """Rows of which all are taken, where they lie then."""
-    kept = seen = 0
-    grows, place = False, None
-    for each in taken:
-        if each.added:
-            kept += 1
-            continue
-        if seen == data.axis:
-            place = kept
-            if not each.takes_rows(data):
-                return site.coupled(_CUT)
-        else:
-            grows = grows or each.depends_on(COUNT)
-        kept, seen = kept + (not each.dropped), seen + 1
-    if grows:
+    old = [place for place, each in enumerate(taken) if not each.added]
+    own = old[data.axis] if data.axis < len(old) else len(taken)
+    if own < len(taken) and not taken[own].takes_rows(data):
+        return site.coupled(_CUT)
+    if any(taken[place].depends_on(COUNT) for place in old if place != own):
         return site.coupled(_GROWS)
-    return data._replace(axis=kept + data.axis - seen if place is None else place).bare
+    kept = sum(not each.dropped for each in taken[:own])
+    return data._replace(axis=kept + max(0, data.axis - len(old))).bare
 
 
 def _slice(site: Site, taken: Sequence[_Taken] | None) -> Result:
@@ -203,60 +196,40 @@ def _describe_split(site: Site) -> Axes | str:
         return "the axis of a split is not known"
     labels: list[str] = number_axes(rank)
     inputs = (None, labels) if data else (labels,)
-    return Axes(inputs, (labels,) * len(site.op.outputs), mixed={labels[axis]: "it is taken apart"})
+    return Axes(inputs, (labels,) * len(site.op.outputs), mixed={labels[axis]: _CUT})
 
 
-@rule("Split", axes=_describe_split, literal=True)
+@rule("Split", "SplitV", axes=_describe_split, literal=True)
 def split(site: Site) -> Result:
-    """Equal parts along an axis."""
-    return _split(site, data=1, axis=site.known(0))
-
-
-@rule("SplitV", axes=_describe_split, literal=True)
-def split_by_sizes(site: Site) -> Result:
-    """Parts of given sizes along an axis."""
-    return _split(site, data=0, axis=site.known(2))
-
-
-def _split(site: Site, data: int, axis: int | None) -> Result:
-    fold, rank, pieces = site.folds[data], site.rank(data), len(site.op.outputs)
-    if fold.kind != ROWS:
-        return follow_entries(data)(site, [fold, *(other for place, other in enumerate(site.folds) if place != data)])
-    if axis is None or rank is None:
-        return site.coupled("the axis of a split is not known")
-    if any(other.kind != WHOLE for place, other in enumerate(site.folds) if place != data):
+    """Parts along an axis; rows of several tensors that were put behind each other come apart again."""
+    data = 1 if site.op.type == "Split" else 0
+    fold, pieces = site.folds[data], len(site.op.outputs)
+    if fold.kind == ROWS and any(other.kind != WHOLE for place, other in enumerate(site.folds) if place != data):
         return site.coupled(_GROWS)
-    if axis % rank != fold.axis:
+    along = fold.kind == ROWS and site.known(0 if data else 2) in (fold.axis, fold.axis - (site.rank(data) or 0))
+    if along and pieces == 1:
         return fold.bare
-    if pieces == 1:
-        return fold.bare
-    if site.op.type == "Split" and len(fold.order) == pieces and fold.order[0] > 0 and len(set(fold.order)) == 1:
+    if along and data and len(fold.order) == pieces and fold.order[0] > 0 and len(set(fold.order)) == 1:
         return fold._replace(per=fold.order[0], order=()).bare
-    return site.coupled(_CUT)
+    return fold_axes(site, _describe_split, follow_entries(data))
 
 
 def _describe_unpack(site: Site) -> Axes | str:
     rank = site.rank(0)
     if rank is None:
-        return NO_RANK
+        return "rows with an unknown number of axes are taken apart"
     labels, along = number_axes(rank), number_axes(rank)[site.number("axis", 0)]
     left = [label for label in labels if label != along]
-    return Axes((labels,), (left,) * len(site.op.outputs), mixed={along: "it is taken apart"})
+    return Axes((labels,), (left,) * len(site.op.outputs), mixed={along: _CUT})
 
 
 @rule("Unpack", axes=_describe_unpack, literal=True, positions=True)
 def unpack(site: Site) -> Result:
     """One tensor for each entry of an axis."""
-    data, rank = site.folds[0], site.rank(0)
-    if data.kind != ROWS:
-        return follow_entries(0)(site, site.folds)
-    if rank is None:
-        return site.coupled("rows with an unknown number of axes are taken apart")
-    axis = site.number("axis", 0) % rank
-    columns = site.columns(0, axis)
+    columns = site.columns(0, site.number("axis", 0)) if site.folds[0].kind == ROWS else None
     if columns is not None and len(columns) == len(site.op.outputs):
         return columns
-    return site.coupled(_CUT) if axis == data.axis else data._replace(axis=data.axis - (axis < data.axis)).bare
+    return fold_axes(site, _describe_unpack, follow_entries(0))
 
 
 _ACROSS = "rows are picked by number out of the batch"
@@ -281,13 +254,17 @@ def gather(site: Site) -> Result:
     axis = site.known(2) if len(site.folds) > 2 else 0
     if ROWS not in (table.kind, numbers.kind):
         return _without_rows(site)
-    wrong = find_mixed_rows(site, (table, numbers))
-    if wrong is not None:
-        return wrong
-    ranks = _ranks(site)
-    if axis is None or ranks is None:
-        return site.coupled("the axis of a look-up is not known")
-    return _gather_rows(site, table, numbers, axis % ranks[0], site.number("batch_dims", 0) % (ranks[1] + 1))
+    wrong, ranks = find_mixed_rows(site, (table, numbers)), _ranks(site)
+    if wrong is not None or axis is None or ranks is None:
+        return wrong or site.coupled("the axis of a look-up is not known")
+    shared = site.number("batch_dims", 0) % (ranks[1] + 1)
+    if table.kind == numbers.kind == ROWS and not table.axis == numbers.axis < shared:
+        own = table.axis == axis % ranks[0] and numbers.position and not shared
+        return _own_rows(site, table, numbers, table.axis + numbers.axis) if own else site.coupled(_ACROSS)
+    if table.kind == WHOLE and numbers.position:
+        return site.coupled("numbers of rows (a range over the batch) are others in a micro-batch")
+    plain = (table, numbers._replace(position=0, offset=False), *site.folds[2:])
+    return fold_axes(replace(site, folds=plain), _describe_gather, Site.nonlinear)
 
 
 def _ranks(site: Site) -> tuple[int, int] | None:
@@ -296,23 +273,6 @@ def _ranks(site: Site) -> tuple[int, int] | None:
     if table is None or numbers is None:
         return None
     return (table - numbers + 1 if site.op.type == "ResourceGather" else table), numbers
-
-
-def _gather_rows(site: Site, table: Fold, numbers: Fold, axis: int, together: int) -> Fold:
-    rank = site.rank(1) or 0
-    if table.kind == WHOLE:
-        if numbers.position:
-            return site.coupled("numbers of rows (a range over the batch) are others in a micro-batch")
-        return numbers._replace(axis=numbers.axis + (axis - together if numbers.axis >= together else 0)).bare
-    if numbers.kind == WHOLE:
-        if table.axis == axis or table.axis < together:
-            return site.coupled(_ACROSS)
-        return table._replace(axis=table.axis + (rank - 1 - together if table.axis > axis else 0)).bare
-    if table.axis < together and table.axis == numbers.axis:
-        return match_rows(site, table, numbers._replace(position=0, offset=False)).bare
-    if table.axis == axis and numbers.position and not together:
-        return _own_rows(site, table, numbers, axis + numbers.axis)
-    return site.coupled(_ACROSS)
 
 
 def _own_rows(site: Site, table: Fold, numbers: Fold, axis: int) -> Fold:
