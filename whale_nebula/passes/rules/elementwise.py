@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from whale_nebula.ir.integers import BINARY
 from whale_nebula.passes.rules.algebra import (
@@ -56,30 +56,6 @@ def any_function(site: Site) -> Result:
     return fold_axes(site, describe_entries, Site.nonlinear)
 
 
-@rule("FloorMod", axes=describe_entries, literal=True)
-def remainder(site: Site) -> Result:
-    """Not linear, but used to reckon with shapes."""
-    return _lift_entries(site, Site.nonlinear)
-
-
-@rule("Maximum", "Minimum", axes=describe_entries, literal=True)
-def larger_or_smaller(site: Site) -> Result:
-    """Not linear, but of sizes of the batch it is one."""
-    return _lift_entries(site, extreme)
-
-
-@rule("Add", "AddV2", "AddN", "AccumulateNV2", axes=describe_entries, literal=True, positions=True)
-def addition(site: Site) -> Result:
-    """Added to positions, anything that is no position is an offset."""
-    return _offset(site, _lift_entries(site, add_folds))
-
-
-@rule("Sub", axes=describe_entries, literal=True, positions=True)
-def subtraction(site: Site) -> Result:
-    """As addition, apart from counts."""
-    return _offset(site, _lift_entries(site, _difference))
-
-
 def _difference(site: Site, folds: Sequence[Fold]) -> Fold:
     left, right = folds
     if left.kind == right.kind == COUNT:
@@ -115,11 +91,10 @@ def _by_size(site: Site) -> int:
     return blocks_of(shape.inputs[0]) if whole_graph and shape.type == "Shape" and begins == (1,) else STRANGE
 
 
-@rule("RealDiv", "Div", "DivNoNan", "FloorDiv", axes=describe_entries, literal=True)
-def division(site: Site) -> Result:
+def _quotient(site: Site, folds: Sequence[Fold]) -> Fold:
     """Linear in the dividend, but where what is left over is lost."""
     exact = site.spec(0).floating and site.op.type != "FloorDiv"
-    return _lift_entries(site, divide_folds if exact else _shared_out)
+    return divide_folds(site, folds) if exact else _shared_out(site, folds)
 
 
 def _shared_out(site: Site, folds: Sequence[Fold]) -> Fold:
@@ -132,10 +107,32 @@ def _shared_out(site: Site, folds: Sequence[Fold]) -> Fold:
     return site.nonlinear(folds)
 
 
-@rule("Neg", "Conj", "Real", "Imag", axes=describe_entries, literal=True)
-def linear(site: Site) -> Result:
-    """Linear functions of one operand."""
-    return _lift_entries(site, lambda _, folds: folds[0].bare)
+_JOINS: Mapping[str, Join] = {
+    "FloorMod": Site.nonlinear,
+    **dict.fromkeys(("Maximum", "Minimum"), extreme),
+    **dict.fromkeys(("Neg", "Conj", "Real", "Imag"), lambda site, folds: folds[0].bare),
+    **dict.fromkeys(("RealDiv", "Div", "DivNoNan", "FloorDiv"), _quotient),
+}
+_SHIFTS: Mapping[str, Join] = {
+    **dict.fromkeys(("Add", "AddV2", "AddN", "AccumulateNV2"), add_folds),
+    "Sub": _difference,
+}
+
+
+@rule(*_JOINS, axes=describe_entries, literal=True)
+def join_entries(site: Site) -> Result:
+    """Of values without rows these say what is made of them; of sizes of the batch it is one, entry by entry."""
+    return _lift_entries(site, _JOINS[site.op.type])
+
+
+@rule(*_SHIFTS, axes=describe_entries, literal=True, positions=True)
+def shift_entries(site: Site) -> Result:
+    """As these; added to positions, anything that is no position is an offset."""
+    found = _lift_entries(site, _SHIFTS[site.op.type])
+    marked = [fold for fold in site.folds if fold.position]
+    if not found.position or len(marked) == len(site.folds) == 1:
+        return found
+    return found._replace(offset=True) if len(marked) == 1 else found._replace(position=STRANGE)
 
 
 @rule("Cast", axes=describe_entries, literal=True, positions=True)
@@ -222,10 +219,3 @@ def _reckon(site: Site, folds: Sequence[Fold], rest: Join) -> Fold:
     if site.op.type.startswith("Floor") and known[1] == 0:
         return whole()
     return whole(work(*known).item())
-
-
-def _offset(site: Site, found: Fold) -> Fold:
-    marked = [fold for fold in site.folds if fold.position]
-    if not found.position or len(marked) == len(site.folds) == 1:
-        return found
-    return found._replace(offset=True) if len(marked) == 1 else found._replace(position=STRANGE)
