@@ -129,7 +129,7 @@ class Compilation:
     phases: Parts | None = None
     cut: Cut | None = None
 
-    def known(self, what: str) -> Any:
+    def find(self, what: str) -> Any:
         """What an earlier pass has found; an error of the order of passes where it has not run."""
         found = getattr(self, what)
         if found is None:
@@ -157,7 +157,7 @@ def _fold_batch(given: Compilation) -> Compilation:
 
 def _split_phases(given: Compilation) -> Compilation:
     """Give each op its phase, and its part of it; check that random draws keep their order."""
-    folds = given.known("folds")
+    folds = given.find("folds")
     phases = split_parts(given.program, folds.once, folds.checks)
     check_draws(given.program, phases, folds, given.workers)
     return replace(given, phases=phases)
@@ -165,7 +165,7 @@ def _split_phases(given: Compilation) -> Compilation:
 
 def _check_stages(given: Compilation) -> Compilation:
     """Refuse cycles of stages, and variables or seeds that workers would disagree on."""
-    program, phases = given.program, given.known("phases")
+    program, phases = given.program, given.find("phases")
     check_order(program.graph, program.labels, program.stages, phase_of=phases.phase, where=given.where)
     check_shared(program, phases, [set(worker.stages) for worker in given.workers], given.where)
     return given
@@ -173,7 +173,7 @@ def _check_stages(given: Compilation) -> Compilation:
 
 def _cut(given: Compilation) -> Compilation:
     """Cut the program into fragments for workers, with the boundaries between them."""
-    phases, folds = given.known("phases"), given.known("folds")
+    phases, folds = given.find("phases"), given.find("folds")
     cut = map_workers(given.program, given.workers, phases, folds, given.results, given.apart)
     check_crossable(cut, given.where)
     return replace(given, cut=cut)
@@ -181,7 +181,7 @@ def _cut(given: Compilation) -> Compilation:
 
 def _list_exchange(given: Compilation) -> Compilation:
     """List what updates of several clusters send each other, once a step."""
-    cut, phases, folds = given.known("cut"), given.known("phases"), given.known("folds")
+    cut, phases, folds = given.find("cut"), given.find("phases"), given.find("folds")
     return replace(given, cut=replace(cut, exchange=list_exchange(cut, phases, folds, given.results, given.apart)))
 
 
@@ -191,16 +191,16 @@ PIPELINE: tuple[Pass, ...] = (
         lambda given: replace(given, program=one_in_flight(given.program)),
         lambda found: [f"in flight: {found.program.pipeline.in_flight or 'as the schedule says'}"],
     ),
-    Pass("fold", _fold_batch, lambda found: list_folds(found.known("folds"))),
-    Pass("phases", _split_phases, lambda found: list_fields(found.known("phases"))),
+    Pass("fold", _fold_batch, lambda found: list_folds(found.find("folds"))),
+    Pass("phases", _split_phases, lambda found: list_fields(found.find("phases"))),
     Pass(
         "merges",
-        lambda given: replace(given, program=with_merges(given.program, given.known("folds"))),
+        lambda given: replace(given, program=with_merges(given.program, given.find("folds"))),
         lambda found: [f"request {each.index} merges {' '.join(each.merges)}" for each in found.program.requests],
     ),
     Pass("order", _check_stages, lambda found: ()),
-    Pass("cut", _cut, lambda found: list_cut(found.known("cut"))),
-    Pass("exchange", _list_exchange, lambda found: map(str, found.known("cut").exchange)),
+    Pass("cut", _cut, lambda found: list_cut(found.find("cut"))),
+    Pass("exchange", _list_exchange, lambda found: map(str, found.find("cut").exchange)),
 )
 """All passes, in their order."""
 
@@ -225,7 +225,7 @@ def cut_program(
     apart: Collection[str] = (),
 ) -> Cut:
     """Map a program to workers; what the options mean, Compilation says."""
-    found: Cut = run_passes(Compilation(program, tuple(workers), where, results, apart)).known("cut")
+    found: Cut = run_passes(Compilation(program, tuple(workers), where, results, apart)).find("cut")
     return found
 
 

@@ -129,7 +129,7 @@ def _join(site: Site, left: Fold, right: Fold) -> Fold:
         both = match_rows(site, left.bare, right.bare)
         return both if left.per == right.per or both.kind == COUPLED else both._replace(per=UNKNOWN)
     if ROWS in (left.kind, right.kind):
-        return site.coupled(f"one case gives {left.spoken}, and another {right.spoken}")
+        return site.couple(f"one case gives {left.spoken}, and another {right.spoken}")
     if left.kind == right.kind == COUNT:
         return count(UNKNOWN)
     return add_folds(site, [left, right])

@@ -81,7 +81,7 @@ def fold_axes(
         return rest(site, folds)
     if isinstance(found, str):
         wide = [fold for place, fold in enumerate(site.folds) if site.rank(place) != 0]
-        alone = wide[0].bare if found == NO_RANK and len(wide) == 1 else site.coupled(found)
+        alone = wide[0].bare if found == NO_RANK and len(wide) == 1 else site.couple(found)
         return find_mixed_rows(site, folds) or alone
     operands = [(place, labels) for place, labels in enumerate(found.inputs) if labels is not None]
     wrong = find_mixed_rows(site, [site.folds[place] for place, _ in operands])
@@ -89,20 +89,20 @@ def fold_axes(
         return wrong
     rows = [(site.folds[place], labels) for place, labels in operands if site.folds[place].kind == ROWS]
     if not rows:
-        return site.coupled(f"{site.op.type} with operands made of the batch")
+        return site.couple(f"{site.op.type} with operands made of the batch")
     batch = rows[0][1][rows[0][0].axis]
     if any(labels[fold.axis] != batch for fold, labels in rows):
-        return site.coupled(_explain_two_axes(site, found, operands))
+        return site.couple(_explain_two_axes(site, found, operands))
     met = functools.reduce(lambda one, fold: match_rows(site, one, fold._replace(axis=one.axis)), [f for f, _ in rows])
     if met.kind == COUPLED:
         return met
     for place, labels in operands:
         if site.folds[place].kind == WHOLE and batch in labels and site.size(place, list(labels).index(batch)) != 1:
-            return site.coupled(APART)
+            return site.couple(APART)
     if batch in found.mixed:
-        return site.coupled(found.mixed[batch])
+        return site.couple(found.mixed[batch])
     if any(fold.kind != WHOLE for fold in site.folds[len(found.inputs) :]):
-        return site.coupled(f"{site.op.type} with operands made of the batch")
+        return site.couple(f"{site.op.type} with operands made of the batch")
     gone = over or _fold_away
     outputs = [list(labels or ()) for labels in found.outputs]
     return tuple(
@@ -117,7 +117,7 @@ def first_of(result: Result) -> Fold:
 
 def _fold_away(site: Site, rows: Fold, found: Axes) -> Fold:
     if found.folded not in (SUM, MEAN):
-        return site.coupled(f"{site.op.type} over the batch is neither a sum nor a mean")
+        return site.couple(f"{site.op.type} over the batch is neither a sum nor a mean")
     return Fold(found.folded)
 
 
@@ -128,7 +128,7 @@ def find_mixed_rows(site: Site, folds: Sequence[Fold]) -> Fold | None:
         return None
     if other.kind == COUPLED:
         return other.bare
-    return site.coupled(f"single rows are mixed with {other.spoken}")
+    return site.couple(f"single rows are mixed with {other.spoken}")
 
 
 def _explain_two_axes(site: Site, found: Axes, operands: Sequence[tuple[int, Labels]]) -> str:
@@ -156,9 +156,9 @@ def match_rows(site: Site, left: Fold, right: Fold) -> Fold:
     if COUPLED in (left.kind, right.kind):
         return left if left.kind == COUPLED else right
     if left.axis != right.axis:
-        return site.coupled(TWO_AXES)
+        return site.couple(TWO_AXES)
     if left.order != right.order or left.ragged != right.ragged:
-        return site.coupled("the rows of two tensors do not lie in the same order")
+        return site.couple("the rows of two tensors do not lie in the same order")
     per = left.per if left.per == right.per else max(left.per, right.per)
     position = left.position or right.position
     if left.position and right.position and left.position != right.position:

@@ -71,7 +71,7 @@ def multiplication(site: Site) -> Result:
     found = _lift_entries(site, multiply_folds)
     if not found.position:
         return found
-    by = [site.known(place) for place, fold in enumerate(site.folds) if not fold.position]
+    by = [site.int_at(place) for place, fold in enumerate(site.folds) if not fold.position]
     known = len(by) == 1 and site.folds[0].kind != site.folds[1].kind
     if known and by[0] and found.position > 0:
         return found._replace(position=found.position * by[0])

@@ -65,7 +65,7 @@ def inverse_order(site: Site) -> Result:
 
 
 def _describe_expanded(site: Site) -> Axes | str:
-    axis, rank = site.known(1), site.rank(0)
+    axis, rank = site.int_at(1), site.rank(0)
     if axis is None or rank is None:
         return "the place of a new axis is not known"
     labels, new = number_axes(rank), axis % (rank + 1)
@@ -77,7 +77,7 @@ def expand(site: Site) -> Result:
     """One more axis of size one; at the end it is a column of rows."""
     data = site.folds[0]
     found = first_of(fold_axes(site, _describe_expanded, follow_entries(0)))
-    column = data.kind == found.kind == ROWS and site.known(1) in (-1, site.rank(0))
+    column = data.kind == found.kind == ROWS and site.int_at(1) in (-1, site.rank(0))
     return found._replace(parts=(data.bare,)) if column else found
 
 
@@ -170,7 +170,7 @@ def reshape(site: Site) -> Result:
     if data.kind != ROWS:
         return follow_entries(0)(site, site.folds)
     if site.parts(1) is None and target.kind != WHOLE:
-        return site.coupled("the shape that rows are given depends on the batch")
+        return site.couple("the shape that rows are given depends on the batch")
     return _reshape_rows(site, data)
 
 
@@ -186,7 +186,7 @@ class _Move(NamedTuple):
 def _reshape_rows(site: Site, data: Fold) -> Fold:
     before, after = site.spec(0).shape, _sizes(site)
     if before is None or after is None:
-        return site.coupled("rows are given a shape with an unknown number of axes")
+        return site.couple("rows are given a shape with an unknown number of axes")
     place = _batch_place(site, after)
     if isinstance(place, Fold):
         return place
@@ -207,10 +207,10 @@ def _move_rows(site: Site, data: Fold, move: _Move, per: int) -> Fold:
     if _same(*move.heads) or (move.counted == data.per > 0 and _same(*move.tails)):
         return data._replace(axis=move.place, per=per).bare
     if move.place or _count_known(move.heads[0]) == 1:
-        return site.coupled("a reshape puts the batch under other axes than before")
+        return site.couple("a reshape puts the batch under other axes than before")
     old, new = _count_known(move.tails[0]), _count_known(move.tails[1])
     if move.tails[1] and not _same(*move.tails) and (UNKNOWN in (old, new) or old % new):
-        return site.coupled("a reshape puts entries of several rows together")
+        return site.couple("a reshape puts entries of several rows together")
     merged = 1 if _same(*move.tails) else _count_known(move.tails[0]) if not move.tails[1] else UNKNOWN
     order = (UNDER, data.per * merged) if data.per * merged else (OWN, site.owner, site.op.index)
     return data._replace(axis=0, per=UNKNOWN, order=order).bare
@@ -234,15 +234,15 @@ def _batch_place(site: Site, after: Sizes) -> int | Fold:
     parts = site.parts(1)
     if parts is None:
         places = [axis for axis, size in enumerate(after) if size is None]
-        return places[0] if len(places) == 1 else site.coupled("where a reshape puts the batch is not known")
+        return places[0] if len(places) == 1 else site.couple("where a reshape puts the batch is not known")
     if any(part.kind not in (COUNT, WHOLE) for part in parts):
-        return site.coupled("the shape that rows are given depends on the batch")
+        return site.couple("the shape that rows are given depends on the batch")
     counts = [axis for axis, part in enumerate(parts) if part.kind == COUNT]
     free = [axis for axis, part in enumerate(parts) if part.literal == (-1,) and after[axis] is None]
     found = counts or free
     if len(found) == 1:
         return found[0]
-    return site.coupled("rows are given a fixed shape" if not found else "a reshape makes two axes of the batch")
+    return site.couple("rows are given a fixed shape" if not found else "a reshape makes two axes of the batch")
 
 
 def _per(site: Site, data: Fold, move: _Move) -> int | Fold:
@@ -252,7 +252,7 @@ def _per(site: Site, data: Fold, move: _Move) -> int | Fold:
     old, new = _left_over(*move.tails)
     has, needs = (prod(size for size in sizes if size is not None) for sizes in (old, new))
     if (max(data.per, 1) * has) % max(needs, 1) or new.count(None) > old.count(None):
-        return site.coupled("a reshape may put several rows together: give the batch axis its size, -1 to another")
+        return site.couple("a reshape may put several rows together: give the batch axis its size, -1 to another")
     return UNKNOWN if None in old or data.per == UNKNOWN else data.per * has // max(needs, 1)
 
 
@@ -272,7 +272,7 @@ def _from_under(site: Site, data: Fold, move: _Move) -> Fold:
         return data.bare
     if move.place == 0 and not move.tails[1] and more != UNKNOWN:
         return data._replace(order=(UNDER, inner * more)).bare
-    return site.coupled("a reshape puts the batch under other axes than before")
+    return site.couple("a reshape puts the batch under other axes than before")
 
 
 def _keep_interleaved(site: Site, data: Fold, move: _Move) -> Fold:
@@ -280,7 +280,7 @@ def _keep_interleaved(site: Site, data: Fold, move: _Move) -> Fold:
     equal = _same(*move.tails) or _count_known(move.tails[0]) == _count_known(move.tails[1]) != UNKNOWN
     if equal and _same(*move.heads):
         return data._replace(axis=move.place).bare
-    return site.coupled("rows that do not lie one after the other are given another shape")
+    return site.couple("rows that do not lie one after the other are given another shape")
 
 
 def _same(old: Sizes, new: Sizes) -> bool:
@@ -308,7 +308,7 @@ def _shape(site: Site, place: int) -> Fold:
     if fold.kind not in (ROWS, WHOLE) and (sizes is None or None in sizes) and not fold.good:
         return site.nonlinear([fold])
     if sizes is None:
-        return site.coupled("the shape of rows with an unknown number of axes") if fold.kind == ROWS else whole()
+        return site.couple("the shape of rows with an unknown number of axes") if fold.kind == ROWS else whole()
     parts = [whole() if size is None else whole(size) for size in sizes]
     if fold.kind == ROWS:
         parts[fold.axis] = long(fold)
@@ -358,7 +358,7 @@ def pack(site: Site) -> Result:
     found = _alike(site, range(len(site.folds)))
     own = site.rank(0)
     if found.kind == COUPLED or own is None:
-        return found if found.kind == COUPLED else site.coupled("rows with an unknown number of axes are stacked")
+        return found if found.kind == COUPLED else site.couple("rows with an unknown number of axes are stacked")
     axis = site.number("axis", 0) % (own + 1)
     put = found._replace(axis=found.axis + (axis <= found.axis))
     return put._replace(parts=tuple(fold.bare for fold in site.folds)) if axis == own else put
@@ -371,7 +371,7 @@ def _alike(site: Site, places: range) -> Fold:
     if wrong is not None:
         return wrong
     if any(fold.kind == WHOLE for fold in folds):
-        return site.coupled(BESIDE)
+        return site.couple(BESIDE)
     found = folds[0].bare
     for fold in folds[1:]:
         if found.kind != COUPLED:
@@ -380,7 +380,7 @@ def _alike(site: Site, places: range) -> Fold:
 
 
 def _describe_concat(site: Site) -> Axes | str:
-    along, rank = site.known(len(site.folds) - 1), site.rank(0)
+    along, rank = site.int_at(len(site.folds) - 1), site.rank(0)
     if along is None or rank is None:
         return "the axis of a concatenation is not known"
     labels = number_axes(rank)
@@ -393,16 +393,16 @@ def concat(site: Site) -> Result:
     """Along another axis rows stay rows; along the batch axis they are interleaved."""
     *folds, _ = site.folds
     places = range(len(folds))
-    along, own = site.known(len(folds)), site.rank(0)
+    along, own = site.int_at(len(folds)), site.rank(0)
     if not any(fold.kind == ROWS for fold in folds):
         return move_entries(site, places) or add_folds(site, folds)
     found = _alike(site, places)
     if found.kind == COUPLED or along is None or own is None:
-        return found if found.kind == COUPLED else site.coupled("the axis of a concatenation is not known")
+        return found if found.kind == COUPLED else site.couple("the axis of a concatenation is not known")
     if along % own == found.axis:
         pers = tuple(fold.per for fold in folds)
         if any(fold.order or fold.ragged or fold.per <= 0 for fold in folds):
-            return site.coupled("rows in several orders are put behind each other")
+            return site.couple("rows in several orders are put behind each other")
         return folds[0].bare._replace(per=sum(pers), order=pers) if len(pers) > 1 else folds[0].bare
     return found._replace(parts=_columns(site, places)) if along % own == own - 1 else found
 
@@ -420,7 +420,7 @@ def _columns(site: Site, places: range) -> tuple[Fold, ...] | None:
 @rule("ConcatOffset", literal=True)
 def offsets(site: Site) -> Result:
     """Where each tensor of a concatenation begins, given its axis and all shapes."""
-    axis, lanes = site.known(0), [site.parts(place) for place in range(1, len(site.folds))]
+    axis, lanes = site.int_at(0), [site.parts(place) for place in range(1, len(site.folds))]
     known = [lane for lane in lanes if lane is not None]
     if axis is None or len(known) < len(lanes):
         return site.nonlinear(site.folds)
@@ -488,5 +488,5 @@ def _find_repeated(pairs: list[tuple[Fold, Fold]]) -> Fold:
 def stitch(site: Site) -> Result:
     """Entries of vectors, each put at its number; of two at one number the later stays."""
     if any(fold.kind == ROWS for fold in site.folds):
-        return site.coupled("rows are put side by side by number")
+        return site.couple("rows are put side by side by number")
     return move_entries(site, range(len(site.folds) // 2, len(site.folds))) or site.nonlinear(site.folds)

@@ -169,11 +169,11 @@ def samples(site: Site) -> Result:
     if isinstance(found, Fold) or found[0].kind != ROWS:
         return found
     if site.attribute("include_batch_in_index", False):
-        return found[0], site.coupled("it counts the places of the whole batch")
+        return found[0], site.couple("it counts the places of the whole batch")
     if not site.op.type.startswith("Fractional"):
         return found
     alike = bool(site.attribute("deterministic", False))
-    cuts = whole() if alike else site.coupled("where samples are cut is drawn for each micro-batch anew: give a seed")
+    cuts = whole() if alike else site.couple("where samples are cut is drawn for each micro-batch anew: give a seed")
     return found[0], cuts, cuts
 
 
@@ -237,11 +237,11 @@ def batch_norm(site: Site) -> Result:
     """In training the statistics are the batch's own; else they are given."""
     data = site.folds[0]
     if data.kind != ROWS or any(fold.kind == ROWS for fold in site.folds[1:]):
-        return site.coupled("statistics are made of the batch") if _rows(site) else site.nonlinear(site.folds)
+        return site.couple("statistics are made of the batch") if _rows(site) else site.nonlinear(site.folds)
     if bool(site.attribute("is_training", True)):
-        return site.coupled("batch normalisation in training: every row is measured by the mean of its batch")
+        return site.couple("batch normalisation in training: every row is measured by the mean of its batch")
     if data.axis != 0 or any(fold.kind != WHOLE for fold in site.folds[1:]):
-        return site.coupled("batch normalisation along the batch axis")
+        return site.couple("batch normalisation along the batch axis")
     return (data.bare, *(whole() for _ in site.op.outputs[1:]))
 
 
@@ -256,9 +256,9 @@ def blocks(site: Site) -> Result:
     if data.kind != ROWS:
         return site.nonlinear(site.folds)
     if sizes is None or data.axis != 0 or any(fold.kind != WHOLE for fold in site.folds[1:]):
-        return site.coupled("how samples are cut into blocks is not known")
+        return site.couple("how samples are cut into blocks is not known")
     order: Fold = data._replace(per=0, order=(-1, data.per, *sizes))
     if site.op.type == "SpaceToBatchND":
-        return order.bare if not data.order and data.per > 0 else site.coupled("blocks of blocks")
+        return order.bare if not data.order and data.per > 0 else site.couple("blocks of blocks")
     own = data.order[:1] == (-1,) and data.order[2:] == sizes
-    return data._replace(per=data.order[1], order=()).bare if own else site.coupled("blocks of other samples")
+    return data._replace(per=data.order[1], order=()).bare if own else site.couple("blocks of other samples")

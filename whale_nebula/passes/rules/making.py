@@ -45,7 +45,7 @@ def fill(site: Site) -> Result:
     value = site.folds[1] if len(site.folds) > 1 else whole()
     made = _make_of_shape(site, 0)
     if made.kind == ROWS and value.kind != WHOLE:
-        return site.coupled(f"rows are filled with {value.spoken}")
+        return site.couple(f"rows are filled with {value.spoken}")
     return move_by_wholes(site, (value, made)) if made.kind == WHOLE else made
 
 
@@ -54,9 +54,9 @@ def random(site: Site) -> Result:
     """Each micro-batch draws its own."""
     made = _make_of_shape(site, 0)
     if any(fold.kind != WHOLE for fold in site.folds[1:]):
-        return site.coupled("what is drawn depends on the batch")
+        return site.couple("what is drawn depends on the batch")
     same = made.kind == ROWS and _same_seed(site, site.folds[1:])
-    return site.coupled(SAME_SEED) if same else made
+    return site.couple(SAME_SEED) if same else made
 
 
 SAME_SEED = "its seed is the same for each micro-batch, so each would draw the same rows"
@@ -83,10 +83,10 @@ def draw_categories(site: Site) -> Result:
     """Draws for each row of scores."""
     scores = site.folds[0]
     if scores.kind == ROWS and _same_seed(site, site.folds[2:]):
-        return site.coupled(SAME_SEED)
+        return site.couple(SAME_SEED)
     if scores.kind == ROWS and all(fold.kind == WHOLE for fold in site.folds[1:]):
-        return scores.bare if scores.axis == 0 else site.coupled("draws along the batch axis")
-    return site.coupled("what is drawn depends on the batch")
+        return scores.bare if scores.axis == 0 else site.couple("draws along the batch axis")
+    return site.couple("what is drawn depends on the batch")
 
 
 def _make_of_shape(site: Site, place: int) -> Fold:
@@ -95,10 +95,10 @@ def _make_of_shape(site: Site, place: int) -> Fold:
     if parts is None:
         return whole() if site.folds[place].kind == WHOLE else site.nonlinear([site.folds[place]])
     if any(part.kind not in (COUNT, WHOLE) for part in parts):
-        return site.coupled("the shape of a tensor depends on the batch")
+        return site.couple("the shape of a tensor depends on the batch")
     counts = [axis for axis, part in enumerate(parts) if part.kind == COUNT]
     if len(counts) > 1:
-        return site.coupled("a tensor is as long as the batch along two axes")
+        return site.couple("a tensor is as long as the batch along two axes")
     return rows(counts[0], parts[counts[0]].per) if counts else whole()
 
 
@@ -120,14 +120,14 @@ def broadcast_to(site: Site) -> Result:
     if made.kind == COUPLED or (made.kind == WHOLE and data.kind != ROWS):
         return made if made.kind == COUPLED else move_by_wholes(site, (data, made))
     if made.kind != ROWS or data.kind not in (ROWS, WHOLE):
-        return site.coupled(FIXED if data.kind == ROWS else f"rows are filled with {data.spoken}")
+        return site.couple(FIXED if data.kind == ROWS else f"rows are filled with {data.spoken}")
     rank, long = site.rank(0), site.op.outputs[0].rank
     if rank is None or long is None:
-        return site.coupled("rows with an unknown number of axes are repeated")
+        return site.couple("rows with an unknown number of axes are repeated")
     if data.kind == ROWS:
         return match_rows(site, data._replace(axis=data.axis + long - rank).bare, made._replace(order=data.order))
     axis = made.axis - (long - rank)
-    return made if axis < 0 or site.size(0, axis) == 1 else site.coupled(APART)
+    return made if axis < 0 or site.size(0, axis) == 1 else site.couple(APART)
 
 
 def _describe_tile(site: Site) -> Axes | str:
@@ -145,19 +145,19 @@ def tile(site: Site) -> Result:
     data, times_each = site.folds[0], site.parts(1)
     if data.kind == ROWS:
         if times_each is None or any(part.kind != WHOLE for part in times_each):
-            return site.coupled("rows are repeated as often as the batch is long")
+            return site.couple("rows are repeated as often as the batch is long")
         often = times_each[data.axis].literal
         if often == (1,):
             return data.bare
         if often is None or data.order or data.per <= 0:
-            return site.coupled("the batch is repeated along its axis")
+            return site.couple("the batch is repeated along its axis")
         pers = (data.per,) * int(often[0])
         return data._replace(per=sum(pers), order=pers).bare
     made = _make_of_shape(site, 1)
     if made.kind != ROWS:
         return move_by_wholes(site, (data, made))
     if data.kind != WHOLE:
-        return site.coupled(f"rows are filled with {data.spoken}")
+        return site.couple(f"rows are filled with {data.spoken}")
     size = site.size(0, made.axis)
     return made._replace(per=UNKNOWN if size is None else made.per * size)
 
@@ -183,7 +183,7 @@ def number_rows(site: Site) -> Result:
     if start.literal == (0,) and step.literal == (1,) and stop.kind == COUNT:
         return rows(0, stop.per)._replace(position=1)
     if stop.kind in (COUNT, SHAPE):
-        return site.coupled("a range over the batch that does not number its rows one by one")
+        return site.couple("a range over the batch that does not number its rows one by one")
     return site.nonlinear(site.folds)
 
 

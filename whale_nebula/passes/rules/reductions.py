@@ -75,11 +75,11 @@ def _over_rows(site: Site, data: Fold, _: Axes) -> Fold:
     if site.op.type == "Sum":
         return count(UNKNOWN) if _all_the_same(site.graph, site.op.inputs[0]) else Fold(SUM)
     if site.op.type != "Mean":
-        return site.coupled(f"{site.op.type} over the batch is neither a sum nor a mean")
+        return site.couple(f"{site.op.type} over the batch is neither a sum nor a mean")
     if _rounds(site):
-        return site.coupled(_ROUNDED)
+        return site.couple(_ROUNDED)
     if data.ragged:
-        return site.coupled("a mean over entries of which each row has another number")
+        return site.couple("a mean over entries of which each row has another number")
     return Fold(MEAN)
 
 
@@ -159,7 +159,7 @@ def running(site: Site) -> Axes | str:
 
 def _labels_but_one(site: Site) -> tuple[list[str], str] | str:
     """The labels of an input, and that of the one axis that the next input names."""
-    axis, rank = site.known(1), site.rank(0)
+    axis, rank = site.int_at(1), site.rank(0)
     if axis is None or (rank is None and axis < 0):
         return f"{site.op.type} over the batch"
     labels = list_axes(site, 0, axis)
@@ -189,10 +189,10 @@ def heights(site: Site) -> Result:
     if ROWS not in (data.kind, weights.kind):
         return site.nonlinear(site.folds)
     if number.kind != WHOLE or not {data.kind, weights.kind} <= {ROWS, WHOLE} or site.flag("binary_output"):
-        return site.coupled(f"{site.op.type} over the batch")
+        return site.couple(f"{site.op.type} over the batch")
     if site.rank(0) == 2:
-        return data.bare if data.axis == 0 else site.coupled("the batch is counted along its axis")
-    return Fold(SUM) if data.kind == ROWS else site.coupled("weights of rows, but heaps that are no rows")
+        return data.bare if data.axis == 0 else site.couple("the batch is counted along its axis")
+    return Fold(SUM) if data.kind == ROWS else site.couple("weights of rows, but heaps that are no rows")
 
 
 @axes("InTopK InTopKV2")
@@ -207,4 +207,4 @@ def over_replicas(site: Site) -> Result:
     part = site.folds[0]
     if part.kind in (SUM, COUNT):
         return whole()
-    return site.coupled(f"replicas would add up {part.spoken}, and not parts of a sum over the batch")
+    return site.couple(f"replicas would add up {part.spoken}, and not parts of a sum over the batch")

@@ -223,7 +223,7 @@ class Site:
         literal = self.folds[place].literal
         return None if literal is None else tuple(int(number) for number in literal)
 
-    def known(self, place: int) -> int | None:
+    def int_at(self, place: int) -> int | None:
         """The one number of an input, where it is known."""
         numbers = self.ints(place)
         return numbers[0] if numbers is not None and len(numbers) == 1 else None
@@ -245,7 +245,7 @@ class Site:
         rank = self.rank(place)
         return None if rank is None or axis % rank != rank - 1 else self.folds[place].parts
 
-    def coupled(self, reason: str) -> Fold:
+    def couple(self, reason: str) -> Fold:
         """What a row gets here depends on other rows."""
         return Fold(COUPLED, blame=self.owner, reason=self._inside(reason))
 
@@ -347,14 +347,14 @@ def _result(site: Site) -> Result:
         return whole()
     if entry is None:
         bad = next((fold for fold in site.folds if fold.kind == COUPLED), None)
-        return bad.bare if bad is not None else site.coupled(f"{NO_RULE} {site.op.type}")
+        return bad.bare if bad is not None else site.couple(f"{NO_RULE} {site.op.type}")
     if entry.raw:
         return entry.apply(site)
     for fold in site.folds:
         if fold.kind == COUPLED:
             return fold.bare
         if fold.position and not entry.positions:
-            return site.coupled("numbers of rows (a range over the batch) are others in a micro-batch")
+            return site.couple("numbers of rows (a range over the batch) are others in a micro-batch")
         if fold.kind == EMPTY and not site.op.type.startswith("TensorList"):
-            return site.coupled("a list is read before anything is in it")
+            return site.couple("a list is read before anything is in it")
     return entry.apply(site)

@@ -130,9 +130,9 @@ def _slice_rows(site: Site, data: Fold, taken: Sequence[_Taken]) -> Fold:
     old = [place for place, each in enumerate(taken) if not each.added]
     own = old[data.axis] if data.axis < len(old) else len(taken)
     if own < len(taken) and not taken[own].takes_rows(data):
-        return site.coupled(_CUT)
+        return site.couple(_CUT)
     if any(taken[place].depends_on(COUNT) for place in old if place != own):
-        return site.coupled(_GROWS)
+        return site.couple(_GROWS)
     kept = sum(not each.dropped for each in taken[:own])
     return data._replace(axis=kept + max(0, data.axis - len(old))).bare
 
@@ -142,9 +142,9 @@ def _slice(site: Site, taken: Sequence[_Taken] | None) -> Result:
     if data.kind != ROWS:
         return follow_entries(0)(site, site.folds)
     if taken is None:
-        return site.coupled("what a slice takes of rows is not known")
+        return site.couple("what a slice takes of rows is not known")
     if any(bound.kind not in (WHOLE, COUNT) for each in taken for bound in (each.begin, each.end) if bound is not None):
-        return site.coupled("what a slice takes of rows depends on the batch")
+        return site.couple("what a slice takes of rows depends on the batch")
     return _slice_rows(site, data, taken)
 
 
@@ -173,7 +173,7 @@ def strided_gradient(site: Site) -> Result:
     if found.kind == COUPLED:
         return found
     same = all(getattr(found, name) == getattr(gradient, name) for name in ("axis", "per", "order", "ragged"))
-    return data if same and taken is not None else site.coupled("where the gradient of a slice belongs is not known")
+    return data if same and taken is not None else site.couple("where the gradient of a slice belongs is not known")
 
 
 @rule("XlaDynamicUpdateSlice", literal=True)
@@ -182,15 +182,15 @@ def update_slice(site: Site) -> Result:
     data, part, starts = site.folds[0], site.folds[1], site.parts(2)
     if data.kind != ROWS or part.kind != ROWS:
         if ROWS in (data.kind, part.kind):
-            return site.coupled("rows are put into a tensor that has none, or the other way")
+            return site.couple("rows are put into a tensor that has none, or the other way")
         return site.nonlinear(site.folds)
     if starts is None or any(start.kind != WHOLE for start in starts) or not starts[data.axis].zero:
-        return site.coupled("which rows are replaced depends on the others")
+        return site.couple("which rows are replaced depends on the others")
     return match_rows(site, data, part).bare
 
 
 def _describe_split(site: Site) -> Axes | str:
-    data, axis = (1, site.known(0)) if site.op.type == "Split" else (0, site.known(2))
+    data, axis = (1, site.int_at(0)) if site.op.type == "Split" else (0, site.int_at(2))
     rank = site.rank(data)
     if rank is None or axis is None:
         return "the axis of a split is not known"
@@ -205,8 +205,8 @@ def split(site: Site) -> Result:
     data = 1 if site.op.type == "Split" else 0
     fold, pieces = site.folds[data], len(site.op.outputs)
     if fold.kind == ROWS and any(other.kind != WHOLE for place, other in enumerate(site.folds) if place != data):
-        return site.coupled(_GROWS)
-    along = fold.kind == ROWS and site.known(0 if data else 2) in (fold.axis, fold.axis - (site.rank(data) or 0))
+        return site.couple(_GROWS)
+    along = fold.kind == ROWS and site.int_at(0 if data else 2) in (fold.axis, fold.axis - (site.rank(data) or 0))
     if along and pieces == 1:
         return fold.bare
     if along and data and len(fold.order) == pieces and fold.order[0] > 0 and len(set(fold.order)) == 1:
@@ -237,7 +237,7 @@ _ACROSS = "rows are picked by number out of the batch"
 
 def _describe_gather(site: Site) -> Axes | str:
     """`table[.., axis, ..], numbers -> [.., numbers, ..]`: the axis that is looked up in is mixed."""
-    axis, ranks = site.known(2) if len(site.folds) > 2 else 0, _ranks(site)
+    axis, ranks = site.int_at(2) if len(site.folds) > 2 else 0, _ranks(site)
     if axis is None or ranks is None:
         return "the axis of a look-up is not known"
     table, numbers = [f"t{n}" for n in range(ranks[0])], [f"n{n}" for n in range(ranks[1])]
@@ -251,18 +251,18 @@ def _describe_gather(site: Site) -> Axes | str:
 def gather(site: Site) -> Result:
     """A table that is the same everywhere, or each row's own."""
     table, numbers = site.folds[:2]
-    axis = site.known(2) if len(site.folds) > 2 else 0
+    axis = site.int_at(2) if len(site.folds) > 2 else 0
     if ROWS not in (table.kind, numbers.kind):
         return _without_rows(site)
     wrong, ranks = find_mixed_rows(site, (table, numbers)), _ranks(site)
     if wrong is not None or axis is None or ranks is None:
-        return wrong or site.coupled("the axis of a look-up is not known")
+        return wrong or site.couple("the axis of a look-up is not known")
     shared = site.number("batch_dims", 0) % (ranks[1] + 1)
     if table.kind == numbers.kind == ROWS and not table.axis == numbers.axis < shared:
         own = table.axis == axis % ranks[0] and numbers.position and not shared
-        return _own_rows(site, table, numbers, table.axis + numbers.axis) if own else site.coupled(_ACROSS)
+        return _own_rows(site, table, numbers, table.axis + numbers.axis) if own else site.couple(_ACROSS)
     if table.kind == WHOLE and numbers.position:
-        return site.coupled("numbers of rows (a range over the batch) are others in a micro-batch")
+        return site.couple("numbers of rows (a range over the batch) are others in a micro-batch")
     plain = (table, numbers._replace(position=0, offset=False), *site.folds[2:])
     return fold_axes(replace(site, folds=plain), _describe_gather, Site.nonlinear)
 
@@ -282,7 +282,7 @@ def _own_rows(site: Site, table: Fold, numbers: Fold, axis: int) -> Fold:
     unknown_blocks = numbers.per == 1 and numbers.position < STRANGE and _is_blocks(site, numbers.position)
     in_order = not (table.order or numbers.order or table.ragged)
     if not in_order or not (entry_by_entry or block_by_block or unknown_blocks):
-        return site.coupled(_ACROSS)
+        return site.couple(_ACROSS)
     return table._replace(axis=axis, per=numbers.per, ragged=numbers.ragged).bare
 
 
@@ -311,17 +311,17 @@ def gather_nd(site: Site) -> Result:
     wrong = find_mixed_rows(site, site.folds)
     rank, depth = site.rank(1), site.size(1, -1)
     if wrong is not None or rank is None or depth is None:
-        return wrong or site.coupled("the numbers of a look-up are not known")
+        return wrong or site.couple("the numbers of a look-up are not known")
     if numbers.kind == ROWS and numbers.axis == rank - 1:
-        return site.coupled("the batch lies along the numbers of a look-up")
+        return site.couple("the batch lies along the numbers of a look-up")
     if table.kind == WHOLE:
-        return site.coupled(_ACROSS) if numbers.position else numbers.bare
+        return site.couple(_ACROSS) if numbers.position else numbers.bare
     if numbers.kind == WHOLE:
-        return table._replace(axis=table.axis - depth + rank - 1).bare if table.axis >= depth else site.coupled(_ACROSS)
+        return table._replace(axis=table.axis - depth + rank - 1).bare if table.axis >= depth else site.couple(_ACROSS)
     parts = numbers.parts or ((numbers,) if depth == 1 else ())
     own = [place for place, part in enumerate(parts) if part.position]
     if own != [table.axis] or len(parts) != depth:
-        return site.coupled(_ACROSS)
+        return site.couple(_ACROSS)
     return _own_rows(site, table, parts[table.axis]._replace(axis=numbers.axis), numbers.axis)
 
 
@@ -342,7 +342,7 @@ def where(site: Site) -> Result:
     if mask.kind != ROWS:
         return site.nonlinear(site.folds)
     if mask.axis != 0 or mask.order or rank is None:
-        return site.coupled("a mask whose rows do not lie one after the other is listed")
+        return site.couple("a mask whose rows do not lie one after the other is listed")
     own = Fold(ROWS, per=mask.per, ragged=_mask(site), position=1)
     return own._replace(parts=(own, *(own._replace(position=0),) * (rank - 1)))
 
@@ -366,10 +366,8 @@ def scatter(site: Site) -> Result:
         return move_by_wholes(site, (entries, numbers, target))
     blank = target.kind == WHOLE and (site.op.type == "ScatterNd" or target.zero)
     if blank and {numbers.kind, entries.kind} == {ROWS} and numbers.axis == entries.axis:
-        return (
-            Fold(SUM) if numbers.order == entries.order else site.coupled("rows and their places lie in other orders")
-        )
-    return site.coupled("rows are put into a tensor by number")
+        return Fold(SUM) if numbers.order == entries.order else site.couple("rows and their places lie in other orders")
+    return site.couple("rows are put into a tensor by number")
 
 
 @rule("LookupTableFindV2", "LookupTableFind")
@@ -378,4 +376,4 @@ def find(site: Site) -> Result:
     table, keys, default = site.folds
     if table.kind == default.kind == WHOLE:
         return keys.bare if keys.kind == ROWS else site.nonlinear([keys])
-    return site.coupled("the table depends on the batch")
+    return site.couple("the table depends on the batch")
