@@ -77,7 +77,7 @@ def _number(op: Op, name: str) -> int:
 
 
 # ---------------------------------------------------------------------- ops that numpy knows
-def strided_index(op: Op, begins: Sequence[Any], ends: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...]:
+def _index_strided(op: Op, begins: Sequence[Any], ends: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...]:
     """What a strided slice takes, as numpy is told it: slices, numbers, None for a new axis, an ellipsis."""
     masks = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     begin_free, end_free, ellipsis, new, shrunk = (_number(op, f"{name}_mask") for name in masks)
@@ -110,7 +110,9 @@ def _range(_: Op, start: Array, limit: Array, delta: Array) -> Array:
 
 
 def _fill(_: Op, dims: Array, value: Array) -> Array:
-    return np.full(min(math.prod(dims.tolist()), MOST + 1), value)
+    if math.prod(dims.tolist()) > MOST:
+        raise ValueError("too many entries")
+    return np.full(dims, value)
 
 
 def _split(op: Op, axis: Array, given: Array) -> list[Array]:
@@ -134,7 +136,7 @@ def _each(combine: Callable[..., Any]) -> Callable[..., Array]:
 FOLDS: Mapping[str, Callable[..., Any]] = {
     "Prod": np.prod, "Sum": np.sum, "Max": np.max, "Min": np.min, "All": np.all,
 }  # fmt: skip
-BINARY: Mapping[str, Callable[..., Any]] = {
+ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "AddV2": np.add, "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "FloorDiv": np.floor_divide,
     "FloorMod": np.mod, "Maximum": np.maximum, "Minimum": np.minimum, "Neg": np.negative, "Less": np.less,
     "LessEqual": np.less_equal, "Greater": np.greater, "GreaterEqual": np.greater_equal, "Equal": np.equal,
@@ -150,7 +152,7 @@ COMPUTE: Mapping[str, Callable[..., Any]] = {
     "Unpack": _unpack,
     "ConcatV2": lambda _, *parts: np.concatenate(parts[:-1], int(parts[-1])),
     "Split": _split,
-    "StridedSlice": lambda op, given, *bounds: given[strided_index(op, *(bound.tolist() for bound in bounds))],
+    "StridedSlice": lambda op, given, *bounds: given[_index_strided(op, *(bound.tolist() for bound in bounds))],
     "Slice": lambda _, given, begin, size: given[
         tuple(slice(b, None if s < 0 else b + s) for b, s in zip(begin, size, strict=True))
     ],
@@ -160,7 +162,7 @@ COMPUTE: Mapping[str, Callable[..., Any]] = {
     "DynamicStitch": _stitch,
     "BroadcastArgs": lambda _, left, right: np.asarray(broadcast(tuple(left), tuple(right))),
     **{name: _reduce(fold) for name, fold in FOLDS.items()},
-    **{name: _each(combine) for name, combine in BINARY.items()},
+    **{name: _each(combine) for name, combine in ELEMENTWISE.items()},
 }  # fmt: skip
 """What ops make of arrays that are known: those that move entries do so whatever these are (see `passes.rules`)."""
 

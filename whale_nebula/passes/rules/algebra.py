@@ -7,7 +7,6 @@ from functools import reduce
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
 from whale_nebula.ir.integers import compute_outputs
 from whale_nebula.passes.rules.axes import match_rows
@@ -156,25 +155,23 @@ def entries(site: Site, place: int) -> tuple[Fold, ...] | None:
 def move_entries(site: Site, data: Sequence[int]) -> Result | None:
     """The states of what is made by moving the entries of the inputs `data`; None where they cannot be followed."""
     known: list[Fold] = []
-    inputs: list[npt.NDArray[np.int64]] = []
+    inputs: list[tuple[Sequence[int], list[int]]] = []
     for place in range(len(site.folds)):
-        lane = entries(site, place) if place in data else None
-        numbers = site.ints(place) if place not in data else lane and range(len(known), len(known) + len(lane))
+        numbers: Sequence[int] | None = site.ints(place)
+        if place in data:
+            lane = entries(site, place)
+            numbers = None if lane is None else range(len(known), len(known) + len(lane))
+            known.extend(lane or ())
         if numbers is None:
             return None
         shape = site.spec(place).shape
-        sizes = [-1] if shape is None else [-1 if size is None else size for size in shape]
-        inputs.append(np.array(numbers, np.int64).reshape(sizes))
-        known.extend(lane or ())
+        inputs.append((numbers, [-1] if shape is None else [-1 if size is None else size for size in shape]))
     try:
-        made = compute_outputs(site.op, inputs)
-    except (LookupError, TypeError, ValueError):
+        made = compute_outputs(site.op, [np.array(numbers, np.int64).reshape(sizes) for numbers, sizes in inputs])
+    except (ArithmeticError, LookupError, TypeError, ValueError):
         return None
-    return tuple(_collect_entries(site, [known[number] for number in each.ravel()], each.ndim) for each in made)
-
-
-def _collect_entries(site: Site, found: Sequence[Fold], rank: int) -> Fold:
-    return pack_entries(site, tuple(found)) if rank else found[0]
+    found = [tuple(known[number] for number in each.ravel()) for each in made]
+    return tuple(pack_entries(site, own) if each.ndim else own[0] for own, each in zip(found, made, strict=True))
 
 
 def follow_entries(*data: int) -> Rest:

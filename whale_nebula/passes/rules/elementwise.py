@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from whale_nebula.ir.integers import BINARY
+from whale_nebula.ir.integers import ELEMENTWISE
 from whale_nebula.passes.rules.algebra import (
     add_folds,
     divide_folds,
@@ -213,7 +213,7 @@ def _lanes(site: Site) -> list[tuple[Fold, ...]] | None:
 
 def _reckon(site: Site, folds: Sequence[Fold], rest: Join) -> Fold:
     known = [fold.literal[0] for fold in folds if fold.literal is not None and len(fold.literal) == 1]
-    work = BINARY.get(site.op.type)
+    work = ELEMENTWISE.get(site.op.type)
     if work is None or len(known) < len(folds) or not all(fold.kind == WHOLE for fold in folds):
         return whole() if all(fold.kind == WHOLE for fold in folds) else rest(site, folds)
     if site.op.type.startswith("Floor") and known[1] == 0:
