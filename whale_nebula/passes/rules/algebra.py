@@ -25,6 +25,7 @@ from whale_nebula.passes.rules.registry import (
     Rest,
     Result,
     Site,
+    Undecided,
     count,
     vector,
     whole,
@@ -125,8 +126,11 @@ def _join(site: Site, left: Fold, right: Fold) -> Fold:
         parts = tuple(_join(site, one, other) for one, other in pairs)
         return left.bare._replace(kind=left.kind if left.kind == right.kind else SHAPE, parts=parts)
     if left.kind == right.kind == ROWS:
-        both = match_rows(site, left.bare, right.bare)
-        return both if left.per == right.per or both.kind == COUPLED else both._replace(per=UNKNOWN)
+        try:
+            both = match_rows(left.bare, right.bare)
+        except Undecided as error:
+            return site.couple(str(error))
+        return both if left.per == right.per else both._replace(per=UNKNOWN)
     if ROWS in (left.kind, right.kind):
         return site.couple(f"one case gives {left.spoken}, and another {right.spoken}")
     if left.kind == right.kind == COUNT:

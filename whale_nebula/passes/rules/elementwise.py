@@ -13,7 +13,7 @@ from whale_nebula.passes.rules.algebra import (
     multiply_folds,
     pack_entries,
 )
-from whale_nebula.passes.rules.axes import NO_RANK, describe_entries, first_of, fold_axes
+from whale_nebula.passes.rules.axes import describe_entries, first_of, fold_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     ROWS,
@@ -157,10 +157,10 @@ def same(site: Site) -> Result:
     return site.folds[0]
 
 
-def _describe_each(site: Site) -> Axes | str:
-    ranks = [site.rank(place) for place in range(len(site.folds))]
-    labels = tuple([f"{place}:{axis}" for axis in range(rank or 0)] for place, rank in enumerate(ranks))
-    return NO_RANK if None in ranks else Axes(labels, labels)
+def _describe_each(site: Site) -> Axes:
+    ranks = [site.need_rank(place) for place in range(len(site.folds))]
+    labels = tuple([f"{place}:{axis}" for axis in range(rank)] for place, rank in enumerate(ranks))
+    return Axes(labels, labels)
 
 
 @rule("IdentityN", axes=_describe_each, literal=True, raw=True, positions=True)
@@ -169,10 +169,10 @@ def each_the_same(site: Site) -> Result:
     return site.folds
 
 
-def _describe_choice(site: Site) -> Axes | str:
+def _describe_choice(site: Site) -> Axes:
     """The old Select takes a vector that chooses along the first axis."""
     found = describe_entries(site)
-    if isinstance(found, str) or site.op.type == "SelectV2" or site.rank(0) != 1 or site.rank(1) == 1:
+    if site.op.type == "SelectV2" or site.rank(0) != 1 or site.rank(1) == 1:
         return found
     labels = found.outputs[0] or ()
     return found._replace(inputs=(labels[:1], *found.inputs[1:]))

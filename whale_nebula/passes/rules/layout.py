@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -14,10 +15,9 @@ from whale_nebula.passes.rules.algebra import (
     pack_entries,
 )
 from whale_nebula.passes.rules.axes import (
-    NO_RANK,
     add_axis,
     axes,
-    find_mixed_rows,
+    check_mixed,
     first_of,
     fold_axes,
     match_rows,
@@ -26,7 +26,8 @@ from whale_nebula.passes.rules.axes import (
 from whale_nebula.passes.rules.registry import (
     BESIDE,
     COUNT,
-    COUPLED,
+    FIXED,
+    NO_RANK,
     OWN,
     ROWS,
     SUM,
@@ -37,6 +38,7 @@ from whale_nebula.passes.rules.registry import (
     Fold,
     Result,
     Site,
+    Undecided,
     count,
     rule,
     whole,
@@ -46,12 +48,10 @@ Sizes = tuple[int | None, ...]
 
 
 @axes("Transpose ConjugateTranspose", rest=follow_entries(0), literal=True, positions=True)
-def transpose(site: Site) -> Axes | str:
+def transpose(site: Site) -> Axes:
     """Axes in another order."""
-    order, rank = site.ints(1), site.rank(0)
-    if order is None or rank is None:
-        return "the order of a transposition is not known"
-    labels = number_axes(rank)
+    unknown = "the order of a transposition is not known"
+    order, labels = site.need_ints(1, unknown), number_axes(site.need_rank(0, unknown))
     return Axes((labels,), ([labels[axis] for axis in order],))
 
 
@@ -64,10 +64,9 @@ def inverse_order(site: Site) -> Result:
     return whole(*(order.index(axis) for axis in range(len(order))))
 
 
-def _describe_expanded(site: Site) -> Axes | str:
-    axis, rank = site.int_at(1), site.rank(0)
-    if axis is None or rank is None:
-        return "the place of a new axis is not known"
+def _describe_expanded(site: Site) -> Axes:
+    unknown = "the place of a new axis is not known"
+    axis, rank = site.need_int(1, unknown), site.need_rank(0, unknown)
     labels, new = number_axes(rank), axis % (rank + 1)
     return Axes((labels,), (add_axis(labels, new),))
 
@@ -81,13 +80,13 @@ def expand(site: Site) -> Result:
     return found._replace(parts=(data.bare,)) if column else found
 
 
-def _describe_squeezed(site: Site) -> Axes | str:
+def _describe_squeezed(site: Site) -> Axes:
     """Axes of size one go; the batch axis must not."""
     sizes, named, data = site.spec(0).shape, site.attribute("squeeze_dims", ()), site.folds[0]
     if sizes is None or (not named and None in sizes[: data.axis] + sizes[data.axis + 1 :]):
-        return "which axes are dropped depends on sizes"
+        raise Undecided("which axes are dropped depends on sizes")
     if not named and data.kind == ROWS:
-        return _DROPPED
+        raise Undecided(_DROPPED)
     labels = number_axes(len(sizes))
     axes = named if isinstance(named, tuple) else ()
     gone = [labels[axis] for axis in axes if isinstance(axis, int)] or [
@@ -110,13 +109,13 @@ def squeeze(site: Site) -> Result:
     return column[0] if column is not None and len(column) == 1 else found
 
 
-def describe_reshape(site: Site) -> Axes | str:
+def describe_reshape(site: Site) -> Axes:
     """Runs of axes that have as many entries before as after belong together. Of each the first ones are the same axis,
     where one's size is a multiple of the other's.
     """
     before, after = site.spec(0).shape, _sizes(site)
     if before is None or after is None:
-        return NO_RANK
+        raise Undecided(NO_RANK)
     inputs, outputs = [f"in {n}" for n in range(len(before))], [f"out {n}" for n in range(len(after))]
     mixed: dict[str, str] = {}
     for old, new in group_axes(before, after):
@@ -186,17 +185,13 @@ class _Move(NamedTuple):
 def _reshape_rows(site: Site, data: Fold) -> Fold:
     before, after = site.spec(0).shape, _sizes(site)
     if before is None or after is None:
-        return site.couple("rows are given a shape with an unknown number of axes")
+        raise Undecided("rows are given a shape with an unknown number of axes")
     place = _batch_place(site, after)
-    if isinstance(place, Fold):
-        return place
     heads = before[: data.axis], after[:place]
     tails = before[data.axis + 1 :], after[place + 1 :]
     part = (site.parts(1) or (None,) * len(after))[place]
     move = _Move(place, heads, tails, part.per if part is not None and part.kind == COUNT else None)
-    per = _per(site, data, move)
-    if isinstance(per, Fold):
-        return per
+    per = _per(data, move)
     if data.order and data.order[0] == UNDER:
         return _from_under(site, data, move)
     return _keep_interleaved(site, data, move) if data.order or data.ragged else _move_rows(site, data, move, per)
@@ -229,30 +224,32 @@ def _sizes(site: Site) -> Sizes | None:
     )
 
 
-def _batch_place(site: Site, after: Sizes) -> int | Fold:
+def _batch_place(site: Site, after: Sizes) -> int:
     """Where the batch lies in the new shape: at the count, or else at the -1."""
     parts = site.parts(1)
     if parts is None:
         places = [axis for axis, size in enumerate(after) if size is None]
-        return places[0] if len(places) == 1 else site.couple("where a reshape puts the batch is not known")
+        if len(places) != 1:
+            raise Undecided("where a reshape puts the batch is not known")
+        return places[0]
     if any(part.kind not in (COUNT, WHOLE) for part in parts):
-        return site.couple("the shape that rows are given depends on the batch")
+        raise Undecided("the shape that rows are given depends on the batch")
     counts = [axis for axis, part in enumerate(parts) if part.kind == COUNT]
     free = [axis for axis, part in enumerate(parts) if part.literal == (-1,) and after[axis] is None]
     found = counts or free
-    if len(found) == 1:
-        return found[0]
-    return site.couple("rows are given a fixed shape" if not found else "a reshape makes two axes of the batch")
+    if len(found) != 1:
+        raise Undecided(FIXED if not found else "a reshape makes two axes of the batch")
+    return found[0]
 
 
-def _per(site: Site, data: Fold, move: _Move) -> int | Fold:
+def _per(data: Fold, move: _Move) -> int:
     """Entries a row along the batch axis: what is counted, or what the axes behind a -1 leave over."""
     if move.counted is not None or data.order or data.ragged:
         return data.per if move.counted is None else move.counted
     old, new = _left_over(*move.tails)
     has, needs = (prod(size for size in sizes if size is not None) for sizes in (old, new))
     if (max(data.per, 1) * has) % max(needs, 1) or new.count(None) > old.count(None):
-        return site.couple("a reshape may put several rows together: give the batch axis its size, -1 to another")
+        raise Undecided("a reshape may put several rows together: give the batch axis its size, -1 to another")
     return UNKNOWN if None in old or data.per == UNKNOWN else data.per * has // max(needs, 1)
 
 
@@ -342,10 +339,8 @@ def rank(site: Site) -> Result:
     return whole() if axes is None else whole(axes)
 
 
-def _describe_pack(site: Site) -> Axes | str:
-    rank = site.rank(0)
-    if rank is None:
-        return NO_RANK
+def _describe_pack(site: Site) -> Axes:
+    rank = site.need_rank(0)
     labels, new = number_axes(rank), site.number("axis", 0) % (rank + 1)
     return Axes((labels,) * len(site.folds), (add_axis(labels, new),))
 
@@ -355,35 +350,23 @@ def pack(site: Site) -> Result:
     """Numbers become a vector; tensors get one more axis."""
     if not any(fold.kind == ROWS for fold in site.folds):
         return move_entries(site, range(len(site.folds))) or add_folds(site, site.folds)
-    found = _alike(site, range(len(site.folds)))
-    own = site.rank(0)
-    if found.kind == COUPLED or own is None:
-        return found if found.kind == COUPLED else site.couple("rows with an unknown number of axes are stacked")
+    found, own = _match_all(site.folds), site.need_rank(0, "rows with an unknown number of axes are stacked")
     axis = site.number("axis", 0) % (own + 1)
     put = found._replace(axis=found.axis + (axis <= found.axis))
     return put._replace(parts=tuple(fold.bare for fold in site.folds)) if axis == own else put
 
 
-def _alike(site: Site, places: range) -> Fold:
+def _match_all(folds: Sequence[Fold]) -> Fold:
     """Tensors of one shape, rows all of them."""
-    folds = [site.folds[place] for place in places]
-    wrong = find_mixed_rows(site, folds)
-    if wrong is not None:
-        return wrong
+    check_mixed(folds)
     if any(fold.kind == WHOLE for fold in folds):
-        return site.couple(BESIDE)
-    found = folds[0].bare
-    for fold in folds[1:]:
-        if found.kind != COUPLED:
-            found = match_rows(site, found, fold.bare)
-    return found
+        raise Undecided(BESIDE)
+    return functools.reduce(match_rows, [fold.bare for fold in folds])
 
 
-def _describe_concat(site: Site) -> Axes | str:
-    along, rank = site.int_at(len(site.folds) - 1), site.rank(0)
-    if along is None or rank is None:
-        return "the axis of a concatenation is not known"
-    labels = number_axes(rank)
+def _describe_concat(site: Site) -> Axes:
+    unknown = "the axis of a concatenation is not known"
+    along, labels = site.need_int(len(site.folds) - 1, unknown), number_axes(site.need_rank(0, unknown))
     inputs = (labels,) * (len(site.folds) - 1)
     return Axes(inputs, (labels,), mixed={labels[along]: "tensors are put behind each other along it"})
 
@@ -393,12 +376,10 @@ def concat(site: Site) -> Result:
     """Along another axis rows stay rows; along the batch axis they are interleaved."""
     *folds, _ = site.folds
     places = range(len(folds))
-    along, own = site.int_at(len(folds)), site.rank(0)
     if not any(fold.kind == ROWS for fold in folds):
         return move_entries(site, places) or add_folds(site, folds)
-    found = _alike(site, places)
-    if found.kind == COUPLED or along is None or own is None:
-        return found if found.kind == COUPLED else site.couple("the axis of a concatenation is not known")
+    found, unknown = _match_all(folds), "the axis of a concatenation is not known"
+    along, own = site.need_int(len(folds), unknown), site.need_rank(0, unknown)
     if along % own == found.axis:
         pers = tuple(fold.per for fold in folds)
         if any(fold.order or fold.ragged or fold.per <= 0 for fold in folds):

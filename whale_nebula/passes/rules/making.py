@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whale_nebula.passes.rules.algebra import entries, join_folds, move_by_wholes
-from whale_nebula.passes.rules.axes import APART, NO_RANK, axes, describe_entries, list_axes, match_rows, number_axes
+from whale_nebula.passes.rules.axes import APART, axes, describe_entries, list_axes, match_rows, number_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     COUPLED,
     FIXED,
+    NO_RANK,
     ROWS,
     SHAPE,
     SUM,
@@ -19,6 +20,7 @@ from whale_nebula.passes.rules.registry import (
     Fold,
     Result,
     Site,
+    Undecided,
     rows,
     rule,
     whole,
@@ -33,10 +35,12 @@ _RANDOM = """
 """
 
 
-def _describe_made(site: Site) -> Axes | str:
+def _describe_made(site: Site) -> Axes:
     """What is made of a shape: any axis can be cut, by making less."""
     rank = site.op.outputs[0].rank
-    return NO_RANK if rank is None else Axes((None,), (number_axes(rank),))
+    if rank is None:
+        raise Undecided(NO_RANK)
+    return Axes((None,), (number_axes(rank),))
 
 
 @rule("Fill", "Empty", axes=_describe_made)
@@ -102,10 +106,10 @@ def _make_of_shape(site: Site, place: int) -> Fold:
     return rows(counts[0], parts[counts[0]].per) if counts else whole()
 
 
-def _describe_broadcast_to(site: Site) -> Axes | str:
+def _describe_broadcast_to(site: Site) -> Axes:
     before, after = site.spec(0).shape, site.op.outputs[0].shape
     if before is None or after is None:
-        return NO_RANK
+        raise Undecided(NO_RANK)
     new = number_axes(len(after))
     old = number_axes(len(before))
     aligned = zip(old, before, after[len(after) - len(before) :], strict=True)
@@ -121,20 +125,19 @@ def broadcast_to(site: Site) -> Result:
         return made if made.kind == COUPLED else move_by_wholes(site, (data, made))
     if made.kind != ROWS or data.kind not in (ROWS, WHOLE):
         return site.couple(FIXED if data.kind == ROWS else f"rows are filled with {data.spoken}")
-    rank, long = site.rank(0), site.op.outputs[0].rank
-    if rank is None or long is None:
-        return site.couple("rows with an unknown number of axes are repeated")
+    unknown = "rows with an unknown number of axes are repeated"
+    rank, long = site.need_rank(0, unknown), site.op.outputs[0].rank
+    if long is None:
+        raise Undecided(unknown)
     if data.kind == ROWS:
-        return match_rows(site, data._replace(axis=data.axis + long - rank).bare, made._replace(order=data.order))
+        return match_rows(data._replace(axis=data.axis + long - rank).bare, made._replace(order=data.order))
     axis = made.axis - (long - rank)
     return made if axis < 0 or site.size(0, axis) == 1 else site.couple(APART)
 
 
-def _describe_tile(site: Site) -> Axes | str:
-    often, rank = site.ints(1), site.rank(0)
-    if often is None or rank is None:
-        return "how often a tensor is repeated is not known"
-    labels = number_axes(rank)
+def _describe_tile(site: Site) -> Axes:
+    unknown = "how often a tensor is repeated is not known"
+    often, labels = site.need_ints(1, unknown), number_axes(site.need_rank(0, unknown))
     mixed = {label: "it is repeated" for label, times in zip(labels, often, strict=True) if times != 1}
     return Axes((labels,), (labels,), mixed=mixed)
 
@@ -194,33 +197,27 @@ def _pad_whole(site: Site, folds: Sequence[Fold]) -> Fold:
 
 
 @axes("Pad PadV2 MirrorPad MirrorPadGrad", rest=_pad_whole)
-def pad(site: Site) -> Axes | str:
+def pad(site: Site) -> Axes:
     """Entries put around a tensor, or folded back into it, not along the batch."""
     widths, labels = entries(site, 1), list_axes(site)
     if widths is None:
-        return "how rows are padded is not known"
+        raise Undecided("how rows are padded is not known")
     around = [label for axis, label in enumerate(labels) if not all(w.zero for w in widths[2 * axis : 2 * axis + 2])]
     return Axes((labels,), (labels,), mixed=dict.fromkeys(around, "entries are put before or behind the batch"))
 
 
 @axes("ReverseV2 Roll", rest=move_by_wholes)
-def turn(site: Site) -> Axes | str:
+def turn(site: Site) -> Axes:
     """Along any axis but the batch."""
-    numbers, rank = site.ints(len(site.folds) - 1), site.rank(0)
-    if numbers is None or rank is None:
-        return f"{site.op.type} along the batch axis"
-    labels = number_axes(rank)
-    turned = {labels[axis] for axis in numbers}
-    return Axes((labels,), (labels,), mixed=dict.fromkeys(turned, f"{site.op.type} along the batch axis"))
+    along = f"{site.op.type} along the batch axis"
+    numbers, labels = site.need_ints(len(site.folds) - 1, along), number_axes(site.need_rank(0, along))
+    return Axes((labels,), (labels,), mixed=dict.fromkeys([labels[axis] for axis in numbers], along))
 
 
 @axes("ReverseSequence", rest=move_by_wholes)
-def reverse_each(site: Site) -> Axes | str:
+def reverse_each(site: Site) -> Axes:
     """Each row by its own length."""
-    rank = site.rank(0)
-    if rank is None:
-        return NO_RANK
-    labels, over = number_axes(rank), site.number("seq_dim", 0)
+    labels, over = number_axes(site.need_rank(0)), site.number("seq_dim", 0)
     lengths = [labels[site.number("batch_dim", 0)]]
     mixed = {labels[over]: "the batch is reversed, or by lengths that are not one a row"}
     return Axes((labels, lengths), (labels,), mixed=mixed)

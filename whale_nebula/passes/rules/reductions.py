@@ -19,6 +19,7 @@ from whale_nebula.passes.rules.registry import (
     Fold,
     Result,
     Site,
+    Undecided,
     count,
     rule,
     whole,
@@ -28,11 +29,11 @@ from whale_nebula.spec import Spec, Value
 _OTHERS = ("Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
 
 
-def _describe_reduction(site: Site) -> Axes | str:
+def _describe_reduction(site: Site) -> Axes:
     """The axes that are named go."""
     folded = _axes(site)
     if folded is None:
-        return "the axes that are folded are not known"
+        raise Undecided("the axes that are folded are not known")
     labels = list_axes(site, 0, max(folded, default=0))
     new = [f"new {label}" if axis in folded else label for axis, label in enumerate(labels)]
     left = [label for axis, label in enumerate(labels) if axis not in folded]
@@ -131,47 +132,39 @@ def _of_vector(site: Site) -> Fold:
 
 
 @axes("L2Loss")
-def half_square(site: Site) -> Axes | str:
+def half_square(site: Site) -> Axes:
     """Half the sum of squares."""
     return Axes((list_axes(site),), ((),))
 
 
 @axes("ArgMax ArgMin")
-def best(site: Site) -> Axes | str:
+def best(site: Site) -> Axes:
     """The axis that is searched is folded away."""
-    labels = _labels_but_one(site)
-    if isinstance(labels, str):
-        return labels
-    before, along = labels
+    before, along = _labels_but_one(site)
     left = [label for label in before if label != along]
     return Axes((before,), (left,), mixed={along: f"{site.op.type} over the batch"})
 
 
 @axes("Cumprod CumulativeLogsumexp")
 @axes("Cumsum", rest=move_by_wholes)
-def running(site: Site) -> Axes | str:
+def running(site: Site) -> Axes:
     """Along any axis but the batch."""
-    labels = _labels_but_one(site)
-    if isinstance(labels, str):
-        return labels
-    return Axes((labels[0],), (labels[0],), mixed={labels[1]: f"{site.op.type} along the batch"})
+    labels, along = _labels_but_one(site)
+    return Axes((labels,), (labels,), mixed={along: f"{site.op.type} along the batch"})
 
 
-def _labels_but_one(site: Site) -> tuple[list[str], str] | str:
+def _labels_but_one(site: Site) -> tuple[list[str], str]:
     """The labels of an input, and that of the one axis that the next input names."""
-    axis, rank = site.int_at(1), site.rank(0)
-    if axis is None or (rank is None and axis < 0):
-        return f"{site.op.type} over the batch"
+    axis = site.need_int(1, f"{site.op.type} over the batch")
+    if site.rank(0) is None and axis < 0:
+        raise Undecided(f"{site.op.type} over the batch")
     labels = list_axes(site, 0, axis)
     return labels, labels[axis % len(labels)]
 
 
-def _describe_segments(site: Site) -> Axes | str:
-    ranks = site.rank(0), site.rank(1)
-    if ranks[0] is None or ranks[1] is None:
-        return "the heaps are not one a row"
-    labels = number_axes(ranks[0])
-    return Axes((labels, labels[: ranks[1]]), (["heap", *labels[ranks[1] :]],))
+def _describe_segments(site: Site) -> Axes:
+    rank, dealt = (site.need_rank(place, "the heaps are not one a row") for place in (0, 1))
+    return Axes((number_axes(rank), number_axes(rank)[:dealt]), (["heap", *number_axes(rank)[dealt:]],))
 
 
 @rule("UnsortedSegmentSum", "SegmentSumV2")
@@ -196,7 +189,7 @@ def heights(site: Site) -> Result:
 
 
 @axes("InTopK InTopKV2")
-def among_best(site: Site) -> Axes | str:
+def among_best(site: Site) -> Axes:
     """Scores [rows, classes] and targets [rows]."""
     return Axes(("nc", "n"), ("n",), mixed={"c": "scores and targets are not one a row"})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
@@ -168,9 +169,15 @@ Result = Fold | tuple[Fold, ...]
 NO_RULE = "no rule for op type"
 """How a reason begins where it is not known what an op does to rows."""
 
+NO_RANK = "the number of axes is not known, so neither is where the rows meet"
+
 BESIDE = "rows are put beside a tensor that is no part of the batch"
 FIXED = "rows are given a fixed shape"
 """Reasons for which an op fails with a micro-batch: the other tensor has as many rows as the whole batch."""
+
+
+class Undecided(Exception):
+    """It cannot be told what an op does to axes, or to rows: the reason. Rows are coupled then."""
 
 
 class Caller(Protocol):
@@ -240,6 +247,27 @@ class Site:
         length = self.size(place, 0)
         return None if length is None else (whole(),) * length
 
+    def need_rank(self, place: int, reason: str = NO_RANK) -> int:
+        """Number of axes of an input; undecided where it is not known."""
+        rank = self.rank(place)
+        if rank is None:
+            raise Undecided(reason)
+        return rank
+
+    def need_ints(self, place: int, reason: str) -> tuple[int, ...]:
+        """The numbers of an input; undecided where they are not known."""
+        numbers = self.ints(place)
+        if numbers is None:
+            raise Undecided(reason)
+        return numbers
+
+    def need_int(self, place: int, reason: str) -> int:
+        """The one number of an input; undecided where it is not known."""
+        number = self.int_at(place)
+        if number is None:
+            raise Undecided(reason)
+        return number
+
     def columns(self, place: int, axis: int) -> tuple[Fold, ...] | None:
         """The states of what lies side by side along an axis of rows: known of the last one alone."""
         rank = self.rank(place)
@@ -294,8 +322,16 @@ class Axes(NamedTuple):
 
 
 Labels = Sequence[str]
-Describe = Callable[[Site], Axes | str]
-"""The axes of an op, or why they are not known."""
+Describe = Callable[[Site], Axes]
+"""The axes of an op; `Undecided` where they are not known."""
+
+
+def find_axes(describe: Describe, site: Site) -> Axes | str:
+    """The axes of an op, or why they are not known."""
+    try:
+        return describe(site)
+    except Undecided as error:
+        return str(error)
 
 
 class Entry(NamedTuple):
@@ -306,7 +342,7 @@ class Entry(NamedTuple):
     """
 
     apply: Callable[[Site], Result]
-    axes: Describe | None
+    axes: Callable[[Site], Axes | str] | None
     literal: bool
     raw: bool
     positions: bool
@@ -320,12 +356,13 @@ def rule(
     *types: str, axes: Describe | None = None, literal: bool = False, raw: bool = False, positions: bool = False
 ) -> Callable[[_F], _F]:
     """Register the transfer function of op types; one text may name several."""
+    found = None if axes is None else functools.partial(find_axes, axes)
 
     def register(apply: _F) -> _F:
         for name in " ".join(types).split():
             if name in RULES:
                 raise ValueError(f"op type {name} has two rules")
-            RULES[name] = Entry(apply, axes, literal, raw, positions)
+            RULES[name] = Entry(apply, found, literal, raw, positions)
         return apply
 
     return register
@@ -335,7 +372,10 @@ def transfer(site: Site) -> tuple[Fold, ...]:
     """The states of an op's outputs."""
     if not site.op.outputs:
         return ()
-    result = _result(site)
+    try:
+        result = _result(site)
+    except Undecided as error:
+        result = site.couple(str(error))
     folds = (result,) * len(site.op.outputs) if isinstance(result, Fold) else result
     inputs = not site.op.stateful and all(fold.inputs for fold in site.folds)
     return tuple(fold._replace(inputs=inputs) for fold in folds)

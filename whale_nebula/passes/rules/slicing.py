@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from whale_nebula.passes.rules.algebra import follow_entries, move_by_wholes, move_entries
-from whale_nebula.passes.rules.axes import add_axis, axes, find_mixed_rows, fold_axes, match_rows, number_axes
+from whale_nebula.passes.rules.axes import add_axis, axes, check_mixed, fold_axes, match_rows, number_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     COUPLED,
@@ -21,6 +21,7 @@ from whale_nebula.passes.rules.registry import (
     Fold,
     Result,
     Site,
+    Undecided,
     blocks_of,
     rows,
     rule,
@@ -104,10 +105,10 @@ def _read_strided(site: Site, rank: int | None) -> list[_Taken] | None:
 def _describe_taken(read: Callable[[Site, int | None], list[_Taken] | None]) -> Describe:
     """Axes of which everything is taken, one after the other, stay; of others a part is taken."""
 
-    def describe(site: Site) -> Axes | str:
+    def describe(site: Site) -> Axes:
         shape, taken = site.spec(0).shape, read(site, site.rank(0))
         if taken is None or shape is None:
-            return "what a slice takes is not known"
+            raise Undecided("what a slice takes is not known")
         labels = number_axes(len(shape))
         left = iter(zip(labels, shape, strict=True))
         kept: list[str] = []
@@ -186,15 +187,12 @@ def update_slice(site: Site) -> Result:
         return site.nonlinear(site.folds)
     if starts is None or any(start.kind != WHOLE for start in starts) or not starts[data.axis].zero:
         return site.couple("which rows are replaced depends on the others")
-    return match_rows(site, data, part).bare
+    return match_rows(data, part).bare
 
 
-def _describe_split(site: Site) -> Axes | str:
-    data, axis = (1, site.int_at(0)) if site.op.type == "Split" else (0, site.int_at(2))
-    rank = site.rank(data)
-    if rank is None or axis is None:
-        return "the axis of a split is not known"
-    labels: list[str] = number_axes(rank)
+def _describe_split(site: Site) -> Axes:
+    unknown, (data, place) = "the axis of a split is not known", (1, 0) if site.op.type == "Split" else (0, 2)
+    axis, labels = site.need_int(place, unknown), number_axes(site.need_rank(data, unknown))
     inputs = (None, labels) if data else (labels,)
     return Axes(inputs, (labels,) * len(site.op.outputs), mixed={labels[axis]: _CUT})
 
@@ -214,11 +212,9 @@ def split(site: Site) -> Result:
     return fold_axes(site, _describe_split, follow_entries(data))
 
 
-def _describe_unpack(site: Site) -> Axes | str:
-    rank = site.rank(0)
-    if rank is None:
-        return "rows with an unknown number of axes are taken apart"
-    labels, along = number_axes(rank), number_axes(rank)[site.number("axis", 0)]
+def _describe_unpack(site: Site) -> Axes:
+    labels = number_axes(site.need_rank(0, "rows with an unknown number of axes are taken apart"))
+    along = labels[site.number("axis", 0)]
     left = [label for label in labels if label != along]
     return Axes((labels,), (left,) * len(site.op.outputs), mixed={along: _CUT})
 
@@ -235,11 +231,11 @@ def unpack(site: Site) -> Result:
 _ACROSS = "rows are picked by number out of the batch"
 
 
-def _describe_gather(site: Site) -> Axes | str:
+def _describe_gather(site: Site) -> Axes:
     """`table[.., axis, ..], numbers -> [.., numbers, ..]`: the axis that is looked up in is mixed."""
     axis, ranks = site.int_at(2) if len(site.folds) > 2 else 0, _ranks(site)
     if axis is None or ranks is None:
-        return "the axis of a look-up is not known"
+        raise Undecided("the axis of a look-up is not known")
     table, numbers = [f"t{n}" for n in range(ranks[0])], [f"n{n}" for n in range(ranks[1])]
     at, shared = axis % ranks[0], site.number("batch_dims", 0) % (ranks[1] + 1)
     numbers[:shared] = table[:shared]
@@ -254,9 +250,10 @@ def gather(site: Site) -> Result:
     axis = site.int_at(2) if len(site.folds) > 2 else 0
     if ROWS not in (table.kind, numbers.kind):
         return _without_rows(site)
-    wrong, ranks = find_mixed_rows(site, (table, numbers)), _ranks(site)
-    if wrong is not None or axis is None or ranks is None:
-        return wrong or site.couple("the axis of a look-up is not known")
+    check_mixed((table, numbers))
+    ranks = _ranks(site)
+    if axis is None or ranks is None:
+        raise Undecided("the axis of a look-up is not known")
     shared = site.number("batch_dims", 0) % (ranks[1] + 1)
     if table.kind == numbers.kind == ROWS and not table.axis == numbers.axis < shared:
         own = table.axis == axis % ranks[0] and numbers.position and not shared
@@ -308,10 +305,10 @@ def gather_nd(site: Site) -> Result:
     table, numbers = site.folds
     if ROWS not in (table.kind, numbers.kind):
         return move_by_wholes(site, site.folds)
-    wrong = find_mixed_rows(site, site.folds)
-    rank, depth = site.rank(1), site.size(1, -1)
-    if wrong is not None or rank is None or depth is None:
-        return wrong or site.couple("the numbers of a look-up are not known")
+    check_mixed(site.folds)
+    rank, depth = site.need_rank(1, "the numbers of a look-up are not known"), site.size(1, -1)
+    if depth is None:
+        raise Undecided("the numbers of a look-up are not known")
     if numbers.kind == ROWS and numbers.axis == rank - 1:
         return site.couple("the batch lies along the numbers of a look-up")
     if table.kind == WHOLE:
@@ -326,11 +323,9 @@ def gather_nd(site: Site) -> Result:
 
 
 @axes("OneHot")
-def one_hot(site: Site) -> Axes | str:
+def one_hot(site: Site) -> Axes:
     """One more axis, as long everywhere."""
-    rank = site.rank(0)
-    if rank is None:
-        return "rows with an unknown number of axes get one more"
+    rank = site.need_rank(0, "rows with an unknown number of axes get one more")
     labels, new = number_axes(rank), site.number("axis", -1) % (rank + 1)
     return Axes((labels,), (add_axis(labels, new),))
 
