@@ -320,22 +320,16 @@ _REREAD = "is written from the batch, and then read again: a micro-batch would r
 _BEFORE = "read the variable before it is written"
 
 
-def _put_down(op: Op, given: list[Fold]) -> list[Fold]:
-    """What a write is given; rows that it puts in the place of a variable's value are those of a micro-batch alone."""
-    rows = any(state.kind == ROWS for state in given)
-    put = op.type.startswith("Assign") or op.type == "ResourceStridedSliceAssign"
-    if put and rows:
-        return [Fold(COUPLED, blame=op.index, reason=_REPLACED)]
+def _explain_write(op: Op, given: list[Fold]) -> str | None:
+    """Why a write cannot be made by micro-batches one after the other, whatever its values are."""
+    kinds = {state.kind for state in given}
+    if ROWS in kinds and op.type.startswith(("Assign", "ResourceStridedSliceAssign")):
+        return "rows of the batch become the value of a variable, and each micro-batch would leave its own there"
     if any(state.position for state in given):
-        return [Fold(COUPLED, blame=op.index, reason=_NUMBERED)]
-    if rows and op.type.startswith("ResourceScatter") and any(state.kind not in (ROWS, WHOLE) for state in given):
-        return [Fold(COUPLED, blame=op.index, reason=_MIXED)]
-    return given
-
-
-_REPLACED = "rows of the batch become the value of a variable, and each micro-batch would leave its own there"
-_NUMBERED = "it writes where the numbers of rows say, and each micro-batch numbers its own"
-_MIXED = "rows of the batch say where it writes, and what it writes is made of all of them"
+        return "it writes where the numbers of rows say, and each micro-batch numbers its own"
+    if ROWS in kinds and op.type.startswith("ResourceScatter") and not kinds <= {ROWS, WHOLE}:
+        return "rows of the batch say where it writes, and what it writes is made of all of them"
+    return None
 
 
 Refusal = tuple[Fold, str, tuple[str, ...]]
@@ -348,7 +342,10 @@ def _find_refusals(own: list[Op], once: Collection[int], program: Program, foldi
     for op in own:
         if is_effect(op, graph) and resources(op, graph) and op.index not in once:
             what, ways = _describe_write(op, program)
-            yield from ((state, what, ways) for state in _put_down(op, _input_folds(op, folding)))
+            given = _input_folds(op, folding)
+            reason = _explain_write(op, given)
+            states = given if reason is None else [Fold(COUPLED, blame=op.index, reason=reason)]
+            yield from ((state, what, ways) for state in states)
     for number in sorted(op for request in program.requests for op in request.backward):
         if is_effect(graph.ops[number], graph) and resources(graph.ops[number], graph):
             state = Fold(COUPLED, blame=number, reason="a gradient writes a variable, once for each micro-batch")
