@@ -33,29 +33,31 @@ _CUT = "the batch axis is sliced: which rows are taken depends on the other rows
 
 class _Taken(NamedTuple):
     """What a slice does with one axis: a new one is `added`, one is `dropped`, or entries are taken from `begin` to
-    `end`, which are None where nothing bounds them.
+    `end` by steps of `stride`, which are None where nothing is said of them.
     """
 
     added: bool = False
     dropped: bool = False
     begin: Fold | None = None
     end: Fold | None = None
-    stride: int | None = 1
+    stride: Fold | None = None
 
-    def depends_on(self, *kinds: str) -> bool:
-        """Whether a bound is in one of these states."""
-        return any(bound is not None and bound.kind in kinds for bound in (self.begin, self.end))
+    @property
+    def kinds(self) -> set[str]:
+        """The states of what is said."""
+        return {bound.kind for bound in (self.begin, self.end, self.stride) if bound is not None}
 
     @property
     def from_start(self) -> bool:
         """Whether entries are taken one after the other from the first on."""
-        return self.stride == 1 and (self.begin is None or self.begin.literal == (0,))
+        in_turn = self.stride is None or self.stride.literal == (1,)
+        return in_turn and (self.begin is None or self.begin.literal == (0,))
 
     def takes_size(self, size: int | None) -> bool:
         """Whether all entries of an axis of this size are taken; as many as there are rows, along the batch."""
         end = None if self.end is None or self.end.literal is None else self.end.literal[0]
         known = end is not None and size is not None and end >= size
-        return self.from_start and (known or self.end is None or self.depends_on(COUNT))
+        return self.from_start and (known or self.end is None or self.end.kind == COUNT)
 
     def takes_rows(self, data: Fold) -> bool:
         """Whether all rows are taken, in their order."""
@@ -74,9 +76,10 @@ def _read_slice(site: Site, rank: int | None) -> list[_Taken] | None:
 
 def _read_strided(site: Site, rank: int | None) -> list[_Taken] | None:
     """What begins, ends and strides with their masks take; axes behind the last are left alone."""
-    begins, ends, strides = (site.parts(place) for place in (1, 2, 3))
+    begins = site.parts(1)
     if begins is None:
         return None
+    ends, strides = (site.parts(place) or (site.folds[place],) * len(begins) for place in (2, 3))
 
     def has(mask: str, place: int) -> bool:
         return bool(site.number(f"{mask}_mask", 0) >> place & 1)
@@ -89,16 +92,16 @@ def _read_strided(site: Site, rank: int | None) -> list[_Taken] | None:
                 return None
             found += [_Taken()] * (rank - later - sum(not each.added for each in found))
             continue
-        stride = strides[place].literal if strides is not None else None
-        end = site.folds[2] if ends is None else ends[place]
+        if has("new_axis", place):
+            found.append(_Taken(added=True))
+            continue
         taken = _Taken(
-            added=has("new_axis", place),
             dropped=has("shrink_axis", place),
             begin=None if has("begin", place) else begin,
-            end=None if has("end", place) else end,
-            stride=None if stride is None else int(stride[0]),
+            end=None if has("end", place) else ends[place],
+            stride=strides[place],
         )
-        found.append(_Taken(added=True) if taken.added else taken)
+        found.append(taken)
     return found
 
 
@@ -128,11 +131,13 @@ def _describe_taken(read: Callable[[Site, int | None], list[_Taken] | None]) -> 
 
 def _slice_rows(site: Site, data: Fold, taken: Sequence[_Taken]) -> Fold:
     """Rows of which all are taken, where they lie then."""
+    if any(each.kinds - {WHOLE, COUNT} for each in taken):
+        return site.couple("what a slice takes of rows depends on the batch")
     old = [place for place, each in enumerate(taken) if not each.added]
     own = old[data.axis] if data.axis < len(old) else len(taken)
     if own < len(taken) and not taken[own].takes_rows(data):
         return site.couple(_CUT)
-    if any(taken[place].depends_on(COUNT) for place in old if place != own):
+    if any(COUNT in taken[place].kinds for place in old if place != own):
         return site.couple(_GROWS)
     kept = sum(not each.dropped for each in taken[:own])
     return data._replace(axis=kept + max(0, data.axis - len(old))).bare
@@ -142,11 +147,8 @@ def _slice(site: Site, taken: Sequence[_Taken] | None) -> Result:
     data = site.folds[0]
     if data.kind != ROWS:
         return follow_entries(0)(site, site.folds)
-    if taken is None:
-        return site.couple("what a slice takes of rows is not known")
-    if any(bound.kind not in (WHOLE, COUNT) for each in taken for bound in (each.begin, each.end) if bound is not None):
-        return site.couple("what a slice takes of rows depends on the batch")
-    return _slice_rows(site, data, taken)
+    unknown = site.couple("what a slice takes of rows is not known")
+    return unknown if taken is None else _slice_rows(site, data, taken)
 
 
 @rule("StridedSlice", axes=_describe_taken(_read_strided), literal=True, positions=True)
