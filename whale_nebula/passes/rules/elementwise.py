@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from whale_nebula.ir.integers import ELEMENTWISE
 from whale_nebula.passes.rules.algebra import (
     add_folds,
@@ -218,4 +220,8 @@ def _reckon(site: Site, folds: Sequence[Fold], rest: Join) -> Fold:
         return whole() if all(fold.kind == WHOLE for fold in folds) else rest(site, folds)
     if site.op.type.startswith("Floor") and known[1] == 0:
         return whole()
-    return whole(work(*known).item())
+    try:
+        with np.errstate(all="ignore"):
+            return whole(work(*known).item())
+    except OverflowError:  # an unsigned number of 64 bits beside a signed one
+        return whole()
