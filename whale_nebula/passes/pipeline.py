@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from whale_nebula.errors import OptionError
 from whale_nebula.errors.text import did_you_mean
@@ -129,7 +129,7 @@ class Compilation:
     phases: Parts | None = None
     cut: Cut | None = None
 
-    def find(self, what: str) -> Any:
+    def known(self, what: str) -> Any:
         """What an earlier pass has found; an error of the order of passes where it has not run."""
         found = getattr(self, what)
         if found is None:
@@ -137,11 +137,26 @@ class Compilation:
         return found
 
 
+class Pass(Protocol):
+    """One step of the compilation; a frozen dataclass."""
+
+    @property
+    def name(self) -> str:
+        """What `show --after` knows it by."""
+        ...
+
+    def apply(self, given: Compilation) -> Compilation:
+        """The program after the pass, or an error that names the user's line."""
+        ...
+
+    def describe(self, found: Compilation) -> Iterable[str]:
+        """What the pass has found or changed, as lines of text."""
+        ...
+
+
 @dataclass(frozen=True)
-class Pass:
-    """One step of the compilation: `apply` gives the program after it, or an error that names the user's line;
-    `describe` tells what it has found or changed, as lines of text. `show --after` knows it by its name.
-    """
+class Step:
+    """A pass of ours, made of its functions."""
 
     name: str
     apply: Callable[[Compilation], Compilation]
@@ -157,7 +172,7 @@ def _fold_batch(given: Compilation) -> Compilation:
 
 def _split_phases(given: Compilation) -> Compilation:
     """Give each op its phase, and its part of it; check that random draws keep their order."""
-    folds = given.find("folds")
+    folds = given.known("folds")
     phases = split_parts(given.program, folds.once, folds.checks)
     check_draws(given.program, phases, folds, given.workers)
     return replace(given, phases=phases)
@@ -165,7 +180,7 @@ def _split_phases(given: Compilation) -> Compilation:
 
 def _check_stages(given: Compilation) -> Compilation:
     """Refuse cycles of stages, and variables or seeds that workers would disagree on."""
-    program, phases = given.program, given.find("phases")
+    program, phases = given.program, given.known("phases")
     check_order(program.graph, program.labels, program.stages, phase_of=phases.phase, where=given.where)
     check_shared(program, phases, [set(worker.stages) for worker in given.workers], given.where)
     return given
@@ -173,7 +188,7 @@ def _check_stages(given: Compilation) -> Compilation:
 
 def _cut(given: Compilation) -> Compilation:
     """Cut the program into fragments for workers, with the boundaries between them."""
-    phases, folds = given.find("phases"), given.find("folds")
+    phases, folds = given.known("phases"), given.known("folds")
     cut = map_workers(given.program, given.workers, phases, folds, given.results, given.apart)
     check_crossable(cut, given.where)
     return replace(given, cut=cut)
@@ -181,26 +196,26 @@ def _cut(given: Compilation) -> Compilation:
 
 def _list_exchange(given: Compilation) -> Compilation:
     """List what updates of several clusters send each other, once a step."""
-    cut, phases, folds = given.find("cut"), given.find("phases"), given.find("folds")
+    cut, phases, folds = given.known("cut"), given.known("phases"), given.known("folds")
     return replace(given, cut=replace(cut, exchange=list_exchange(cut, phases, folds, given.results, given.apart)))
 
 
 PIPELINE: tuple[Pass, ...] = (
-    Pass(
+    Step(
         "in-flight",
         lambda given: replace(given, program=one_in_flight(given.program)),
         lambda found: [f"in flight: {found.program.pipeline.in_flight or 'as the schedule says'}"],
     ),
-    Pass("fold", _fold_batch, lambda found: list_folds(found.find("folds"))),
-    Pass("phases", _split_phases, lambda found: list_fields(found.find("phases"))),
-    Pass(
+    Step("fold", _fold_batch, lambda found: list_folds(found.known("folds"))),
+    Step("phases", _split_phases, lambda found: list_fields(found.known("phases"))),
+    Step(
         "merges",
-        lambda given: replace(given, program=with_merges(given.program, given.find("folds"))),
+        lambda given: replace(given, program=with_merges(given.program, given.known("folds"))),
         lambda found: [f"request {each.index} merges {' '.join(each.merges)}" for each in found.program.requests],
     ),
-    Pass("order", _check_stages, lambda found: ()),
-    Pass("cut", _cut, lambda found: list_cut(found.find("cut"))),
-    Pass("exchange", _list_exchange, lambda found: map(str, found.find("cut").exchange)),
+    Step("order", _check_stages, lambda found: ()),
+    Step("cut", _cut, lambda found: list_cut(found.known("cut"))),
+    Step("exchange", _list_exchange, lambda found: map(str, found.known("cut").exchange)),
 )
 """All passes, in their order."""
 
@@ -225,7 +240,7 @@ def cut_program(
     apart: Collection[str] = (),
 ) -> Cut:
     """Map a program to workers; what the options mean, Compilation says."""
-    found: Cut = run_passes(Compilation(program, tuple(workers), where, results, apart)).find("cut")
+    found: Cut = run_passes(Compilation(program, tuple(workers), where, results, apart)).known("cut")
     return found
 
 

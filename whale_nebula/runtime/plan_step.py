@@ -93,7 +93,7 @@ def _build_plan(name: str, captured: Captured, example: Sequence[Any], notes: Se
     workers, results = place_workers(captured, run), run.config.results
     where = lambda op: place_of(operations[op])  # noqa: E731
     given = Compilation(captured.program, tuple(workers), where, results, frozenset(run.config.inputs))
-    cut: Cut = run_passes(given).find("cut")
+    cut: Cut = run_passes(given).known("cut")
     rows = micro_batches(captured.program.leaves, example, captured.program.pipeline.micro_batch)
     if not run.alone:
         check_here(cut, run.here().worker, absent_in(example), where)

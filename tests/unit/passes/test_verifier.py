@@ -32,7 +32,7 @@ def with_op(number: int, **changed: object) -> Compilation:
 
 
 def with_forward(**changed: object) -> Compilation:
-    cut = DONE.find("cut")
+    cut = DONE.known("cut")
     stage = cut.phases[0].stages[0]
     stage = replace(stage, forward=replace(stage.forward, **changed))
     return replace(DONE, cut=replace(cut, phases=(replace(cut.phases[0], stages=(stage,)),)))
@@ -51,7 +51,7 @@ SPOILT: dict[str, Callable[[], Compilation]] = {
     ),
     "boundary 0 goes from stage 0 to (0,)": lambda: replace(
         DONE,
-        cut=replace(DONE.find("cut"), boundaries=(replace(DONE.find("cut").boundaries[0], destinations=(0,)),)),
+        cut=replace(DONE.known("cut"), boundaries=(replace(DONE.known("cut").boundaries[0], destinations=(0,)),)),
     ),
 }
 
