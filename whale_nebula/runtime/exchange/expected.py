@@ -138,7 +138,7 @@ def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
     clusters = {worker.name: worker.cluster for worker in cut.workers}
     for each in Crossings(cut, cut.routing).by_value.values():
         near, far = _bound_of(each.spec), _bound_of(each.spec, each.way)
-        for ends in cut.routing.joined(each.source, each.readers):
+        for ends in cut.routing.pair_hosts(each.source, each.readers):
             same = clusters[ends[0]] == clusters[ends[1]]
             yield Slot(each.kind, each.phase, each.number, *ends), near if same else far
     for phase in cut.phases:
