@@ -25,7 +25,7 @@ from whale_nebula.tf.keras_import import Bootstrap, wrap_keras
 if TYPE_CHECKING:
     from whale_nebula import codec as codec
     from whale_nebula import errors as errors
-    from whale_nebula.capture.place import place as place
+    from whale_nebula.capture import place as place
     from whale_nebula.ir import outer_optimizer as outer
     from whale_nebula.runtime.planning import plan as plan
     from whale_nebula.scopes import auto_parallel, cluster, compress, pipeline, replica, split, stage
@@ -47,7 +47,7 @@ _HOMES = {
     "split": "scopes",
     "compress": "scopes",
     "auto_parallel": "scopes",
-    "place": "capture.place",
+    "place": "capture",
     "shard": "feed.shard",
     "function": "runtime.function",
     "loss_weight": "capture",
@@ -100,7 +100,7 @@ def __getattr__(name: str) -> Any:
         said = f"module 'whale_nebula' has no attribute {name!r}: {did_you_mean(name, __all__)}"
         raise AttributeError(said, name=name, obj=sys.modules[__name__])
     home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
-    if _HOMES[name] in ("scopes", "capture.place"):
+    if _HOMES[name] in ("scopes", "capture"):
         scopes = importlib.import_module(f"{__name__}.scopes")
         if not any(isinstance(watcher, Bootstrap) for watcher in scopes.watchers):
             scopes.add_watcher(Bootstrap(_keras_hook))

@@ -28,10 +28,7 @@ from common import machine, verdict, write
 
 from whale_nebula.codec import Coded, axes, sparse
 from whale_nebula.codec import blocks as rounding
-from whale_nebula.codec import low_rank as basis
 from whale_nebula.codec import low_rank as lowrank
-from whale_nebula.codec import low_rank as ranks
-from whale_nebula.codec import sparse as positions
 from whale_nebula.codec.blocks import dequantise, quantise
 
 ROWS, COLUMNS = 8192, 768
@@ -82,7 +79,7 @@ def whole(bits: int, x: np.ndarray) -> Row:
 
 def low_rank(ratio: float, x: np.ndarray, optimal: Callable[[int], float]) -> Row:
     """The papers' SVD, of which the best possible error is known."""
-    k = ranks.rank_of(*x.shape, ratio)
+    k = lowrank.rank_of(*x.shape, ratio)
     return Row(
         f"svd({ratio}), rank {k}",
         lambda x: lowrank.factor(x, k),
@@ -94,30 +91,30 @@ def low_rank(ratio: float, x: np.ndarray, optimal: Callable[[int], float]) -> Ro
 
 def shared(r: int, x: np.ndarray) -> Row:
     """Coordinates on a basis that both sides hold."""
-    q = tf.constant(basis.first(basis.gram_of(x).numpy(), r))
-    return Row(f"rank({r}), shared", lambda x: basis.project(x, q), lambda z: basis.expand(z, q), None, 1 / 25)
+    q = tf.constant(lowrank.first(lowrank.gram_of(x).numpy(), r))
+    return Row(f"rank({r}), shared", lambda x: lowrank.project(x, q), lambda z: lowrank.expand(z, q), None, 1 / 25)
 
 
 def renewal(r: int, x: np.ndarray) -> Row:
     """What the producer adds once in 50 steps; nothing but the basis crosses."""
-    last = basis.first(basis.gram_of(x).numpy(), r)
+    last = lowrank.first(lowrank.gram_of(x).numpy(), r)
 
     def encode(x: Any) -> Any:
-        return basis.renew_basis(basis.gram_of(x, rows=1024).numpy(), last)
+        return lowrank.renew_basis(lowrank.gram_of(x, rows=1024).numpy(), last)
 
     return Row(f"rank({r}), renewing the basis", encode, lambda sent: None)
 
 
 def largest(fraction: float) -> Row:
     """The largest of each row, and where they are."""
-    k = ranks.kept_count(COLUMNS, fraction)
+    k = lowrank.kept_count(COLUMNS, fraction)
 
     def encode(x: Any) -> Any:
         at = sparse.largest(x, k)
-        return sparse.gather(x, at), positions.pack(at, COLUMNS)
+        return sparse.gather(x, at), sparse.pack(at, COLUMNS)
 
     def decode(sent: Any) -> Any:
-        return sparse.scatter(sent[0], positions.unpack(sent[1], int(sent[0].shape[0]), COLUMNS, k), COLUMNS)
+        return sparse.scatter(sent[0], sparse.unpack(sent[1], int(sent[0].shape[0]), COLUMNS, k), COLUMNS)
 
     return Row(f"topk({fraction})", encode, decode)
 
@@ -133,8 +130,8 @@ def on_axes(bits: float, x: np.ndarray) -> Row:
     q, alone = tf.constant(axes.make_axes(axes.gram_of(x).numpy()).axes), coded(bits, len(x))
     return Row(
         f"axes, {alone.name}",
-        lambda x: alone.encode(basis.project(x, q)),
-        lambda sent: basis.expand(alone.decode(sent), q),
+        lambda x: alone.encode(lowrank.project(x, q)),
+        lambda sent: lowrank.expand(alone.decode(sent), q),
     )
 
 

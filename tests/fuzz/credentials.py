@@ -30,7 +30,7 @@ from cryptography.x509.oid import NameOID
 from tests.unit.security.made import GATE, GPU, Home, self_signed
 from whale_nebula.cli import audit
 from whale_nebula.errors import NebulaError
-from whale_nebula.security import Prover, Trust, chain, files, issue, making
+from whale_nebula.security import Prover, Trust, chain, files, issue
 from whale_nebula.security import trust as denied
 from whale_nebula.security.audit import AuditLog, Head, read_heads
 from whale_nebula.security.trust import check_live
@@ -105,7 +105,7 @@ def of_other_kinds() -> list[x509.Certificate]:
         rsa.generate_private_key(65537, 2048),
         ec.generate_private_key(ec.SECP384R1()),
     )
-    now = making.now()
+    now = files.now()
     return [
         x509.CertificateBuilder()
         .subject_name(name)
@@ -210,15 +210,11 @@ class DenyLists:
             said["signature"] = base64.b64encode(self.home.authority.key.sign(message, files.SIGNATURE)).decode()
         data = json.dumps(said).encode()
         self.path.write_bytes(garbled(draw, data) if draw.random() < 0.5 else data)
-        for look in (denied.is_unsigned, denied.load_unsigned, self._used):
-            try:
-                look(self.path)
-            except NebulaError as error:
-                str(error).encode("utf-8")
+        try:
+            denied.DenyList(self.path, self.authorities)
+        except NebulaError as error:
+            str(error).encode("utf-8")
         self.used.find(self.ours.serial, self.authorities)
-
-    def _used(self, path: Path) -> None:
-        denied.DenyList(path, self.authorities)
 
 
 class Logs:

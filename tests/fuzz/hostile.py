@@ -10,10 +10,10 @@ import numpy as np
 
 from tests.unit.wire.talk import NAMES, STEP, SharedSecret, conversation, greet, greeting, said, tensor, whole
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.wire.assembly import Bound
+from whale_nebula.wire.buffers import Bound
 from whale_nebula.wire.conversation import Conversation, Event
 from whale_nebula.wire.frame import HEADER_BYTES, Header, checksum, lay_out
-from whale_nebula.wire.states import State
+from whale_nebula.wire.message import State
 
 CAP = 1 << 16  # no tensor that a victim takes may be larger
 SLOTS = 4
@@ -67,8 +67,8 @@ def peer(*, sealed: bool = False) -> Conversation:
 def recorded() -> tuple[bytes, bytes]:
     """HELLO and AUTH of the peer, as every (unsealed) victim takes them."""
     here, there = victim(), peer()
-    said_first = whole(here.connected()[0])
-    hello = whole(there.connected()[0])
+    said_first = whole(here.connect()[0])
+    hello = whole(there.connect()[0])
     (answer,) = there.receive(said_first)
     return hello, whole(answer.packets[0])
 
@@ -111,10 +111,10 @@ class Hostile:
 
     def _connect(self) -> None:
         """A new connection, on which the greeting may come only in part."""
-        self.talk.disconnected()
-        self.peer.disconnected()
-        said_first = whole(self.talk.connected()[0])
-        hello = whole(self.peer.connected()[0])
+        self.talk.disconnect()
+        self.peer.disconnect()
+        said_first = whole(self.talk.connect()[0])
+        hello = whole(self.peer.connect()[0])
         (answer,) = self.peer.receive(said_first)
         self.greeting = hello, whole(answer.packets[0])
         for frame in self.greeting[: self.draw.choice((0, 1, 2, 2, 2, 2))]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import itertools
 import json
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import psutil
 
 import whale_nebula as nb
 import whale_nebula.runtime.run
@@ -85,6 +88,46 @@ def run(
     """Start and wait."""
     with started(script, workers, *arguments, gateways=gateways, deadline=deadline) as job:
         return ended(job, deadline)
+
+
+def beside(
+    script: str, workers: int | Mapping[str, str], *arguments: object, alone: Callable[[], Any],
+    deadline: float = DEADLINE, **options: Any,
+) -> tuple[Ended, Any]:  # fmt: skip
+    """Start, do meanwhile in this process what is to be compared, and wait: what both came to."""
+    with started(script, workers, *arguments, deadline=deadline, **options) as job:
+        nb.shutdown()
+        expected = alone()
+        found = ended(job, deadline)
+    return found, expected
+
+
+def told_alone(lesson: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
+    """What a lesson of the workers tells in this process, which is seeded as they are; `options` are of `nb.init`."""
+    nb.shutdown()
+    keras.utils.set_random_seed(SEED)
+    with contextlib.redirect_stdout(io.StringIO()) as out, nb.init(**options):
+        lesson(*arguments)
+    return dict(told(out.getvalue()))
+
+
+@contextlib.contextmanager
+def training(workers: int, *arguments: object, steps: int) -> Iterator[Job]:
+    """A run of `train` in which each worker has told of so many steps, and goes on."""
+    trained, heard = threading.Event(), set()
+
+    def echo(worker: str, stream: str, line: str) -> None:
+        if f'"steps", {steps}' in line:
+            heard.add(worker)
+            if len(heard) == workers:
+                trained.set()
+
+    with started("train", workers, *arguments, echo=echo) as job:
+        limit = time.monotonic() + DEADLINE
+        while not trained.wait(0.2):
+            assert time.monotonic() < limit
+            assert all(map(psutil.pid_exists, job.pids.values())), ended(job, GRACE)
+        yield job
 
 
 def several(

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import whale_nebula as nb
-from tests.processes.running import Ended, ended, run, started
-from tests.processes.telling import told
-from whale_nebula.launch.leaving import EXIT_LEFT
+from tests.processes.running import Ended, ended, run, told_alone, training
+from tests.processes.workers import train
+from whale_nebula.launch.ending import EXIT_LEFT
 
 DEADLINE = 300.0
 pytestmark = pytest.mark.timeout(DEADLINE)
@@ -34,13 +29,6 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """Two clusters of one worker each."""
     return run("train", 2, "apart", tmp_path_factory.mktemp("apart"), "sync", "each")
-
-
-@pytest.fixture
-def alone() -> Iterator[Any]:
-    nb.shutdown()
-    yield importlib.import_module("tests.processes.workers.train")
-    nb.shutdown()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -70,28 +58,15 @@ def test_a_custom_loop_begins_with_the_first_ones_weights(three: Ended) -> None:
 
 @pytest.mark.grid
 @pytest.mark.parametrize("way", ["sync", "each"])
-def test_two_processes_leave_what_one_leaves(
-    two: Ended, way: str, alone: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with nb.init({"clusters": {"c0": {}, "c1": {}}}):
-        alone.trained_apart(way)
-    here = told(capsys.readouterr().out)
+def test_two_processes_leave_what_one_leaves(two: Ended, way: str) -> None:
+    here = told_alone(train.trained_apart, way, config={"clusters": {"c0": {}, "c1": {}}})
     assert json.loads(json.dumps(here[f"{way} weights"])) == two.same(f"{way} weights")
     assert here[f"{way} losses"] == two.all(f"{way} losses")[0]
 
 
 @pytest.mark.parametrize("ends", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.grid)])
 def test_one_that_ends_ends_all(ends: signal.Signals, tmp_path: Path) -> None:
-    training, heard = threading.Event(), set()
-
-    def echo(worker: str, stream: str, line: str) -> None:
-        if '"steps", 15' in line:
-            heard.add(worker)
-            if len(heard) == 2:
-                training.set()
-
-    with started("train", 2, "apart", tmp_path, "endless", echo=echo) as job:
-        assert training.wait(DEADLINE)
+    with training(2, "apart", tmp_path, "endless", steps=15) as job:
         job.signal("c1/0", ends)
         found = ended(job)
     if ends is signal.SIGTERM:

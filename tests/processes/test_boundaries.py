@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-import keras
 import pytest
 
-import whale_nebula as nb
-from tests.processes import running, telling
-from tests.processes.running import Ended
+from tests.processes.running import Ended, several, told_alone
 from tests.processes.workers import train
 from whale_nebula.runtime.step import estimates
 
@@ -23,35 +19,18 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
     """Three programs, one after the other, in the same two processes."""
     folder = tmp_path_factory.mktemp("pair")
     asked = {name: [name, *CLUSTERS] for name in ("projected", "differences", "choosing")}
-    found = running.several("train", folder, asked, gateways=True)
+    found = several("train", folder, asked, gateways=True)
     found["choosing"].result.check()
     return found
 
 
-Alone = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def alone(capsys: pytest.CaptureFixture[str]) -> Alone:
-    """What a program tells in this process."""
-
-    def act(told: Callable[..., None], **options: Any) -> dict[str, Any]:
-        nb.shutdown()
-        keras.utils.set_random_seed(running.SEED)
-        with nb.init(**options):
-            told(*CLUSTERS)
-        return telling.told(capsys.readouterr().out)
-
-    return act
-
-
 def test_both_sides_change_and_leave_out_at_the_same_step(
-    pair: Mapping[str, Ended], alone: Alone, monkeypatch: pytest.MonkeyPatch
+    pair: Mapping[str, Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_rate", "slowest"):  # as the worker sets them, and back again afterwards
         owner = estimates.Seen if name == "_rate" else estimates
         monkeypatch.setattr(owner, name, getattr(owner, name))
-    found, expected = pair["choosing"], alone(train.choosing, links=LINKS)
+    found, expected = pair["choosing"], told_alone(train.choosing, *CLUSTERS, links=LINKS)
     for name in ("auto", "free again", "left out"):
         assert found.same(name) == expected[name]
     slow, free, out = (expected[name]["notes"] for name in ("auto", "free again", "left out"))
@@ -63,9 +42,9 @@ def test_both_sides_change_and_leave_out_at_the_same_step(
         assert said in outcome.err
 
 
-def test_two_processes_hold_the_same_samples_and_train_as_one_does(pair: Mapping[str, Ended], alone: Alone) -> None:
+def test_two_processes_hold_the_same_samples_and_train_as_one_does(pair: Mapping[str, Ended]) -> None:
     """Both hold the same bits."""
-    found, expected = pair["differences"], alone(train.differences)
+    found, expected = pair["differences"], told_alone(train.differences, *CLUSTERS)
     for name in ("losses", "outputs", "weights"):
         assert found.same(name) == expected[name]
     here, there = expected["held"]
@@ -78,9 +57,9 @@ def test_two_processes_hold_the_same_samples_and_train_as_one_does(pair: Mapping
     assert epochs[1] == epochs[2] < epochs[0] / 2
 
 
-def test_two_processes_train_the_basis_that_one_does(pair: Mapping[str, Ended], alone: Alone) -> None:
+def test_two_processes_train_the_basis_that_one_does(pair: Mapping[str, Ended]) -> None:
     """Each has one of the variables."""
-    found, expected = pair["projected"], alone(train.projected, links=LINKS)
+    found, expected = pair["projected"], told_alone(train.projected, *CLUSTERS, links=LINKS)
     for name in ("losses", "outputs", "names", "weights"):
         assert found.same(name) == expected[name]
     assert found.same("names")[:2] == ["boundary/bottleneck_c0_down", "boundary/bottleneck_c0_c1_up"]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import whale_nebula as nb
 from tests.parity.crossing import CODECS
+from tests.processes.running import told_alone
 from tests.processes.sites import SEED, sites
-from tests.processes.telling import told
 from tests.processes.workers import train
 
 SAMPLE = ["int4", "svd", "axes", "topk", "mask and rank", "late", "ramp"]
@@ -21,18 +17,10 @@ SAMPLE = ["int4", "svd", "axes", "topk", "mask and rank", "late", "ramp"]
 DEADLINE = 240.0
 
 
-def alone(cases: Sequence[str]) -> dict[str, Any]:
-    """What one process comes to, whose clusters are joined by emulated lines."""
-    nb.shutdown()
-    with contextlib.redirect_stdout(io.StringIO()) as out, nb.init(links="10gbit,0ms", seed=SEED):
-        train.compressed(*cases)
-    return told(out.getvalue())
-
-
 def check(folder: Path, cases: Sequence[str]) -> None:
     with sites(folder) as found:
         found.start("train", "compressed", *cases)
-        expected = alone(cases)
+        expected = told_alone(train.compressed, *cases, links="10gbit,0ms", seed=SEED)
         codes = {cluster: site.wait(DEADLINE) for cluster, site in found.started.items()}
         assert codes == {"gpu": 0, "npu": 0}, found["npu"].said
         for case in cases:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.processes.measuring import result_of
-from tests.processes.running import ended, started
+from tests.processes.running import beside
 from tests.same import assert_same
 
 EXTRAS, PLACES = ("regularizer", "add_loss", "output", "mask"), ("front", "middle", "last")
 ALL = [case for case in itertools.product(EXTRAS, PLACES) if case != ("output", "last")]
-SAMPLE = [("regularizer", "front"), ("add_loss", "middle"), ("output", "front")]
+SAMPLE = [("output", "front")]
 DEADLINE = 280.0
 
 
@@ -25,9 +25,11 @@ def check(cases: list[tuple[str, str]], folder: Path, *, replicated: str = "", *
     counts = {f"c{number}": 1 + (place == replicated) for number, place in enumerate(PLACES)}
     workers = {f"{cluster}/{n}": cluster for cluster, count in counts.items() for n in range(count)}
     argv = ["results", json.dumps(cases), folder, replicated]
-    with started("scenarios", workers, *argv, deadline=deadline, **options) as job:
-        uncut = {case: result_of(*case, cut=False, loggers=[]) for case in cases}
-        found = ended(job, deadline)
+
+    def alone() -> dict[tuple[str, str], Any]:
+        return {case: result_of(*case, cut=False, loggers=[]) for case in cases}
+
+    found, uncut = beside("scenarios", workers, *argv, deadline=deadline, alone=alone, **options)
     found.result.check()
     for case, expected in uncut.items():
         for worker, told in found.told.items():
@@ -37,7 +39,7 @@ def check(cases: list[tuple[str, str]], folder: Path, *, replicated: str = "", *
 
 def test_results_are_those_of_the_uncut_model_in_every_process(tmp_path: Path) -> None:
     """And Keras's loggers write each file once."""
-    check(SAMPLE, tmp_path, replicated="last", gateways=True)
+    check(SAMPLE, tmp_path, gateways=True)
     header, *rows = (tmp_path / "log.csv").read_text().splitlines()
     assert (header.split(",")[0], [row.split(",")[0] for row in rows]) == ("epoch", ["0", "1"])
     events = sorted(path.parent.name for path in (tmp_path / "events").rglob("*tfevents*"))

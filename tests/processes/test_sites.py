@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
-import keras
 import pytest
 
-import whale_nebula as nb
-from tests.processes.sites import SEED, free_port, line_before, sites
-from tests.processes.telling import told
+from tests.processes.running import told_alone
+from tests.processes.sites import free_port, line_before, sites
 from tests.processes.workers import train
 
 STEPS, REST = 160, 0.02
@@ -24,11 +20,7 @@ STEPS, REST = 160, 0.02
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
     """What one process comes to."""
-    nb.shutdown()
-    keras.utils.set_random_seed(SEED)
-    with contextlib.redirect_stdout(io.StringIO()) as out, nb.init(links="10gbit,0ms"):
-        train.course(STEPS)
-    return dict(told(out.getvalue()))
+    return told_alone(train.course, STEPS, links="10gbit,0ms")
 
 
 @pytest.mark.grid

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-import whale_nebula as nb
-from tests.processes.running import Ended, ended, started
+from tests.processes.running import Ended, beside
 from tests.processes.synchronized import CASES, TOLERANCE, WORKERS, uncut
 from tests.same import assert_same
 
@@ -22,7 +21,7 @@ LAST = "trained,4"
 
 def asked(config: pytest.Config) -> list[str]:
     """The sample, or the grid."""
-    return ASKED if config.getoption("--grid", default=False) else [ASKED[0], ASKED[-1]]
+    return ASKED if config.getoption("--grid", default=False) else ASKED[:1]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -31,14 +30,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def three(request: pytest.FixtureRequest) -> Iterator[tuple[Ended, Mapping[str, Any]]]:
+def three(request: pytest.FixtureRequest) -> tuple[Ended, Mapping[str, Any]]:
     """All of them in one run of a cluster of three workers; and uncut in this process meanwhile."""
+
+    def alone() -> dict[str, Any]:
+        return {name: lesson(uncut) for name, lesson in CASES.items()}
+
     lessons = [*asked(request.config), LAST]
-    with started("train", WORKERS, "normalised", *lessons, deadline=DEADLINE) as job:
-        nb.shutdown()
-        expected = {name: lesson(uncut) for name, lesson in CASES.items()}
-        found = ended(job, DEADLINE)
-    yield found, expected
+    return beside("train", WORKERS, "normalised", *lessons, deadline=DEADLINE, alone=alone)
 
 
 def test_every_process_ends_with_the_uncut_model(three: tuple[Ended, Mapping[str, Any]], case: str) -> None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from typing import Any
 
-import keras
 import pytest
 
-import whale_nebula as nb
-from tests.processes import running, telling
-from tests.processes.running import Ended
+from tests.processes.running import Ended, run, told_alone
 from tests.processes.workers import train
 
 
 @pytest.fixture(scope="module")
 def pair() -> Ended:
-    ended = running.run("train", 2, "verifying")
+    ended = run("train", 2, "verifying")
     ended.result.check()
     return ended
 
@@ -25,11 +20,7 @@ def pair() -> Ended:
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
     """What the same program tells in one process."""
-    nb.shutdown()
-    keras.utils.set_random_seed(running.SEED)
-    with contextlib.redirect_stdout(io.StringIO()) as out, nb.init(links="10gbit,0ms"):
-        train.verifying()
-    return dict(telling.told(out.getvalue()))
+    return told_alone(train.verifying, links="10gbit,0ms")
 
 
 def test_it_says_what_one_process_says(pair: Ended, alone: dict[str, Any]) -> None:

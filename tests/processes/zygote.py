@@ -69,7 +69,7 @@ def start(
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """What `whale_nebula.launch.processes.start` does."""
-    from whale_nebula.launch.identity import VARIABLE
+    from whale_nebula.launch.attach import VARIABLE
 
     _, line = _zygote()
     whole = {**os.environ, **(env or {}), VARIABLE: identity.to_json()}

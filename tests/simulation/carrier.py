@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 
 from whale_nebula.errors import NebulaError, OptionError, RemoteProtocolError
 from whale_nebula.errors.text import did_you_mean
-from whale_nebula.transport.carrier import CarrierState, Receiver
+from whale_nebula.transport.base import CarrierState, Receiver
 from whale_nebula.wire.frame import HEADER_BYTES, unpack
 from whale_nebula.wire.tensor import Bytes
 

@@ -14,7 +14,7 @@ from tests.simulation.carrier import Ill, LineFault
 from whale_nebula.errors import NebulaError, OptionError, RunError
 from whale_nebula.faults import POINTS, Action, Fault, failpoint
 from whale_nebula.transport.protocol import Key
-from whale_nebula.wire.assembly import Bound
+from whale_nebula.wire.buffers import Bound
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]
 

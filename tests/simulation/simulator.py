@@ -39,8 +39,7 @@ from whale_nebula.errors import NebulaError, RunError
 from whale_nebula.faults import Action, Drop, Fault, FaultPlan, fail, failpoint
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.transport import base, deadlines, mailbox, outbox, peer
-from whale_nebula.transport.base import lost_error
-from whale_nebula.transport.carrier import Receiver
+from whale_nebula.transport.base import Receiver, lost_error
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.mailbox import Waiters
 from whale_nebula.transport.peer import PeerLink

@@ -20,7 +20,8 @@ from whale_nebula.cli.run import parser, words
 from whale_nebula.config import Config, load
 from whale_nebula.config.load import read
 from whale_nebula.gateway.site import Site
-from whale_nebula.launch.resolve import Asked, Resolved, resolve
+from whale_nebula.launch.placement import Asked
+from whale_nebula.launch.resolve import Resolved, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

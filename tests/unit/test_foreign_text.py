@@ -24,7 +24,7 @@ from whale_nebula.errors.text import LIMIT, escape_foreign_text
 from whale_nebula.gateway import control
 from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.ir.canonical import first_difference
-from whale_nebula.launch.leaving import Departure, Leaving
+from whale_nebula.launch.ending import Departure, Leaving
 from whale_nebula.launch.link_advice import LineFound
 from whale_nebula.launch.link_measurement import table
 from whale_nebula.runtime.session import rendezvous
@@ -94,8 +94,8 @@ def greeted(**fields: Any) -> str:
 
 def unknown_greeting() -> str:
     here, there = conversation(0), conversation(1)
-    here.connected()
-    there.connected()
+    here.connect()
+    there.connect()
     packet = there._greeting_packet({"kind": SHORT})
     return error_of(lambda: here.receive(whole(packet)))
 

@@ -24,7 +24,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.capture.loss_weights import mirror_trace, weigh
-from whale_nebula.capture.mirror import in_order
+from whale_nebula.capture.mirror import ascend_ops, in_order
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.tracing import LiveRequest, Tracing
 from whale_nebula.passes.checks import backwards, check_order
@@ -51,13 +51,9 @@ def differentiate(
     given = [seed for seed in seeds if isinstance(seed, tf.Tensor) and getattr(seed, "graph", None) is trace.graph]
     seeds = weigh(trace, targets, seeds)
     operations = in_order(trace.graph.get_operations())
-    own: set[str] = set()  # what weighs the seeds is at home where the target is, as all that is differentiated there
-    stack = [seed.op for seed in seeds]
-    while stack:
-        op = stack.pop()
-        if op.name not in before and op.name not in own and op.type != "Placeholder":
-            own.add(op.name)
-            stack.extend(tensor.op for tensor in op.inputs)
+    # what weighs the seeds is at home where the target is, as all that is differentiated there
+    weighing = ascend_ops((s.op for s in seeds), lambda op: op.name not in before and op.type != "Placeholder")
+    own = {op.name for op in weighing}
     request = LiveRequest(
         before=frozenset(op.name for op in operations) - own,
         targets=list(targets),
@@ -192,16 +188,10 @@ class _Region:
     def _everywhere(self, gradient: Tensor) -> bool:
         """Whether every stage can compute a gradient: a number made here of the share and of constants alone."""
         shares = {tensor.op for tensor in self.trace.feeds.values()}
-        stack, seen = [gradient.op], set[Any]()
-        while stack and gradient.shape.rank == 0:
-            op = stack.pop()
-            if op in seen or op in shares or op.type == "Const":
-                continue
-            if op.name in self.request.before or not op.inputs or op.op_def.is_stateful:
-                return False
-            seen.add(op)
-            stack.extend(tensor.op for tensor in op.inputs)
-        return bool(gradient.shape.rank == 0)
+        above = ascend_ops([gradient.op], lambda op: op not in shares and op.type != "Const")
+        return gradient.shape.rank == 0 and all(
+            op.name not in self.request.before and op.inputs and not op.op_def.is_stateful for op in above
+        )
 
 
 def _hold(trace: Tracing, request: LiveRequest, number: int, source: Any) -> Any:

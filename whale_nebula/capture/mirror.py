@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -107,6 +107,17 @@ def in_order(operations: Sequence[Any]) -> list[Any]:
             else:
                 ordered.setdefault(stack.pop())
     return list(ordered)
+
+
+def ascend_ops(ends: Iterable[Any], passed: Callable[[Any], bool]) -> Iterator[Any]:
+    """Ops and all that they are made of, as far back as ops are `passed`; those that are not are left out."""
+    stack, seen = list(ends), set[Any]()
+    while stack:
+        op = stack.pop()
+        if op not in seen and passed(op):
+            seen.add(op)
+            yield op
+            stack.extend(tensor.op for tensor in op.inputs)
 
 
 def _value(tensor: Any, numbers: Mapping[str, int]) -> Value:

@@ -1,26 +1,157 @@
-"""What this package replaces of TensorFlow and Keras to capture a step, and when: one list.
+"""What this package replaces of TensorFlow and Keras to capture a step, and when: one list; and the ops replaced here.
 
 `BUILDING` is applied while a scope is open, so that Keras's construction of models is followed. `TRACING` is applied
 while a step is traced. Outside of both, TensorFlow and Keras are as they were, except for the one inert wrapper of
 `tf.keras_import`, and of what single features hook: `runtime.show`, `runtime.step.step`, `tf.collectives`.
+
+Replaced here are stateful random ops, calls of tf.functions, and conditions.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import tensorflow as tf
 
 from whale_nebula import scopes
-from whale_nebula.capture import intercept, keras_scopes, loss_weights, place_trace, projection, replacements
-from whale_nebula.capture.tracing import Stamper, current
+from whale_nebula.capture import intercept, keras_scopes, loss_weights, place_trace, projection
+from whale_nebula.capture.mirror import Donor, in_order, mirror, plant
+from whale_nebula.capture.tracing import Stamper, Tracing, current, current_here
+from whale_nebula.passes.branches import NOBODY, Branch, Owners, bundle_aliases, rewire, split_branches
+from whale_nebula.passes.phases import SMALL
 from whale_nebula.scopes import Frame
-from whale_nebula.tf import moments as tf_moments
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf import random as tf_random
+from whale_nebula.tf import replaced_ops
 from whale_nebula.tf.patch import Patch, apply_patches
 
+
+def find_draw_counter(seed: int, seed2: int) -> Any:
+    """The variable of an op with these seeds; None where the op is to stay as it is."""
+    trace = current_here()
+    if trace is None or trace.flags.busy or trace.plain or trace.flags.vectorizing:
+        return None
+    state = replaced_ops.fresh_state(seed, seed2, f"{STATE}_{seed}_{seed2}")
+    trace.draws.append(state)
+    return state
+
+
+STATE = "nebula_draws"
+"""How the variables' names begin; the seeds come behind, so that processes with other seeds notice it."""
+
+
+_call = tf_private.PolymorphicFunction.__call__
+
+
+@functools.wraps(_call)  # AutoGraph goes by its module: it calls TensorFlow's own objects as they are
+def call_inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for the call of a tf.function: run its body in the trace, where that means the same."""
+    trace = current_here()
+    if trace is not None and not trace.flags.busy:
+        if tf_private.compiled_by_xla(function):
+            with trace.set_flags(compiled=True):
+                return _call(function, *args, **kwargs)
+        if tf_private.can_inline(function):
+            return tf_private.run_inline(function, args, kwargs)
+    return _call(function, *args, **kwargs)
+
+
+def split_condition(pred: Any, branches: Sequence[Any]) -> bool:
+    """Build the conds of each cluster in the place of one; False where there is nothing to take apart."""
+    trace = current_here()
+    if trace is None or trace.flags.busy or not trace.requests or any(branch.outputs for branch in branches):
+        return False
+    clusters = [stage.cluster for stage in trace.met.stages.values()]
+    if len(set(clusters)) < 2:
+        return False
+    with trace.set_flags(busy=True):
+        trees = [_Tree(branch) for branch in branches]
+        found = split_branches([tree.branch for tree in trees], _find_owners(trace, clusters))
+        if found is None:
+            return False
+        keys, splits = found
+        for tree, split in zip(trees, splits, strict=True):
+            tree.move(sorted(split.out))
+        for key in keys:
+            bodies = [tree.body(sorted(split.groups.get(key, ()))) for tree, split in zip(trees, splits, strict=True)]
+            tf.cond(pred, *bodies)
+        return True
+
+
+@dataclass
+class _Tree:
+    """A branch of TensorFlow's, its mirror without bundles, and what its values are outside."""
+
+    graph: Any
+    outer: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        around = tf.compat.v1.get_default_graph()
+        plain = mirror(self.graph)
+        aliases = bundle_aliases(plain, lambda op: True)
+        self.donor = Donor(self.graph)
+        self.donor.rename(aliases)
+        self.outer = {internal.name: around.capture(external) for external, internal in self.graph.captures}
+        numbers = {op.name: index for index, op in enumerate(self.donor.operations)}
+        given = {numbers[internal.op.name]: self.outer[internal.name].name for _, internal in self.graph.captures}
+        self.branch = Branch(rewire(plain, aliases), given)
+
+    def move(self, ops: Sequence[int]) -> None:
+        """Put ops into the outer graph."""
+        made = [tensor.name for index in ops for tensor in self.donor.operations[index].outputs]
+        with tf.control_dependencies(None):
+            found = plant(self.donor.cut(ops), self.outer, made, name="nebula_shared")
+        self.outer.update(zip(made, found, strict=True))
+
+    def body(self, ops: Sequence[int]) -> Callable[[], None]:
+        """A function that does what these ops do."""
+        definition = self.donor.cut(ops)
+        given = (value for index in ops for value in self.branch.graph.ops[index].inputs if value.op not in ops)
+        read = sorted({self.donor.tensor(value).name for value in given})
+
+        def run() -> None:
+            graph = tf.compat.v1.get_default_graph()
+            plant(definition, {name: graph.capture(self.outer[name]) for name in read}, ())
+
+        return run
+
+
+def _find_owners(trace: Tracing, clusters: Sequence[str]) -> dict[str, Owners]:
+    """Who each tensor of the trace belongs to: the clusters of the gradients and variables that it is made of.
+
+    A variable belongs to the clusters whose stages read it; a single number (the loss scale) can cross.
+    """
+    found: dict[str, Owners] = {}
+    for request in trace.requests:
+        for source, tensors in request.holders:
+            own = frozenset(clusters[stage] for stage, number, _ in request.parts if number == source)
+            found.update({tensor.name: own for tensor in tensors})
+    operations = in_order(trace.graph.get_operations())
+    for op in operations:
+        stage = trace.labels.get(op.name)
+        for tensor in op.inputs if stage is not None else ():
+            if tensor.dtype == tf.resource and (tf_private.resource_spec(tensor) or ("", ()))[1] != ():
+                found[tensor.name] = found.get(tensor.name, NOBODY) | {clusters[stage or 0]}
+    for op in operations:
+        if not op.inputs or op.name in trace.labels:
+            continue
+        each = [found.get(tensor.name, NOBODY) for tensor in op.inputs]
+        for number, tensor in enumerate(op.outputs):
+            own = each[number] if op.type == "IdentityN" else NOBODY.union(*each)
+            if own and (len(own) == 1 or not _is_small(tensor)):
+                found[tensor.name] = own
+    return found
+
+
+def _is_small(tensor: Any) -> bool:
+    count = tensor.shape.num_elements()
+    return count is not None and count * max(1, tensor.dtype.size) <= SMALL
+
+
+# ---------------------------------------------------------------------- all patches
 BUILDING = (
     Patch(tf_private.KerasNode, "__init__", keras_scopes.init_node),
     Patch(tf_private.KerasSequential, "add", keras_scopes.add_layer),
@@ -31,15 +162,15 @@ TRACING = (
     Patch(tf_private.parallel_for, "_pfor_impl", intercept.vectorize_plainly),
     tf_private.patch_gradients(intercept.answer_gradients),
     tf_private.patch_masks(intercept.note_mask),
-    Patch(tf_private.PolymorphicFunction, "__call__", replacements.call_inlined),
-    tf_private.patch_cond(replacements.split_condition),
+    Patch(tf_private.PolymorphicFunction, "__call__", call_inlined),
+    tf_private.patch_cond(split_condition),
     tf_private.patch_ops(projection.find_inputs),
-    *tf_random.patch_draws(replacements.find_draw_counter),
+    *replaced_ops.patch_draws(find_draw_counter),
     Patch(tf_private.KerasFunction, "_run_through_graph", keras_scopes.run_graph),
     Patch(tf_private.KerasFunction, "_get_operation_for_node", keras_scopes.find_operation),
     Patch(tf_private.KerasSequential, "call", keras_scopes.call_sequential),
     Patch(tf_private.KerasLayer, "__call__", place_trace.call_placed),
-    tf_moments.patch_moments(loss_weights.synchronize_moments),
+    replaced_ops.patch_moments(loss_weights.synchronize_moments),
 )
 
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 from whale_nebula import scopes
 from whale_nebula.capture import bottlenecks
 from whale_nebula.capture.bottlenecks import Bottlenecks, Home
-from whale_nebula.capture.mirror import COMPRESS, STAGE, in_order
+from whale_nebula.capture.mirror import COMPRESS, STAGE, ascend_ops, in_order
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.scopes_met import number_in
 from whale_nebula.capture.tracing import Tracing, current
@@ -215,10 +215,11 @@ def check_nested(bottlenecks: Bottlenecks, targets: Sequence[Any], sources: Sequ
         return
     inner = {id(external): internal for external, internal in smalls[0].graph.captures}
     handles = [getattr(source, "handle", source) for source in sources if source is not None]
-    wanted = {inner.get(id(each), each).ref() for each in handles}
-    between = {small.ref(): small for small in smalls}
-    ends = [target for target in targets if hasattr(target, "graph")]
-    if any(wanted & _above([between[ref]]) for ref in between.keys() & _above(ends)):
+    wanted = {getattr(inner.get(id(each), each), "op", None) for each in handles}
+    ends = [target.op for target in targets if hasattr(target, "graph")]
+    above = set(ascend_ops(ends, lambda op: True))
+    between = [small.op for small in smalls if small.op in above]
+    if not wanted.isdisjoint(ascend_ops(between, lambda op: True)):
         raise NotYetError(
             "a gradient inside a gradient that goes back over a learned basis",
             where=str(script_site()),
@@ -243,14 +244,3 @@ def check_listed(bottlenecks: Bottlenecks) -> None:
 
 def _handle(variable: Any) -> int:
     return id(getattr(variable, "value", variable).handle)
-
-
-def _above(ends: Sequence[Any]) -> set[Any]:
-    """All tensors that these are made of, and they themselves."""
-    seen, stack = set[Any](), list(ends)
-    while stack:
-        tensor = stack.pop()
-        if tensor.ref() not in seen:
-            seen.add(tensor.ref())
-            stack.extend(tensor.op.inputs)
-    return seen

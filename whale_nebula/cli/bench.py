@@ -20,8 +20,8 @@ from whale_nebula.errors.text import did_you_mean
 from whale_nebula.launch import gateways
 from whale_nebula.launch.link_advice import LineFound, advise, describe_asymmetry, path_of, save
 from whale_nebula.launch.link_measurement import Seat, measure, others, table
-from whale_nebula.launch.resolve import Asked, Placement, everything, resolve
-from whale_nebula.launch.resolve.placement import is_local, settle_ports
+from whale_nebula.launch.placement import Asked, Placement, everything, is_local, settle_ports
+from whale_nebula.launch.resolve import resolve
 from whale_nebula.security import Credentials, Files, Identity
 
 _DESCRIPTION = """\

@@ -68,7 +68,7 @@ _OPTIONS: Options = {
     "--count": ("N", "workers 0 to N-1"),
     "--all": (None, "every worker of the config, and every gateway that it names"),
     "--ca": (None, "the authority's own certificate: new dates for the same key"),
-    "--revoked": (None, "the deny list: signed anew, with the next number; one of an older version, too"),
+    "--revoked": (None, "the deny list: signed anew, with the next number"),
     "--forget-revocations": (None, "with --revoked: where the list is lost, and nobody was ever on it"),
     "--serial": ("HEX", "one certificate, by the first digits of its serial number"),
     "--why": ("TEXT", "what to remember about it"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from whale_nebula.cli.arguments import describe_time
 from whale_nebula.errors import CredentialsError, IdentityError
-from whale_nebula.security import Identity, Peer, authority, files, issue, making, trust
+from whale_nebula.security import Identity, Peer, authority, files, issue, trust
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.identity import command_options
 from whale_nebula.security.issue import Issued
@@ -37,7 +37,7 @@ def state(begin: datetime, end: datetime, at: datetime) -> str:
 # ---------------------------------------------------------------------- show
 def rows(folder: Path) -> list[dict[str, Any]]:
     """Every certificate of a folder as the fields of its row."""
-    issued, denied, at, found = issue.list_issued(folder), _list_revoked(folder), making.now(), []
+    issued, denied, at, found = issue.list_issued(folder), _list_revoked(folder), files.now(), []
     current = _find_current(folder).values()
     for peer in issued:
         revoked, said = denied.get(peer.serial), state(peer.not_before, peer.not_after, at)
@@ -57,7 +57,7 @@ def _identify(peer: Peer) -> dict[str, Any]:
 def _find_current(folder: Path) -> dict[Identity, str | None]:
     """The serial number of the certificate that each uses, if any."""
     newest = {peer.identity: peer for peer in issue.list_issued(folder)}
-    return {identity: _current(folder, peer, making.now()) for identity, peer in newest.items()}
+    return {identity: _current(folder, peer, files.now()) for identity, peer in newest.items()}
 
 
 def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
@@ -106,7 +106,7 @@ def document(folder: Path) -> dict[str, Any]:
 def authority_document(folder: Path) -> dict[str, Any]:
     """The authority, for other programs."""
     found = authority.load_certificate(folder)
-    at = making.now()
+    at = files.now()
     return {
         "run": files.authority_run(found),
         "folder": str(folder),
@@ -139,7 +139,7 @@ def table(folder: Path) -> str:
         said = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
         style = STATES.get(row["state"], "yellow")
         drawn.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(said, style=style))
-    at, end = making.now(), certificate.not_valid_after_utc
+    at, end = files.now(), certificate.not_valid_after_utc
     said = state(certificate.not_valid_before_utc, end, at)
     where = "" if (folder / authority.KEY).exists() else "; its key is on another host"
     run = files.authority_run(certificate)

@@ -5,6 +5,7 @@ TensorFlow.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -46,6 +47,7 @@ exit status:
   78  config or certificates are wrong"""
 
 _HEARD = (signal.SIGTERM, signal.SIGINT)
+_LOOK_SECONDS = 1.0
 
 
 _OPTIONS: Options = {
@@ -88,11 +90,18 @@ def main(argv: Sequence[str]) -> int:
     keep_freed()
     raise_file_limit()
     _introduce(gateway, as_json=given.json)
-    why = asked.get()
+    why = _wait(asked)
     if not given.told:
         remark(f"{why}: the gateway ends")
     gateway.stop(why)
     return arguments.DONE
+
+
+def _wait(asked: queue.SimpleQueue[str]) -> str:
+    """Why the gateway is to end. A signal that some other thread was given is handled when this one wakes."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return asked.get(timeout=_LOOK_SECONDS)
 
 
 def _read_site(asked: queue.SimpleQueue[str]) -> Site:

@@ -9,6 +9,7 @@ At most one *structure* (SVD, Rank, TopK: fewer numbers; Axes: a form that fewer
 """
 
 from whale_nebula.codec.axes import Axes
+from whale_nebula.codec.costs import Cost
 from whale_nebula.codec.entropy_coding import Coded
 from whale_nebula.codec.objects import Chain, Codec, Precision, Reduced, Structure
 from whale_nebula.codec.packing import Part
@@ -28,6 +29,7 @@ __all__ = [
     "Chain",
     "Codec",
     "Coded",
+    "Cost",
     "Part",
     "Precision",
     "Rank",

@@ -15,13 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from whale_nebula.codec import low_rank
+from whale_nebula.codec.blocks import rows_and_columns
+from whale_nebula.codec.costs import COPY, EIGEN, SPEED, Cost, gram_seconds
 from whale_nebula.codec.low_rank import Matrix, leading
 from whale_nebula.codec.objects import Reduced, Structure
 from whale_nebula.codec.packing import Dims, Part
-from whale_nebula.codec.structures import LOOKED_AT, RENEWED, matrix, reshape
+from whale_nebula.codec.structures import LOOKED_AT, RENEWED
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.tf.lazy import tf
 
+_PRODUCTS = 12  # that make axes orthonormal again
 _ROWS = 3  # times so many rows as columns, or more: else what the axes themselves take is not won back
 
 
@@ -54,8 +57,18 @@ class Axes(Structure):
 
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
         """As many; none where there are too few rows."""
-        rows, columns = matrix(dims)
+        rows, columns = rows_and_columns(dims)
         return (dims,) if columns > 1 and _ROWS * rows >= columns else None
+
+    def cost(self, m: int, n: int) -> Cost:
+        """A product with them each way."""
+        product = 2.0 * m * n * n / SPEED + COPY * m * n
+        return Cost(product, product)
+
+    def renewal_seconds(self, m: int, n: int) -> float:
+        """To look at some rows, and every so many steps to make the axes anew."""
+        made = _PRODUCTS * 2 * n**3 / (SPEED / 2) + EIGEN * n**3
+        return gram_seconds(min(m, LOOKED_AT), n) + made / RENEWED
 
     def init(self, dims: Dims) -> Held:
         """No axes yet."""
@@ -73,7 +86,7 @@ class Axes(Structure):
         """Look at what crosses; axes are sent with the first step, every fiftieth, and when there is something to make
         them of for the first time.
         """
-        rows = reshape(x, matrix(x.shape))
+        rows = tf.reshape(x, rows_and_columns(x.shape))
         looked = gram_of(rows, most=LOOKED_AT if state.found else 0)
         gram = looked if state.gram is None else low_rank.running(state.gram, looked)
         found = state.found or bool(gram.numpy().trace() > 0)

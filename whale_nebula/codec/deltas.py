@@ -11,9 +11,9 @@ sent begins with a bit for each sample: whether it crosses as integers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from math import prod
 from typing import Any, TypeGuard
 
@@ -78,7 +78,7 @@ class Cache:
 
     def known(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """For each id whether there is a row."""
-        return np.fromiter((each in self._rows for each in _numbers(ids)), np.bool_, len(ids))
+        return np.fromiter((each in self._rows for each in ids.tolist()), np.bool_, len(ids))
 
     def admits(self, ids: Ids, nbytes: int) -> npt.NDArray[np.bool_]:
         """For each unknown id whether there is room for it, for rows of so many bytes; those that come first have it.
@@ -87,9 +87,9 @@ class Cache:
         go for the newest would know none, where there are more samples than room.
         """
         room = self._limit // (nbytes + _OVERHEAD) - len(self._rows)
-        new = dict.fromkeys(each for each in _numbers(ids) if each not in self._rows)
-        taken = {each for each, _ in zip(new, range(room), strict=False)}
-        return np.fromiter((each in taken for each in _numbers(ids)), np.bool_, len(ids))
+        new = dict.fromkeys(each for each in ids.tolist() if each not in self._rows)
+        taken = set(islice(new, max(room, 0)))
+        return np.fromiter((each in taken for each in ids.tolist()), np.bool_, len(ids))
 
     def saw(self, ids: Ids) -> None:
         """Samples are about to come. Where no known one did for very long, all that is held goes: other data came."""
@@ -108,7 +108,7 @@ class Cache:
 
     def get(self, ids: Ids) -> Rows:
         """The rows of known ids."""
-        found = [self._rows.get(each) for each in _numbers(ids)]
+        found = [self._rows.get(each) for each in ids.tolist()]
         rows = [row for row in found if row is not None]
         if len(rows) < len(found):
             raise RemoteProtocolError(
@@ -138,7 +138,8 @@ class Cache:
         return {"ids": ids, "rows": self.get(ids), "version": np.array([self.version, self._missed])}
 
     def _write(self, ids: Ids, rows: Rows) -> Rows:
-        numbers = _check_ids(ids, rows)
+        if ids.ndim != 1 or rows.ndim < 1 or len(ids) != len(rows):
+            raise LocalProtocolError(f"ids of sizes {ids.shape} for rows of sizes {rows.shape}")
         if self._rows and rows.shape[1:] != self._shape():
             raise LocalProtocolError(
                 f"rows of sizes {rows.shape[1:]} among rows of sizes {self._shape()}",
@@ -147,22 +148,16 @@ class Cache:
             )
         held = np.where(np.isnan(rows), np.float16(0), rows)
         self._chain(np.asarray(ids, np.int64), held)
-        self._lay(numbers, held)
-        self._evict()
-        return rows
-
-    def _lay(self, numbers: list[int], rows: Rows) -> None:
-        for number, row in zip(numbers, rows, strict=True):
+        for number, row in zip(ids.tolist(), held, strict=True):
             self._rows.pop(number, None)
             self._rows[number] = row.copy()  # a view would keep its whole batch
-
-    def _evict(self) -> None:
         beyond = len(self._rows) - self._limit // max(self._cost(), 1)
         if beyond > 0:
-            gone = [each for each, _ in zip(self._rows, range(beyond), strict=False)]
+            gone = list(islice(self._rows, beyond))
             for each in gone:
                 del self._rows[each]
             self._chain(np.array(gone, np.int64))
+        return rows
 
     def _chain(self, *arrays: npt.NDArray[Any]) -> None:
         self.version = google_crc32c.extend(self.version, join(arrays).tobytes())
@@ -181,16 +176,6 @@ def apply_changes(old: Rows | None, ints: npt.NDArray[Any], scales: npt.NDArray[
     if old is not None:
         change += old.astype(np.float32)
     return _half(change)
-
-
-def _numbers(ids: Ids) -> list[int]:
-    return [int(each) for each in ids]
-
-
-def _check_ids(ids: Ids, rows: Rows) -> list[int]:
-    if ids.ndim != 1 or rows.ndim < 1 or len(ids) != len(rows):
-        raise LocalProtocolError(f"ids of sizes {ids.shape} for rows of sizes {rows.shape}")
-    return _numbers(ids)
 
 
 def _half(rows: npt.NDArray[np.float32]) -> Rows:
@@ -273,7 +258,7 @@ def decode(
     codec: Codec | None, data: Bytes, dims: Dims, ids: Ids | None, cache: Cache, rows: Mask | None = None
 ) -> Rows:
     """At the side that reads it: the tensor."""
-    if not is_integers(codec) or ids is None or ids.shape != dims[:1] or len(dims) < 2:
+    if ids is None or not keeps_differences(codec, dims, ids):
         raise RemoteProtocolError(f"differences of samples came for a tensor {list(dims)}, of which none are kept")
     marks = -(-dims[0] // 8)
     samples = Samples(ids, dims, unpack_mask(data[:marks], dims[0]), rows)
@@ -319,43 +304,27 @@ def _held_rows(cache: Cache, ids: Ids, dims: Dims) -> Rows:
 
 
 def _remember_rows(codec: Integers, samples: Samples, cache: Cache, scales: Any, integers: Any, others: Any) -> Rows:
-    """What both sides do with what crossed: remember it, and make the tensor."""
-    made = np.zeros(samples.dims, np.float16)
-    for mask, rows in _pieces(codec, samples, cache, scales, integers, others):
-        made[mask] = rows
-    if samples.rows is not None:
-        made.reshape(-1, samples.dims[-1])[~samples.sent] = 0
-    return made
-
-
-def _pieces(
-    codec: Integers, samples: Samples, cache: Cache, scales: Any, integers: Any, others: Any
-) -> Iterator[tuple[Mask, Rows]]:
-    """The samples that are known, those that cross as integers alone, and those that cross whole."""
-    ids, sizes, known = (
-        samples.ids,
-        samples.dims[1:],
-        _known_samples(cache, samples.ids, samples.dims) & samples.integers,
-    )
-    single, scales, block = _multiples(codec, scales, integers, sizes[-1])
+    """What both sides do with what crossed: remember it, and make the tensor. Samples are known, or cross as integers
+    alone, or whole.
+    """
+    ids, sizes, made = samples.ids, samples.dims[1:], np.zeros(samples.dims, np.float16)
+    single = integers if integers.dtype == np.int8 else apart(integers, sizes[-1])
     sent = samples.sent[samples.of_integers]
     ints = put_back(single, sent).reshape(-1, *sizes)
     wide = put_back(scales.astype(np.float32), sent).reshape(*ints.shape[:-1], scales.shape[-1])
+    known = _known_samples(cache, ids, samples.dims) & samples.integers
     if known.any():
         of = known[samples.integers]
-        yield known, cache.add(ids[known], keep(ints, of), keep(wide, of), block)
+        made[known] = cache.add(ids[known], keep(ints, of), keep(wide, of), codec.block)
     if (alone := samples.integers & ~known).any():
         of = alone[samples.integers]
-        yield alone, apply_changes(None, keep(ints, of), keep(wide, of), block)
-    if not samples.integers.all():
-        whole = put_back(others, samples.sent[~samples.of_integers]).reshape(-1, *sizes)
-        yield ~samples.integers, whole
-        cache.put(ids[~samples.integers], whole)
-
-
-def _multiples(codec: Integers, scales: Any, integers: Any, columns: int) -> tuple[Any, Any, int]:
-    """What rows are whole multiples of: the integers, the scales, and how many neighbours share one."""
-    return integers if integers.dtype == np.int8 else apart(integers, columns), scales, codec.block
+        made[alone] = apply_changes(None, keep(ints, of), keep(wide, of), codec.block)
+    if (whole := ~samples.integers).any():
+        made[whole] = put_back(others, samples.sent[~samples.of_integers]).reshape(-1, *sizes)
+        cache.put(ids[whole], made[whole])
+    if samples.rows is not None:
+        made.reshape(-1, samples.dims[-1])[~samples.sent] = 0
+    return made
 
 
 def _half_or_infinite(rows: Any) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 from whale_nebula.codec import blocks
+from whale_nebula.codec.costs import CALL, Cost
 from whale_nebula.codec.packing import Dims, Part, join, split
 from whale_nebula.errors import OptionError, RemoteProtocolError
 from whale_nebula.spec import Spec
@@ -173,11 +174,22 @@ class Precision(Codec, ABC):
     layer = PRECISION
     casts: ClassVar[bool] = False
     """Whether it is a cast, which takes hardly any time."""
+    call: ClassVar[float] = CALL
+    """Seconds for each call of `encode` and of `decode`, however small the tensor is."""
+    nearest: ClassVar[Cost | None] = None
+    """What a number takes that is rounded to the nearest, in nanoseconds; None where that is not known."""
+    by_chance: ClassVar[Cost | None] = None
+    """And one of a gradient, that is rounded to be right on average; None where it takes the same."""
 
     @property
     def precision(self) -> Precision:
         """Itself."""
         return self
+
+    def cost(self, count: int, *, back: bool = False) -> Cost | None:
+        """What so many numbers take, or of a gradient (`back`); None where that is not known."""
+        each = (self.by_chance or self.nearest) if back else self.nearest
+        return None if each is None else each.times(1e-9 * count) + Cost(self.call, self.call)
 
     @abstractmethod
     def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
@@ -257,6 +269,14 @@ class Structure(Codec, ABC):
     def remembers(self, dims: Dims) -> bool:
         """Whether a NaN would stay in what it remembers of tensors of these sizes."""
         return not self.careful and (self.init(dims) is not None or bool(self.news(dims)))
+
+    def cost(self, m: int, n: int) -> Cost | None:
+        """What a matrix of so many rows and columns takes, but for the calls; None where that is not known."""
+        return None
+
+    def renewal_seconds(self, m: int, n: int) -> float:
+        """Seconds a step that what is remembered takes the side that sends, besides."""
+        return 0.0
 
     @abstractmethod
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import IntFlag
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -274,66 +274,34 @@ SAMPLE_BYTES = 64 << 10
 WORTH = 0.97  # of the bytes: what leaves more than that is not worth its time
 
 
-class Press(Protocol):
-    """A compressor of bytes."""
-
-    def press(self, data: Bytes) -> bytes:
-        """The bytes, compressed."""
-
-    def open(self, data: Bytes, size: int) -> bytes | None:
-        """The bytes before; None where these are no compressed bytes, or not of so many. It allocates no more."""
-
-
-def shrink(data: Bytes, press: Press) -> Bytes | None:
-    """The bytes compressed, or None where that does not make them smaller by three hundredths.
+def shrink(data: Bytes) -> Bytes | None:
+    """The bytes compressed by Zstandard, or None where that does not make them smaller by three hundredths.
 
     A sample out of the middle is tried first, so that what does not compress costs little.
     """
-    if data.size > SAMPLE_BYTES:
-        start = (data.size - SAMPLE_BYTES) // 2
-        if _try_press(data[start : start + SAMPLE_BYTES], press) is None:
+    compressor = _import_zstd().ZstdCompressor(level=1)
+    start = (data.size - SAMPLE_BYTES) // 2
+    for part in (data[start : start + SAMPLE_BYTES], data) if data.size > SAMPLE_BYTES else (data,):
+        made = compressor.compress(part.data)
+        if not part.size or len(made) > WORTH * part.size:
             return None
-    return _try_press(data, press)
+    return np.frombuffer(made, np.uint8)
 
 
-def unshrink(data: Bytes, size: int, press: Press) -> Bytes:
-    """The bytes before, of which the caller knows how many there are."""
-    found = press.open(data, size)
-    if found is None or len(found) != size:
-        raise RemoteProtocolError(f"{data.size} compressed bytes came that are not {size} bytes")
-    return np.frombuffer(found, np.uint8)
+def unshrink(data: Bytes, size: int) -> Bytes:
+    """The bytes before, of which the caller knows how many there are: more are never allocated."""
+    zstd = _import_zstd()
+    try:
+        if zstd.frame_content_size(data.data) == size:
+            opener = zstd.ZstdDecompressor()
+            found = opener.decompress(data.data, max_output_size=size, allow_extra_data=False)
+            return np.frombuffer(found, np.uint8)
+    except zstd.ZstdError:
+        pass
+    raise RemoteProtocolError(f"{data.size} compressed bytes came that are not {size} bytes")
 
 
-def _try_press(data: Bytes, press: Press) -> Bytes | None:
-    made = press.press(data)
-    return np.frombuffer(made, np.uint8) if len(made) <= WORTH * data.size and data.size else None
-
-
-class Zstd:
-    """Zstandard at its fastest level; it needs a package that is installed only where it is asked for."""
-
-    def __init__(self) -> None:
-        self._package = _package()
-
-    def press(self, data: Bytes) -> bytes:
-        """The bytes, compressed: a frame that says how many they were."""
-        made: bytes = self._package.ZstdCompressor(level=1).compress(data.data)
-        return made
-
-    def open(self, data: Bytes, size: int) -> bytes | None:
-        """The bytes before. A frame that announces another size is not opened: the package would allocate that."""
-        try:
-            if self._package.frame_content_size(data.data) != size:
-                return None
-            found: bytes = self._package.ZstdDecompressor().decompress(
-                data.data, max_output_size=size, allow_extra_data=False
-            )
-        except self._package.ZstdError:
-            return None
-        return found
-
-
-def _package() -> Any:
+def _import_zstd() -> Any:
     try:
         import zstandard
     except ModuleNotFoundError:
@@ -377,7 +345,7 @@ def write_payload(payload: Payload, *, zstd: bool) -> Bytes:
     body = [] if payload.rows is None else [pack_mask(payload.rows)]
     body += [] if payload.news is None else [payload.news]
     whole = np.concatenate([*body, payload.data])
-    small = shrink(whole, Zstd()) if zstd else None
+    small = shrink(whole) if zstd else None
     if small is not None and _SIZE + small.size < whole.size:
         whole = np.concatenate([np.array([whole.size], "<u4").view(np.uint8), small])
         has |= Has.ZSTD
@@ -397,7 +365,7 @@ def read_payload(data: Bytes, rows: int, news: int, most: int, *, zstd: bool = T
         size = int(body[:_SIZE].view("<u4")[0]) if body.size >= _SIZE else most + 1
         if size > most:
             raise RemoteProtocolError(f"{size} bytes are said to be packed where there are at most {most}")
-        body = unshrink(body[_SIZE:], size, Zstd())
+        body = unshrink(body[_SIZE:], size)
     mask = told = None
     if Has.ROWS in has:
         mask, body = unpack_mask(body[: -(-rows // 8)], rows), body[-(-rows // 8) :]

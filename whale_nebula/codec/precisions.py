@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeGuard
 
 from whale_nebula.codec import blocks, packing
+from whale_nebula.codec.costs import CAST, Cost
 from whale_nebula.codec.objects import Codec, Compressed, Precision
 from whale_nebula.codec.packing import Dims, Part
 from whale_nebula.tf.lazy import tf
@@ -17,7 +18,7 @@ class Cast(Precision):
     """Numbers of two bytes."""
 
     dtype: ClassVar[str]
-    casts = True
+    casts, call = True, CAST
 
     def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
         """Two bytes a number."""
@@ -37,6 +38,7 @@ class FP16(Cast):
     """
 
     name, dtype = "fp16", "float16"
+    nearest = Cost(1.1, 1.1)
     clamps = True
 
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
@@ -49,6 +51,7 @@ class BF16(Cast):
     """The upper half of a float32: its range, and 8 bits of precision."""
 
     name, dtype = "bf16", "bfloat16"
+    nearest = Cost(0.9, 1.1)
 
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
         """To the nearest; by chance with a key."""
@@ -79,6 +82,7 @@ class INT8(Integers):
     """Eight bits a number, block by block."""
 
     name, bits, block = "int8", 8, 64
+    nearest, by_chance = Cost(2.3, 1.6), Cost(3.1, 1.7)
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class INT4(Integers):
     """Four bits a number, block by block."""
 
     name, bits, block = "int4", 4, 32
+    nearest, by_chance = Cost(3.3, 2.3), Cost(4.1, 2.3)
 
 
 def is_integers(codec: Codec | None) -> TypeGuard[Integers]:

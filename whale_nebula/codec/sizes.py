@@ -11,18 +11,15 @@ much with int8, and nearly four times as much with int4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
 
-from whale_nebula.codec.axes import Axes
-from whale_nebula.codec.entropy_coding import LOOKED_AT as TRIED
-from whale_nebula.codec.entropy_coding import Coded
-from whale_nebula.codec.objects import PLAIN, Codec, Precision, Structure
+from whale_nebula.codec.blocks import rows_and_columns
+from whale_nebula.codec.costs import CALL, COPY, Cost
+from whale_nebula.codec.objects import PLAIN, Codec
 from whale_nebula.codec.packing import PREFIX, Dims, Part
-from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8, is_integers
-from whale_nebula.codec.structures import LOOKED_AT, RENEWED, SVD, Rank, TopK, matrix
+from whale_nebula.codec.precisions import is_integers
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.spec import Spec
 
@@ -127,65 +124,7 @@ def extra_bytes(way: Way, dims: Dims) -> int:
     return PREFIX + _SLACK + marks + nbytes(news)
 
 
-CALL, CAST = 0.6e-3, 0.15e-3
-"""Seconds for each call of an encoder or a decoder, however small the tensor is; casts are one operation."""
-
-SPEED = 110e9
-"""Floating-point operations a second in products of matrices."""
-
-EIGEN = 0.18e-9
-"""Seconds for the eigenvectors of an n x n matrix, by n^3."""
-
-COPY = 0.9e-9
-"""Seconds a number, to write what a product makes."""
-
-
-class Cost(NamedTuple):
-    """Seconds, at the side that sends and at the side that takes.
-
-    >>> Cost(0.25, 0.5) + Cost(1, 1)
-    Cost(encode=1.25, decode=1.5)
-    """
-
-    encode: float = 0.0
-    decode: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Both together."""
-        return self.encode + self.decode
-
-    def __add__(self, other: object) -> Cost:
-        if not isinstance(other, Cost):
-            return NotImplemented
-        return Cost(self.encode + other.encode, self.decode + other.decode)
-
-
-_NANOSECONDS: Mapping[type[Precision], tuple[Cost, Cost]] = {
-    FP16: (Cost(1.1, 1.1), Cost(1.1, 1.1)),
-    BF16: (Cost(0.9, 1.1), Cost(0.9, 1.1)),
-    INT8: (Cost(2.3, 1.6), Cost(3.1, 1.7)),
-    INT4: (Cost(3.3, 2.3), Cost(4.1, 2.3)),
-    Coded: (Cost(20.0, 8.5), Cost(20.0, 8.5)),
-}
-"""A number's, rounded to the nearest and (for gradients) to be right on average."""
-
-_SEARCH = 90e-9
-"""Seconds for each number on which `Coded` tries how fine it may be."""
-
-_TOP = Cost(8.8, 7.3)
-"""A number's, to find the largest of each row and to put them back."""
-
-_GRAM_PASSES = 4
-"""Over the running Gram matrix in a step: to let it fade, add to it and look for NaN."""
-
-_ITERATIONS, _SVD, _UPRIGHT = 2, 20, 12
-"""Steps of subspace iteration in float64; a singular value decomposition, by an eigen-decomposition; products that make
-axes orthonormal again.
-"""
-
-_BITS = Cost(2.6, 7.5)
-"""A whole number's."""
+_BITS = Cost(2.6e-9, 7.5e-9)  # a whole number's
 
 _PASSES = Cost(16, 13)
 """How often differences of samples go over all numbers, beside encoding integers. Both sides fetch what they hold (1),
@@ -211,16 +150,18 @@ def cost(codec: Codec | None, dims: Dims, *, back: bool = False, delta: bool = F
     if codec is None or not dims:
         return Cost()
     if codec.lossless:
-        return _times(_BITS, 1e-9 * prod(dims)) + Cost(CALL, CALL)
+        return _BITS.times(prod(dims)) + Cost(CALL, CALL)
     structure, precision = codec.structure, codec.precision
     left = (dims,) if structure is None else structure.numbers(dims)
     if left is None:
         structure, left = None, (dims,)
-    first = Cost() if structure is None else _structure(structure, dims)
-    second = _precision(precision, sum(map(prod, left)), back=back)
+    second = Cost() if precision is None else precision.cost(sum(map(prod, left)), back=back)
     if delta and is_integers(codec) and len(dims) > 1 and second is not None:
-        return Cost(second.encode) + _times(_PASSES, COPY * prod(dims))
-    return None if first is None or second is None else first + second
+        return Cost(second.encode) + _PASSES.times(COPY * prod(dims))
+    if structure is None or second is None:
+        return second
+    first = structure.cost(*rows_and_columns(dims))
+    return None if first is None else first + Cost(CALL, CALL) + second
 
 
 def renewing(codec: Codec | None, dims: Dims) -> float:
@@ -232,59 +173,6 @@ def renewing(codec: Codec | None, dims: Dims) -> float:
     [5.0, 0.0]
     """
     structure = None if codec is None else codec.structure
-    if not isinstance(structure, Rank | Axes) or len(dims) < 1 or structure.numbers(dims) is None:
+    if structure is None or not dims or structure.numbers(dims) is None:
         return 0.0
-    rows, n = matrix(dims)
-    seen = 2.0 * min(rows, LOOKED_AT) * n * n / SPEED + _GRAM_PASSES * COPY * n * n
-    if isinstance(structure, Axes):
-        return seen + (_UPRIGHT * 2 * n**3 / (SPEED / 2) + EIGEN * n**3) / RENEWED
-    r = structure.r
-    return seen + (_ITERATIONS * (2 * n * n * r + 6 * n * r * r) / (SPEED / 2) + _SVD * EIGEN * r**3) / RENEWED
-
-
-def _precision(precision: Precision | None, count: int, *, back: bool) -> Cost | None:
-    if precision is None:
-        return Cost()
-    found = _NANOSECONDS.get(type(precision))
-    call = CAST if precision.casts else CALL
-    search = _SEARCH * min(count, TRIED) if isinstance(precision, Coded) else 0.0
-    return None if found is None else _times(found[back], 1e-9 * count) + Cost(call + search, call)
-
-
-def _structure(structure: Structure, dims: Dims) -> Cost | None:
-    guess = _STRUCTURES.get(type(structure))
-    return None if guess is None else guess(structure, *matrix(dims)) + Cost(CALL, CALL)
-
-
-def _svd(svd: Structure, m: int, n: int) -> Cost:
-    """The Gram matrix of the shorter side (it is symmetric: half a product), its eigenvectors, and a product."""
-    short = min(m, n)
-    numbers = svd.numbers((m, n)) or ((0, 0),)
-    product = 2.0 * m * n * numbers[0][1] / SPEED
-    return Cost(m * n * short / SPEED + EIGEN * short**3 + product, product + COPY * m * n)
-
-
-def _rank(rank: Structure, m: int, n: int) -> Cost:
-    """A product with the basis each way; what makes the basis itself is `renewing`."""
-    (*_, r), *_ = rank.numbers((m, n)) or ((0,),)
-    product = 2.0 * m * n * r / SPEED
-    return Cost(product + COPY * m * r, product + COPY * m * n)
-
-
-def _axes(axes: Structure, m: int, n: int) -> Cost:
-    """A product with them each way; what makes them is `renewing`."""
-    product = 2.0 * m * n * n / SPEED + COPY * m * n
-    return Cost(product, product)
-
-
-def _topk(topk: Structure, m: int, n: int) -> Cost:
-    return _times(_TOP, 1e-9 * m * n)
-
-
-_STRUCTURES: Mapping[type[Structure], Callable[[Structure, int, int], Cost]] = {
-    SVD: _svd, Rank: _rank, TopK: _topk, Axes: _axes
-}  # fmt: skip
-
-
-def _times(each: Cost, count: float) -> Cost:
-    return Cost(each.encode * count, each.decode * count)
+    return structure.renewal_seconds(*rows_and_columns(dims))

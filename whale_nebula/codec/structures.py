@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any, NamedTuple
 
 from whale_nebula.codec import low_rank, sparse
+from whale_nebula.codec.blocks import rows_and_columns
+from whale_nebula.codec.costs import COPY, EIGEN, SPEED, Cost, gram_seconds
 from whale_nebula.codec.low_rank import kept_count, rank_of
 from whale_nebula.codec.objects import Reduced, Structure
 from whale_nebula.codec.packing import Dims, Part
@@ -20,6 +21,8 @@ from whale_nebula.tf.lazy import tf
 BASES = ("shared", "learned")
 RENEWED = 50  # steps, after which a shared basis is made anew
 LOOKED_AT = 256  # rows of a step that the running Gram matrix sees
+_ITERATIONS, _SVD = 2, 20  # steps of subspace iteration in float64; a singular value decomposition, by eigenvectors
+_TOP = Cost(8.8e-9, 7.3e-9)  # to find the largest numbers of each row, and to put them back
 
 
 class Shared(NamedTuple):
@@ -46,18 +49,24 @@ class SVD(Structure):
 
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
         """Two thin factors."""
-        m, n = matrix(dims)
+        m, n = rows_and_columns(dims)
         k = rank_of(m, n, self.ratio)
         return ((m, k), (n, k)) if k else None
 
+    def cost(self, m: int, n: int) -> Cost:
+        """The Gram matrix of the shorter side (it is symmetric: half a product), its eigenvectors, and a product."""
+        short = min(m, n)
+        product = 2.0 * m * n * rank_of(m, n, self.ratio) / SPEED
+        return Cost(m * n * short / SPEED + EIGEN * short**3 + product, product + COPY * m * n)
+
     def reduce(self, state: Any, x: Any) -> Reduced:
         """The two factors."""
-        m, n = matrix(x.shape)
-        return Reduced(tuple(low_rank.factor(reshape(x, (m, n)), rank_of(m, n, self.ratio))))
+        m, n = rows_and_columns(x.shape)
+        return Reduced(tuple(low_rank.factor(tf.reshape(x, (m, n)), rank_of(m, n, self.ratio))))
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """Their product."""
-        return reshape(low_rank.restore(*numbers), dims), None
+        return tf.reshape(low_rank.restore(*numbers), dims), None
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,16 @@ class Rank(Structure):
         """Its coordinates, row by row."""
         return ((*dims[:-1], self.r),) if self.r < dims[-1] else None
 
+    def cost(self, m: int, n: int) -> Cost:
+        """A product with the basis each way."""
+        product = 2.0 * m * n * self.r / SPEED
+        return Cost(product + COPY * m * self.r, product + COPY * m * n)
+
+    def renewal_seconds(self, m: int, n: int) -> float:
+        """To look at some rows, and every so many steps to make the basis anew."""
+        made = _ITERATIONS * (2 * n * n * self.r + 6 * n * self.r**2) / (SPEED / 2) + _SVD * EIGEN * self.r**3
+        return gram_seconds(min(m, LOOKED_AT), n) + made / RENEWED
+
     def init(self, dims: Dims) -> Shared:
         """No basis yet."""
         return Shared()
@@ -100,7 +119,7 @@ class Rank(Structure):
 
     def refresh(self, state: Shared, x: Any, step: int) -> tuple[Shared, tuple[Any, ...] | None]:
         """Look at what crosses; the basis is sent with the first step, and every fiftieth."""
-        rows = reshape(x, matrix(x.shape))
+        rows = tf.reshape(x, rows_and_columns(x.shape))
         if state.q is None:
             gram = low_rank.gram_of(rows)
             made = Shared(low_rank.first(gram.numpy(), self.r), gram)
@@ -145,51 +164,41 @@ class TopK(Structure):
 
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
         """The kept ones of each row."""
-        m, n = matrix(dims)
+        m, n = rows_and_columns(dims)
         return ((m, self._kept_count(n)),) if self._kept_count(n) < n else None
 
     def extras(self, dims: Dims) -> tuple[Part, ...]:
         """Where they stood."""
-        m, n = matrix(dims)
+        m, n = rows_and_columns(dims)
         return (Part("uint8", (sparse.packed_bytes(m, n, self._kept_count(n)),)),)
+
+    def cost(self, m: int, n: int) -> Cost:
+        """To look at each number."""
+        return _TOP.times(m * n)
 
     def reduce(self, state: Any, x: Any) -> Reduced:
         """The largest of each row, and where they stand."""
-        m, n = matrix(x.shape)
-        rows = reshape(x, (m, n))
+        m, n = rows_and_columns(x.shape)
+        rows = tf.reshape(x, (m, n))
         places = sparse.largest(rows, self._kept_count(n))
         return Reduced((sparse.gather(rows, places),), (sparse.pack(places, n),), places)
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """Zeros but for them."""
-        m, n = matrix(dims)
+        m, n = rows_and_columns(dims)
         places = sparse.unpack(extras[0], m, n, self._kept_count(n))
         return self.expand_back(places, numbers, dims), places
 
     def reduce_back(self, residue: Any, gradient: Any) -> tuple[Any, ...]:
         """The gradient at the same places."""
-        return (sparse.gather(reshape(gradient, matrix(gradient.shape)), residue),)
+        return (sparse.gather(tf.reshape(gradient, rows_and_columns(gradient.shape)), residue),)
 
     def expand_back(self, residue: Any, numbers: Sequence[Any], dims: Dims) -> Any:
         """Zeros but for it."""
-        return reshape(sparse.scatter(numbers[0], residue, dims[-1]), dims)
+        return tf.reshape(sparse.scatter(numbers[0], residue, dims[-1]), dims)
 
     def _kept_count(self, n: int) -> int:
         return kept_count(n, self.fraction)
-
-
-def matrix(dims: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns.
-
-    >>> matrix((8, 16, 768)), matrix((5,))
-    ((128, 768), (1, 5))
-    """
-    return prod(int(size) for size in dims[:-1]), int(dims[-1])
-
-
-def reshape(x: Any, dims: Sequence[int]) -> Any:
-    """The same numbers in another shape."""
-    return tf.reshape(x, dims)
 
 
 def check_share(codec: str, option: str, value: object) -> None:

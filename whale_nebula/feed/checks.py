@@ -148,19 +148,16 @@ def fingerprints(
     >>> fingerprints([leaf], [np.zeros(2)]) == fingerprints([leaf], [np.ones(2)])
     False
     """
-    known = rows or {}
-    here = [n for n, tensor in enumerate(tensors) if not isinstance(tensor, Missing)]
-    chosen = [n for n in here if leaves[n].name not in secret and (not only or leaves[n].name in only)]
-    arrays = {n: np.asarray(tensors[n]) for n in chosen}
-    masks = {n: each.here for n, each in known.items() if leaves[n].batched}
     parts = [slice(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
     found: dict[str, Fingerprint] = {}
-    for n, array in arrays.items():
-        name, mask = leaves[n].name, masks.get(n)
-        if mask is None:
-            found[name] = _checksum(array)
+    for number, (leaf, tensor) in enumerate(zip(leaves, tensors, strict=True)):
+        if isinstance(tensor, Missing) or leaf.name in secret or (only and leaf.name not in only):
+            continue
+        array, known = np.asarray(tensor), (rows or {}).get(number)
+        if known is None or not leaf.batched:
+            found[leaf.name] = _checksum(array)
         else:
-            found[name] = [_checksum(array[part]) if bool(mask[part].all()) else None for part in parts]
+            found[leaf.name] = [_checksum(array[part]) if known.here[part].all() else None for part in parts]
     return found
 
 

@@ -1,5 +1,5 @@
-"""Admission to a gateway: classify each connection as a local worker, a gateway for a pair, or a gateway's control
-stream.
+"""Admission to a gateway: what each connection is for (a local worker, a gateway for a pair, or a gateway's control
+stream), and what one proved identity may take of the port: streams at a time, and streams that it opens in a while.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from collections.abc import Callable, Set
 from enum import Enum
 from typing import NamedTuple
 
-from whale_nebula.errors import IdentityError, NebulaError, NotAllowedError
-from whale_nebula.gateway.site import Site, cluster_of
-from whale_nebula.security import CurrentCredentials, Identity, Peer
-from whale_nebula.security.identity import GATEWAY, WORKER, Call, check_call
+from whale_nebula.errors import IdentityError, NebulaError, NotAllowedError, TransportError
+from whale_nebula.gateway.site import UNLISTED, Site, cluster_of
+from whale_nebula.security import CurrentCredentials, Peer
+from whale_nebula.security.identity import GATEWAY, WORKER, Call, Identity, check_call
+from whale_nebula.transport.grpc.connection import Lane
+from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.transport.grpc.listener import Knock, Visitor
+from whale_nebula.transport.grpc.options import LANES_WITHOUT_BBR, lanes
 
 
 class Purpose(Enum):
@@ -100,7 +103,7 @@ class FinalErrors:
 
     One that is gone himself asks nothing: what he would be told must not wait for who is started in his place.
 
-    >>> final_errors.gone("npu/0")
+    >>> final_errors.forget("npu/0")
     >>> final_errors.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
     False
     """
@@ -134,7 +137,7 @@ class FinalErrors:
                 self._given.pop((asks, wanted), None)
             return error if self._now() < until else None
 
-    def gone(self, worker: str) -> None:
+    def forget(self, worker: str) -> None:
         """A worker is gone: it asks for nobody, and whatever it was to be told is forgotten."""
         with self._lock:
             self._gone.add(worker)
@@ -167,3 +170,83 @@ def keep_freed() -> None:
         library = ctypes.CDLL(None)
         for setting, size in ((_MMAP, 32 << 20), (_TRIM, 256 << 20), (_PAD, 16 << 20)):
             library.mallopt(setting, size)
+
+
+_SPARE = 4
+_BURST, _A_SECOND = 100, 2.0  # connections of pairs, each of which is written into the audit log
+_LANES_A_CONNECTION = 16.0  # a further lane is not written down
+
+
+class Quota:
+    """The streams of one identity, `most` at a time. It opens as many connections as all its pairs need twice and 100
+    more, then 2 a second.
+    """
+
+    def __init__(self, who: str, pairs: int) -> None:
+        self.most = most_streams(pairs)
+        self._who = who
+        self._lock = threading.Lock()
+        self._lanes: list[Lane] = []
+        self._opens = TokenBucket(_BURST + 2 * pairs, _A_SECOND)
+
+    def take(self, lane: Lane, number: int) -> None:
+        """One more stream, the lane of this number of its connection: raises if that is one too many."""
+        with self._lock:
+            self._lanes = [each for each in self._lanes if not each.over]
+            if len(self._lanes) >= self.most:
+                raise TransportError(f"{self._who} has {self.most} streams here, and is given no more")
+            if not self._opens.take(1.0 if number == 0 else 1.0 / _LANES_A_CONNECTION):
+                raise TransportError(f"streams of {self._who} come too often", why="each is written down")
+            self._lanes.append(lane)
+
+    @property
+    def unused(self) -> bool:
+        """Whether it has no stream, and had none for long enough to forget it."""
+        with self._lock:
+            return self._opens.full and all(lane.over for lane in self._lanes)
+
+
+class Quotas:
+    """The quotas of a gateway's callers, by what their certificates prove."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._lock = threading.Lock()
+        self._quotas: dict[str, Quota] = {}
+
+    def take(self, caller: Identity, lane: Lane, number: int) -> None:
+        """One more stream of a caller: raises if that is one too many. Where nobody proves who he is, those of one
+        cluster are one caller.
+        """
+        who = caller.uri if self._site.files is not None or caller.role == GATEWAY else caller.cluster
+        pairs = pairs_of(self._site, caller) * (UNLISTED if who == caller.cluster else 1)
+        with self._lock:
+            quota = self._quotas.setdefault(who, Quota(caller.worker, pairs))
+        quota.take(lane, number)
+
+    def remove_unused(self) -> None:
+        """Forget who has not come for a while."""
+        with self._lock:
+            self._quotas = {who: quota for who, quota in self._quotas.items() if not quota.unused}
+
+
+def most_streams(pairs: int) -> int:
+    """How many streams at a time so many pairs need."""
+    return max(lanes(), LANES_WITHOUT_BBR) * pairs + _SPARE
+
+
+def pairs_of(site: Site, caller: Identity) -> int:
+    """How many pairs of workers a caller may need streams for: a worker of this cluster, or another gateway."""
+    if caller.role == GATEWAY:
+        return site.count(site.cluster) * site.count(caller.cluster)
+    return sum(site.count(cluster) for cluster in site.gateways)
+
+
+def connections(site: Site) -> int:
+    """How many connections there may be: as many as all callers together may have streams, so that none of them can
+    take the place of another.
+    """
+    own = Identity.of_worker(site.run, f"{site.cluster}/0")
+    gateways = [Identity(site.run, cluster, GATEWAY) for cluster in site.gateways]
+    of_own, of_gateways = most_streams(pairs_of(site, own)), [most_streams(pairs_of(site, each)) for each in gateways]
+    return site.count(site.cluster) * of_own + sum(of_gateways) + 4 * len(gateways)

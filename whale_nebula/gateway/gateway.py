@@ -12,12 +12,11 @@ from cryptography.hazmat.primitives import hashes
 
 from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, TransportError
 from whale_nebula.gateway.control import ControlStreams
-from whale_nebula.gateway.entry import Entry, FinalErrors, Purpose, admit, entry
+from whale_nebula.gateway.entry import Entry, FinalErrors, Purpose, Quotas, admit, connections, entry
 from whale_nebula.gateway.journal import Journal
 from whale_nebula.gateway.liveness import Health, Liveness, State
-from whale_nebula.gateway.quota import Quotas, connections
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
-from whale_nebula.gateway.route import Route, RouteEvents
+from whale_nebula.gateway.route import Route
 from whale_nebula.gateway.site import Site, cluster_of
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, Prover, check_live
 from whale_nebula.security.audit import AuditLog, Head, KeptHeads
@@ -132,7 +131,7 @@ class Gateway:
             lane.end(error.what)
             if isinstance(error, IdentityError):
                 who = visitor.names[0] if visitor.names else visitor.host
-                self.journal.refused(who, f"{knock.source} - {knock.destination}", error)
+                self.journal.note_refused(who, f"{knock.source} - {knock.destination}", error)
             raise
 
     def _let_in(self, found: Entry, knock: Knock, lane: Lane) -> Hear:
@@ -191,11 +190,11 @@ class Gateway:
         pair.check_rate()
         if half.side is Side.FAR:
             pair.give_way()
-        self.journal.opened(pair, half)
+        self.journal.note_opened(pair, half)
         try:
             pair.arrive(half)
         except TransportError as error:
-            self.journal.ended(pair, half, error.what)
+            self.journal.note_ended(pair, half, error.what)
             raise
 
     def _pair(self, here: str, there: str) -> Pair:
@@ -226,7 +225,7 @@ class Gateway:
 
     # ------------------------------------------------------------------ who goes
     def _note_end(self, pair: Pair, half: Half, why: str) -> None:
-        self.journal.ended(pair, half, why)
+        self.journal.note_ended(pair, half, why)
         if half.side is Side.NEAR and why != REPLACED and not self._stopping.is_set():
             (self._parted.add if half.parted else self._parted.discard)(pair.here)
             self._liveness.check_ended(pair.here)
@@ -241,7 +240,7 @@ class Gateway:
         """One of our own workers is dead or frozen: all that it was joined with must know, and soon. Who has ended its
         streams in order has told them himself.
         """
-        self._final_errors.gone(worker)
+        self._final_errors.forget(worker)
         if worker in self._parted:
             self.journal.note("left", target=worker)
             return
@@ -261,7 +260,7 @@ class Gateway:
         """The gateway of another cluster says that about one of its workers; of others, nothing is remembered."""
         pairs = [pair for pair in self._all() if pair.there == worker]
         if pairs:
-            self._final_errors.gone(worker)
+            self._final_errors.forget(worker)
         for pair in pairs:
             if pair.known:
                 self._final(pair, _gone_error(worker, why))
@@ -275,8 +274,8 @@ class Gateway:
     # ------------------------------------------------------------------ the rest
     def _make_route(self, cluster: str, kept: KeptHeads | None, announce: Announce) -> Route:
         control = ControlStreams(Identity(self.site.run, cluster, GATEWAY), kept, self._gone_there, self._note)
-        told = RouteEvents(self.journal.opened, self.journal.ended, self._final, self._note)
-        return Route(self.site, cluster, control, self._current, told, deadlines=self._deadlines, announce=announce)
+        events = self.journal, self._final
+        return Route(self.site, cluster, control, self._current, *events, deadlines=self._deadlines, announce=announce)
 
     def _note(self, action: str, **said: object) -> None:
         if not self._stopping.is_set():
@@ -334,7 +333,7 @@ class Gateway:
             try:
                 check_live(credentials.trust, peer)
             except IdentityError as error:
-                self.journal.refused(peer.identity.uri, "a live stream", error)
+                self.journal.note_refused(peer.identity.uri, "a live stream", error)
                 end(error.what)
         if credentials is not self._used:
             self._used = credentials

@@ -65,7 +65,7 @@ class Journal:
         self._ending = self._closed = self._low = False
         self._next_summary = self._next_space = time.monotonic()
 
-    def opened(self, pair: Pair, half: Half) -> None:
+    def note_opened(self, pair: Pair, half: Half) -> None:
         """A half has come. A stream that cannot be written down is not taken."""
         with self._changed:
             if self._ending:
@@ -87,7 +87,7 @@ class Journal:
             _LOG.error("%s", error)
             raise TransportError("the gateway's audit log cannot be written", why=error.why) from None
 
-    def ended(self, pair: Pair, half: Half, why: str) -> None:
+    def note_ended(self, pair: Pair, half: Half, why: str) -> None:
         """A half is over, after so much was handed on from it; with a fault if it sent what is not allowed."""
         self.note(
             "end",
@@ -107,7 +107,7 @@ class Journal:
             self._open.discard(half)
             self._changed.notify_all()
 
-    def refused(self, actor: str, target: str, error: NebulaError) -> None:
+    def note_refused(self, actor: str, target: str, error: NebulaError) -> None:
         """Somebody was not let in. What a stranger does is no reason to wait for the disk."""
         times = self._refusals.count(actor)
         if times:

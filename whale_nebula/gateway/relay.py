@@ -202,6 +202,7 @@ class Inspection:
 
 _LOG = logging.getLogger("whale_nebula.gateway")
 _INSISTS_SECONDS = _FORGETS_SECONDS = 5.0
+_CROSSES_SECONDS = 1.0  # a line on which a stream takes longer to open is slow, or leads nowhere
 _ARRIVALS, _ARRIVALS_A_SECOND = 100, 2.0
 REPLACED = "another connection has taken its place"
 
@@ -210,7 +211,8 @@ class Pair:
     """A worker of this cluster (`here`) and one of another (`there`).
 
     Both gateways may dial the other one for the same pair. Of two attempts that cross one must win: that of the
-    gateway whose cluster has the later name. Here it `yields` to the other's, or has its own way.
+    gateway whose cluster has the later name. Here it `yields` to the other's, or has its own way; but not with an
+    attempt that has taken longer than those that cross do: its address may lead nowhere.
     """
 
     def __init__(
@@ -231,7 +233,7 @@ class Pair:
         self._ended, self._grace, self._remembers, self._now = ended, grace, remembers, now
         self._lock = threading.Lock()
         self._halves: dict[Side, Half] = {}
-        self._attempts = 0
+        self._attempts: dict[Half, float] = {}  # what is being dialled, and since when
         self._touched = now()
         self._refused = float("-inf")
         self._retired = False
@@ -252,16 +254,17 @@ class Pair:
             return joined or self._now() - self._met < self._remembers
 
     @contextlib.contextmanager
-    def attempt(self, near: Half) -> Iterator[bool]:
-        """While this gateway dials the other one for `near`; False: it is not needed."""
+    def attempt(self, half: Half, near: Half) -> Iterator[bool]:
+        """While this gateway dials the other one, `half`, for `near`; False: it is not needed."""
         with self._lock:
             needed = near.fresh
-            self._attempts += needed
+            if needed:
+                self._attempts[half] = self._now()
         try:
             yield needed
         finally:
             with self._lock:
-                self._attempts -= needed
+                self._attempts.pop(half, None)
 
     def retire(self) -> bool:
         """Whether nobody is there, or was lately: then the pair takes nobody any more, and can be forgotten."""
@@ -283,16 +286,21 @@ class Pair:
             raise TransportError(f"streams of {self} come too often", why="each is written into the audit log")
 
     def give_way(self) -> None:
-        """The other gateway has dialled: raises if that has crossed our own attempt, and ours is used."""
+        """The other gateway has dialled: raises if that has crossed our own attempt, and ours is used. An attempt of
+        ours that takes too long ends.
+        """
         with self._lock:
-            self._give_way()
+            self._check_crossed()
+            slow = [] if self.yields else [half for half in self._attempts if half is not self._halves.get(Side.FAR)]
+        for half in slow:
+            half.connection.end("the other gateway has dialled meanwhile")
 
     def arrive(self, half: Half) -> None:
         """A half has come; it takes the place of the one before. Raises if it has crossed ours, and ours is used."""
         with self._lock:
             self._check_alive()
             if half.side is Side.FAR:
-                self._give_way()
+                self._check_crossed()
             before = self._take(half)
         self._settle(half, before)
 
@@ -305,15 +313,14 @@ class Pair:
         self._settle(half, before)
         return True
 
-    def _give_way(self) -> None:
+    def _check_crossed(self) -> None:
         """The other gateway has dialled this one. If it does so again, it does not know of our stream any more."""
-        far = self._halves.get(Side.FAR)
+        far, now = self._halves.get(Side.FAR), self._now()
         standing = far is not None and far.dialled and not far.connection.over
-        if self.yields or not (standing or self._attempts):
-            return
-        insists = self._now() - self._refused < _INSISTS_SECONDS
-        if self._attempts or not insists:
-            self._refused = self._now()
+        young = any(now - began < _CROSSES_SECONDS for half, began in self._attempts.items() if half is not far)
+        insists = now - self._refused < _INSISTS_SECONDS
+        if not self.yields and (young or (standing and not insists)):
+            self._refused = now
             raise TransportError("two streams of one pair have crossed", why="the other one is used")
 
     def _take(self, half: Half) -> Half | None:

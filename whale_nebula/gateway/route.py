@@ -11,11 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from functools import partial
 
 from whale_nebula.errors import ExpiredError, IdentityError, LinkClosedError, NebulaError, TransportError
 from whale_nebula.gateway.control import ControlStreams
+from whale_nebula.gateway.journal import Journal
 from whale_nebula.gateway.relay import Half, Pair, Side
 from whale_nebula.gateway.site import Site
 from whale_nebula.security import CurrentCredentials, Identity
@@ -173,20 +173,11 @@ _NEEDLESS = "it is not needed any more"
 _SURE = 2  # the same diagnosis so often: it is not mended just now
 
 
-@dataclass(frozen=True)
-class RouteEvents:
-    """The callbacks of a route: a half was opened or has ended, an error ends a pair, and an audit record."""
-
-    opened: Callable[[Pair, Half], None]
-    ended: Callable[[Pair, Half, str], None]
-    final: Callable[[Pair, NebulaError], None]
-    noted: Callable[..., None]
-
-
 class Route:
     """The way to the gateway of another cluster. Without its address this side waits to be dialled.
 
-    Its control stream is kept up: what is wrong with a certificate when it is opened ends the pairs that wait.
+    Its control stream is kept up: what is wrong with a certificate when it is opened ends the pairs that wait, and so
+    is `final` told of each.
     """
 
     def __init__(
@@ -195,7 +186,8 @@ class Route:
         cluster: str,
         control: ControlStreams,
         current: CurrentCredentials | None,
-        told: RouteEvents,
+        journal: Journal,
+        final: Callable[[Pair, NebulaError], None],
         *,
         deadlines: Deadlines,
         announce: Announce = log_wait,
@@ -204,7 +196,8 @@ class Route:
         self.address = site.gateways[cluster]
         self.pacer = Pacer(site.rates.get(cluster))
         self.who = Identity(site.run, cluster, GATEWAY)
-        self._site, self._current, self._told, self._deadlines = site, current, told, deadlines
+        self._site, self._current, self._deadlines = site, current, deadlines
+        self._journal, self._final = journal, final
         self._waiting = Waiting(f"gateway '{self.who.worker}'", self.address or "", announce)
         self._closed = threading.Event()
         self._stands, self._fell = False, float("-inf")  # whether our own stream stands, and when it fell
@@ -240,34 +233,34 @@ class Route:
             try:
                 self._open(pair, near)
             except LinkClosedError as error:
-                self._told.final(pair, error)
+                self._final(pair, error)
             except IdentityError as error:
                 refusals += not isinstance(error, ExpiredError)  # which may be renewed: workers have patience for that
                 if refusals >= _SURE:
-                    self._told.final(pair, error)
+                    self._final(pair, error)
             except TransportError as error:
                 _LOG.debug("no stream for %s: %s", pair, error.why or error.what)
             except Exception:  # no thread or no file just now
                 _LOG.exception("a stream for %s is tried again", pair)
             if self._times >= _SURE and self._wrong is not None and near.fresh:
-                self._told.final(pair, self._wrong)
+                self._final(pair, self._wrong)
             near.wait(self._pause(attempt))
             attempt += 1
 
     def _open(self, pair: Pair, near: Half) -> None:
         half = self.half(pair, Connection(secrets.token_hex(8)), dialled=True)
-        with pair.attempt(near) as needed:
+        with pair.attempt(half, near) as needed:
             if not needed:
                 return
             try:
                 lanes = max(options.lanes(), self._dial(pair, half, 0))
-                self._told.opened(pair, half)
+                self._journal.note_opened(pair, half)
             except BaseException as error:
                 half.connection.end(str(error).partition("\n")[0])
                 raise
             if not pair.reach(half, near):
                 half.connection.end(_NEEDLESS)
-                self._told.ended(pair, half, _NEEDLESS)
+                self._journal.note_ended(pair, half, _NEEDLESS)
                 return
         try:
             for number in range(1, lanes):
@@ -330,7 +323,7 @@ class Route:
 
     def _pause(self, attempt: int) -> float:
         """How long to wait before another attempt: a gateway that is started again is wanted at once."""
-        return self._deadlines.again(min(attempt, _SLOWEST), _DRAWN.random())
+        return self._deadlines.retry_pause(min(attempt, _SLOWEST), _DRAWN.random())
 
     def _go(self) -> bool:
         """Open the control stream and stay as long as it lasts; whether that was longer than a moment."""
@@ -364,6 +357,6 @@ class Route:
             return None
         if type(self._wrong) is not type(found):  # its text may be the other side's, and another one each time
             said = {"actor": self.who.uri, "target": "trunk", "decision": "deny", "reason": str(found)}
-            self._told.noted("refuse", durable=False, **said)
+            self._journal.note("refuse", durable=False, **said)
         self._wrong, self._times = found, 0 if isinstance(found, ExpiredError) else self._times + 1
         return found

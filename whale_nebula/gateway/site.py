@@ -96,24 +96,33 @@ class Site:
                 why="its workers must know where it listens",
                 mend=f'clusters: {{{cluster}: {{gateway: "10.77.0.1:7100"}}}}',
             )
+        base = Path(os.path.abspath(path)).parent
+        workers = {
+            f"{each.name}/{number}": worker.address
+            for each in config.clusters.values()
+            for number, worker in enumerate(each.workers)
+        }
+        identity = Identity(config.run or RUN, cluster, GATEWAY)
+        files = None if config.security.insecure else Files.of(config.security, identity, base)
+        return cls.in_run(config, identity, at, workers, files, base / "audit")
+
+    @classmethod
+    def in_run(
+        cls,
+        config: Config,
+        identity: Identity,
+        listen: str,
+        workers: Mapping[str, str],
+        files: Files | None,
+        folder: Path,
+    ) -> Site:
+        """The site of a gateway of a run with these workers; its audit log is in `folder`."""
+        cluster = identity.cluster
         others = {name: each.gateway for name, each in config.clusters.items() if name != cluster}
         rates = {name: config.links.between(cluster, name).rate for name in others}
-        run, base = config.run or RUN, Path(os.path.abspath(path)).parent
-        return cls(
-            run,
-            cluster,
-            at,
-            {
-                f"{each.name}/{number}": worker.address
-                for each in config.clusters.values()
-                for number, worker in enumerate(each.workers)
-            },
-            others,
-            {name: None if rate is None else rate / 8 for name, rate in rates.items()},
-            None if config.security.insecure else Files.of(config.security, Identity(run, cluster, GATEWAY), base),
-            base / "audit" / f"{cluster}-gateway.jsonl",
-            config.patience,
-        )
+        paced = {name: None if rate is None else rate / 8 for name, rate in rates.items()}
+        log = folder / f"{cluster}-gateway.jsonl"
+        return cls(identity.run, cluster, listen, workers, others, paced, files, log, config.patience)
 
     def to_json(self) -> str:
         """The text that a launcher hands to the process."""

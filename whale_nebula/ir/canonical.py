@@ -15,7 +15,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Attribute, Graph, Op
-from whale_nebula.ir.program import Program, Request
+from whale_nebula.ir.program import Program
 from whale_nebula.ir.text import to_text
 from whale_nebula.spec import Value
 
@@ -40,8 +40,9 @@ def canonical_lines(program: Program) -> tuple[str, ...]:
     %1 = Neg(%0) float32[?]
     returns (%1)
     """
-    main = _Main(program)
-    return (*_header(program), *to_text(main.graph()).splitlines(), *main.footer())
+    functions = _Functions(program.graph.functions)
+    ordered = _order_ops(program.graph, functions, _find_roots(program), _Forms(program))
+    return (*_header(program), *to_text(ordered.graph).splitlines(), *_footer(program, ordered))
 
 
 def _header(program: Program) -> Iterator[str]:
@@ -72,10 +73,10 @@ def _header(program: Program) -> Iterator[str]:
 class _Form(NamedTuple):
     """What the canonical form says of an op otherwise than the trace does."""
 
-    name: str
-    stage: str | None
-    compress: int | None
-    attributes: Mapping[str, Attribute]
+    name: str = ""
+    stage: str | None = None
+    compress: int | None = None
+    attributes: Mapping[str, Attribute] = {}
 
 
 @dataclass
@@ -92,7 +93,10 @@ class _Functions:
         if original not in self._names:
             self._names[original] = "itself"
             self.graphs.setdefault("itself", Graph(()))
-            body = _order_ops(self.source[original], self, _plain_roots(self.source[original]), _body_form).graph
+            graph = self.source[original]
+            stateful = (op.index for op in graph.ops if op.stateful)
+            roots = (*graph.arguments, *(value.op for value in graph.returns), *stateful)
+            body = _order_ops(graph, self, roots, lambda op: _Form(attributes=_attributes(graph, op))).graph
             text = to_text(replace(body, functions=self.graphs))
             self._names[original] = self._by_text.setdefault(text, f"f{len(self._by_text)}")
             self.graphs[self._names[original]] = body
@@ -108,17 +112,11 @@ class _Ordered:
         return Value(self.numbers[value.op], value.out) if value.op in self.numbers else _NO_NUMBER
 
 
-def _plain_roots(graph: Graph) -> list[int]:
-    return [*graph.arguments, *(v.op for v in graph.returns), *(op.index for op in graph.ops if op.stateful)]
-
-
-def _order_ops(
-    graph: Graph, functions: _Functions, roots: Iterable[int], form: Callable[[Graph, Op], _Form]
-) -> _Ordered:
+def _order_ops(graph: Graph, functions: _Functions, roots: Iterable[int], form: Callable[[Op], _Form]) -> _Ordered:
     """The ops that roots need, in canonical order, each in its canonical form."""
     order = _order(graph, roots)
     numbers = {index: number for number, index in enumerate(order)}
-    ops = tuple(_renumber_op(graph.ops[index], form(graph, graph.ops[index]), numbers, functions) for index in order)
+    ops = tuple(_renumber_op(graph.ops[index], form(graph.ops[index]), numbers, functions) for index in order)
     arguments = tuple(numbers[index] for index in graph.arguments if index in numbers)
     returns = tuple(Value(numbers[op], out) for op, out in graph.returns if op in numbers)
     return _Ordered(Graph(ops, functions.graphs, arguments, returns), numbers)
@@ -162,10 +160,6 @@ def _renumber_op(op: Op, form: _Form, numbers: Mapping[int, int], functions: _Fu
     )
 
 
-def _body_form(graph: Graph, op: Op) -> _Form:
-    return _Form("", None, None, _attributes(graph, op))
-
-
 def _attributes(graph: Graph, op: Op) -> dict[str, Attribute]:
     found = {k: v for k, v in op.attributes.items() if not k.startswith("_") and k not in _LOCAL}
     if op.type == "Const" and "content" in found:
@@ -175,67 +169,54 @@ def _attributes(graph: Graph, op: Op) -> dict[str, Attribute]:
     return found
 
 
-class _Main:
-    """The step itself, with what the capture knows of its ops."""
+def _find_roots(program: Program) -> Iterator[int]:
+    """The ops that a step is for: gradients, effects and results."""
+    for request in program.requests:
+        yield from (value.op for value in request.targets)
+        yield from (flow.gradient.op for flow in request.flows)
+        yield from (value.op for part in request.parts for value in part.values)
+    yield from (op.index for op in program.graph.ops if op.stateful and not op.role)
+    yield from (value.op for value in (*program.returns, *program.weights))
+
+
+class _Forms:
+    """The forms of the ops of a step itself, with what the capture knows of them."""
 
     def __init__(self, program: Program) -> None:
-        self.program = program
-        self.names = _held_names(program)
-        self.starts = [request.start for request in program.requests]
-        functions = _Functions(program.graph.functions)
-        self.ordered = _order_ops(program.graph, functions, self._roots(), self._form)
+        self.program, self.names = program, _held_names(program)
 
-    def graph(self) -> Graph:
-        return self.ordered.graph
-
-    def _roots(self) -> Iterator[int]:
-        program = self.program
-        for request in program.requests:
-            yield from (value.op for value in request.targets)
-            yield from (flow.gradient.op for flow in request.flows)
-            yield from (value.op for part in request.parts for value in part.values)
-        yield from (op.index for op in program.graph.ops if op.stateful and not op.role)
-        yield from (value.op for value in (*program.returns, *program.weights))
-
-    def _form(self, graph: Graph, op: Op) -> _Form:
-        label = self.program.labels.get(op.index)
-        return _Form(
-            self.names.get(op.index, ""),
-            None if label is None or op.role else self.program.stages[label].key,
-            op.compress,
-            {} if op.role else _attributes(graph, op) | self._marks(op),
-        )
-
-    def _marks(self, op: Op) -> dict[str, Attribute]:
-        """What cannot be read off the graph: stamped by a scope, part of a backward, after which requests."""
-        found: dict[str, Attribute] = {}
-        request = self.program.request_of(op.index)
+    def __call__(self, op: Op) -> _Form:
+        """What is said of an op: stamped by a scope, part of a backward, after which requests."""
+        program, name = self.program, self.names.get(op.index, "")
+        if op.role:
+            return _Form(name, None, op.compress)
+        label, request = program.labels.get(op.index), program.request_of(op.index)
+        marks: dict[str, Attribute] = {}
         if request is not None:
-            found["_request"] = request
-        elif op.stateful and self.starts:
-            found["_after"] = sum(start <= op.index for start in self.starts)
+            marks["_request"] = request
+        elif op.stateful and program.requests:
+            marks["_after"] = sum(each.start <= op.index for each in program.requests)
         if op.stage is not None:
-            found["_stamped"] = True
-        return found
+            marks["_stamped"] = True
+        stage = None if label is None else program.stages[label].key
+        return _Form(name, stage, op.compress, _attributes(program.graph, op) | marks)
 
-    def footer(self) -> Iterator[str]:
-        """Requests and results."""
-        program, value = self.program, self.ordered.value
-        yield from (self._request(request) for request in program.requests)
-        yield f"returns {_list(map(value, program.returns))}"
-        if program.weights:
-            yield f"weights {_list(map(value, program.weights))}"
 
-    def _request(self, request: Request) -> str:
-        value, numbers = self.ordered.value, self.ordered.numbers
+def _footer(program: Program, ordered: _Ordered) -> Iterator[str]:
+    """Requests and results."""
+    value, numbers = ordered.value, ordered.numbers
+    for request in program.requests:
         sources = [str(Value(numbers[op])) if op in numbers else "-" for op in request.origins]
         flows = [f"{f.stage}: {value(f.boundary)} {value(f.gradient)}" for f in request.flows]
         parts = [f"{p.stage}: {p.source} {_list(map(value, p.values))}" for p in request.parts]
         kinds = [f"{h.source} {'slices' if h.sparse else 'dense'}" for h in request.holders]
-        return (
+        yield (
             f"request {request.index} targets {_list(map(value, request.targets))} sources {_list(sources)} "
             f"flows {_list(flows, '; ')} parts {_list(parts, '; ')} gives {_list(kinds, '; ')}"
         )
+    yield f"returns {_list(map(value, program.returns))}"
+    if program.weights:
+        yield f"weights {_list(map(value, program.weights))}"
 
 
 def _list(items: Iterable[object], between: str = ", ") -> str:
@@ -249,14 +230,10 @@ def _held_names(program: Program) -> dict[int, str]:
     found |= {variable.op: variable.path for variable in program.variables}
     found |= {leaf.op: leaf.name for leaf in program.leaves}
     for request in program.requests:
-        found |= _request_names(request)
+        arrivals = enumerate(request.arrivals)
+        found |= {arrival.feed.op: f"arrival/{request.index}/{number}" for number, arrival in arrivals}
+        found |= {v.op: f"gradient/{request.index}/{h.source}" for h in request.holders for v in h.values}
     return found
-
-
-def _request_names(request: Request) -> dict[int, str]:
-    arrivals = {a.feed.op: f"arrival/{request.index}/{n}" for n, a in enumerate(request.arrivals)}
-    holders: Sequence[tuple[int, Value]] = [(h.source, v) for h in request.holders for v in h.values]
-    return arrivals | {v.op: f"gradient/{request.index}/{source}" for source, v in holders}
 
 
 _OP = re.compile(r"%(\d+) = (.*)")

@@ -89,6 +89,17 @@ class Graph:
         """The ops that read a value, in trace order."""
         return tuple(self.ops[index] for index in self._consumers.get(value, ()))
 
+    def with_bodies(self, ops: Iterable[Op]) -> Iterator[Op]:
+        """Ops, and those in the bodies that they call, each body once."""
+        pending, seen = [*ops], set[str]()
+        while pending:
+            op = pending.pop(0)
+            yield op
+            for name in op.functions:
+                if name not in seen:
+                    seen.add(name)
+                    pending.extend(self.functions[name].ops)
+
     def descend(
         self, roots: Iterable[int], *, control: bool = False, skip: Callable[[int], bool] | None = None
     ) -> set[int]:

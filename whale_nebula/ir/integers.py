@@ -7,14 +7,18 @@ know how large a tensor is has to follow these few ops; all others give None, wh
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from whale_nebula.ir.graph import Op
 
 Shape = tuple[int, ...]
 Numbers = tuple[int, ...]
+Array: TypeAlias = npt.NDArray[Any]
 MOST = 256
 """Tensors with more entries than this are not followed."""
 
@@ -29,16 +33,7 @@ class Site:
 
     def attribute(self, name: str) -> int:
         """An attribute that is a number or a flag; 0 where it is not there."""
-        value = self.op.attributes.get(name, 0)
-        return int(value) if isinstance(value, bool | int | float) else 0
-
-    def rank(self, place: int) -> int | None:
-        """How many axes an input has."""
-        shape = self.shapes[place] if place < len(self.shapes) else None
-        return None if shape is None else len(shape)
-
-
-Rule = Callable[[Site], Numbers | None]
+        return _number(self.op, name)
 
 
 def integers(site: Site) -> Sequence[Numbers | None]:
@@ -48,101 +43,143 @@ def integers(site: Site) -> Sequence[Numbers | None]:
     >>> integers(Site(Op(1, "Shape", outputs=(Spec("int32", (2,)),)), ((8, 64),), (None,)))
     [(8, 64)]
     """
-    rule, several = RULES.get(site.op.type), SEVERAL.get(site.op.type)
+    found: list[Numbers | None] = []
     try:
-        found = [rule(site)] if rule is not None else list(several(site)) if several is not None else []
-    except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        if site.op.type in RULES:
+            found = list(RULES[site.op.type](site))
+        elif site.op.type in COMPUTE and None not in site.numbers:
+            made = compute_outputs(site.op, _arrays(site))
+            found = [tuple(each.ravel().tolist()) if each.size <= MOST else None for each in made]
+    except (ArithmeticError, LookupError, TypeError, ValueError):
         found = []
-    kept = [None if each is None or len(each) > MOST else each for each in found]
-    return kept or [None] * len(site.op.outputs)
+    return found or [None] * len(site.op.outputs)
 
 
-# ---------------------------------------------------------------------- rules
-def _of_known(compute: Callable[..., Numbers], *, vectors: int = 0) -> Rule:
-    """A rule for ops whose inputs are all known; the first so many must have one axis."""
-
-    def rule(site: Site) -> Numbers | None:
-        unknown = None in site.numbers or any(site.rank(place) != 1 for place in range(vectors))
-        return None if unknown else compute(*site.numbers)
-
-    return rule
+def compute_outputs(op: Op, inputs: Sequence[Array]) -> list[Array]:
+    """What an op of `COMPUTE` makes of arrays, or an error of numpy's."""
+    with np.errstate(all="raise"):
+        made = COMPUTE[op.type](op, *inputs)
+    return [np.asarray(each) for each in (made if isinstance(made, list) else [made])]
 
 
-def _constant(site: Site) -> Numbers | None:
+def _arrays(site: Site) -> list[Array]:
+    """The known inputs in their shapes; one whose shape was guessed wrongly is a vector."""
+    found = []
+    for numbers, shape in zip(site.numbers, site.shapes, strict=True):
+        given = np.asarray(numbers, dtype=np.int64)
+        found.append(given.reshape(shape) if shape is not None and math.prod(shape) == given.size else given)
+    return found
+
+
+def _number(op: Op, name: str) -> int:
+    value = op.attributes.get(name, 0)
+    return int(value) if isinstance(value, bool | int | float) else 0
+
+
+# ---------------------------------------------------------------------- ops that numpy knows
+def _index_strided(op: Op, begins: Sequence[Any], ends: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...]:
+    """What a strided slice takes, as numpy is told it: slices, numbers, None for a new axis, an ellipsis."""
+    masks = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    begin_free, end_free, ellipsis, new, shrunk = (_number(op, f"{name}_mask") for name in masks)
+    found: list[Any] = []
+    for place, (begin, end, stride) in enumerate(zip(begins, ends, strides, strict=True)):
+        bit = 1 << place
+        taken = slice(None if begin_free & bit else begin, None if end_free & bit else end, stride)
+        found.append(... if ellipsis & bit else None if new & bit else begin if shrunk & bit else taken)
+    return tuple(found)
+
+
+def _stitch(_: Op, *inputs: Array) -> Array:
+    """The first half of the inputs says where the entries of the second half go; at one place the last counts."""
+    pairs = list(zip(inputs[: len(inputs) // 2], inputs[len(inputs) // 2 :], strict=True))
+    found: dict[int, Array] = {}
+    for places, given in pairs:
+        entries = given.reshape(places.size, *given.shape[places.ndim :])
+        found.update(zip(places.ravel().tolist(), entries, strict=True))
+    return np.stack([found[place] for place in range(len(found))])
+
+
+def _gather(op: Op, table: Array, places: Array, axis: Array) -> Array:
+    if _number(op, "batch_dims"):
+        raise ValueError("batch_dims")
+    return np.take(table, places, int(axis))
+
+
+def _range(_: Op, start: Array, limit: Array, delta: Array) -> Array:
+    return np.asarray(range(int(start), int(limit), int(delta))[: MOST + 1])
+
+
+def _fill(_: Op, dims: Array, value: Array) -> Array:
+    if math.prod(dims.tolist()) > MOST:
+        raise ValueError("too many entries")
+    return np.full(dims, value)
+
+
+def _split(op: Op, axis: Array, given: Array) -> list[Array]:
+    return np.split(given, len(op.outputs), int(axis))
+
+
+def _unpack(op: Op, given: Array) -> list[Array]:
+    return list(np.moveaxis(given, _number(op, "axis"), 0))
+
+
+def _reduce(fold: Callable[..., Any]) -> Callable[..., Array]:
+    return lambda op, given, axes: fold(
+        given, axis=tuple(axes.ravel().tolist()), keepdims=bool(_number(op, "keep_dims"))
+    )
+
+
+def _each(combine: Callable[..., Any]) -> Callable[..., Array]:
+    return lambda _, *inputs: combine(*inputs)
+
+
+FOLDS: Mapping[str, Callable[..., Any]] = {
+    "Prod": np.prod, "Sum": np.sum, "Max": np.max, "Min": np.min, "All": np.all,
+}  # fmt: skip
+ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
+    "AddV2": np.add, "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "FloorDiv": np.floor_divide,
+    "FloorMod": np.mod, "Maximum": np.maximum, "Minimum": np.minimum, "Neg": np.negative, "Less": np.less,
+    "LessEqual": np.less_equal, "Greater": np.greater, "GreaterEqual": np.greater_equal, "Equal": np.equal,
+    "NotEqual": np.not_equal, "LogicalAnd": np.logical_and, "SelectV2": np.where,
+}  # fmt: skip
+COMPUTE: Mapping[str, Callable[..., Any]] = {
+    "Transpose": lambda _, given, order: np.transpose(given, order),
+    "Reshape": lambda _, given, shape: given.reshape(shape),
+    "ExpandDims": lambda _, given, axis: np.expand_dims(given, int(axis)),
+    "Squeeze": lambda op, given: np.squeeze(given, op.attributes.get("squeeze_dims") or None),
+    "GatherV2": _gather,
+    "Pack": lambda op, *parts: np.stack(parts, _number(op, "axis")),
+    "Unpack": _unpack,
+    "ConcatV2": lambda _, *parts: np.concatenate(parts[:-1], int(parts[-1])),
+    "Split": _split,
+    "StridedSlice": lambda op, given, *bounds: given[_index_strided(op, *(bound.tolist() for bound in bounds))],
+    "Slice": lambda _, given, begin, size: given[
+        tuple(slice(b, None if s < 0 else b + s) for b, s in zip(begin, size, strict=True))
+    ],
+    "Range": _range,
+    "Fill": _fill,
+    "InvertPermutation": lambda _, order: np.argsort(order),
+    "DynamicStitch": _stitch,
+    "BroadcastArgs": lambda _, left, right: np.asarray(broadcast(tuple(left), tuple(right))),
+    **{name: _reduce(fold) for name, fold in FOLDS.items()},
+    **{name: _each(combine) for name, combine in ELEMENTWISE.items()},
+}  # fmt: skip
+"""What ops make of arrays that are known: those that move entries do so whatever these are (see `passes.rules`)."""
+
+
+# ---------------------------------------------------------------------- ops that know more than their inputs' numbers
+def _constant(site: Site) -> list[Numbers | None]:
     values = site.op.constant
-    return None if values is None or site.op.outputs[0].floating else tuple(map(int, values))
+    return [None if values is None or site.op.outputs[0].floating else tuple(map(int, values))]
 
 
-def _concat(site: Site) -> Numbers | None:
-    parts = site.numbers[:-1]
-    known = [each for place, each in enumerate(parts) if each is not None and site.rank(place) == 1]
-    return tuple(number for each in known for number in each) if len(known) == len(parts) else None
-
-
-def _strided_slice(site: Site) -> Numbers | None:
-    given, begin, end, strides = site.numbers
-    if given is None or begin is None or end is None or strides is None or site.rank(0) != 1 or len(begin) != 1:
-        return None
-    if site.attribute("ellipsis_mask") or site.attribute("new_axis_mask"):
-        return None
-    if site.attribute("shrink_axis_mask"):
-        return (given[begin[0]],)
-    start = None if site.attribute("begin_mask") else begin[0]
-    stop = None if site.attribute("end_mask") else end[0]
-    return given[start : stop : strides[0]]
-
-
-def _slice(given: Numbers, begin: Numbers, size: Numbers) -> Numbers:
-    return given[begin[0] : len(given) if size[0] < 0 else begin[0] + size[0]]
-
-
-def _range(start: Numbers, limit: Numbers, delta: Numbers) -> Numbers:
-    return tuple(range(start[0], limit[0], delta[0])[: MOST + 1])
-
-
-def _fill(dims: Numbers, value: Numbers) -> Numbers:
-    return value * min(math.prod(dims), MOST + 1)
-
-
-def _stitch_numbers(*inputs: Numbers) -> Numbers:
-    """DynamicStitch: the first half of the inputs says where the numbers of the second half go."""
-    half = len(inputs) // 2
-    pairs = zip(inputs[:half], inputs[half:], strict=True)
-    found = {place: n for places, given in pairs for place, n in zip(places, given, strict=True)}
-    return tuple(found[place] for place in range(len(found)))
-
-
-def _select(chosen: Numbers, yes: Numbers, no: Numbers) -> Numbers:
-    return tuple(a if c else b for c, a, b in zip(chosen, yes, no, strict=True))
-
-
-def _fold(fold: Callable[[Numbers], int]) -> Rule:
-    """A reduction of all numbers of a vector; over no axes, none."""
-
-    def rule(site: Site) -> Numbers | None:
-        given = site.numbers[0]
-        if given is None or (site.rank(0) or 0) > 1:
-            return None
-        return given if site.numbers[1] == () else (fold(given),)
-
-    return rule
-
-
-def _elementwise(combine: Callable[[int, int], int]) -> Rule:
-    def compute(left: Numbers, right: Numbers) -> Numbers:
-        if len(left) != len(right):
-            left, right = (left * len(right), right) if len(left) == 1 else (left, right * len(left))
-        return tuple(combine(a, b) for a, b in zip(left, right, strict=True))
-
-    return _of_known(compute)
-
-
-def _find_reduced_axes(site: Site) -> Sequence[Numbers | None]:
+def _find_reduced_axes(site: Site) -> list[Numbers | None]:
     """BroadcastGradientArgs: the axes over which the gradient of either side is summed."""
     left, right = site.numbers
     if left is None or right is None:
         return [None, None]
-    whole, found = broadcast(left, right), []
+    whole = broadcast(left, right)
+    found: list[Numbers | None] = []
     for shape in (left, right):
         missing = len(whole) - len(shape)
         padded = (1,) * missing + shape
@@ -161,39 +198,14 @@ def broadcast(left: Shape, right: Shape) -> Shape:
     return tuple(b if a == 1 else a for a, b in zip(*padded, strict=True))
 
 
-_BINARY: Mapping[str, Callable[[int, int], int]] = {
-    "AddV2": operator.add, "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul,
-    "FloorDiv": operator.floordiv, "FloorMod": operator.mod, "Maximum": max, "Minimum": min,
-    "Less": operator.lt, "LessEqual": operator.le, "Greater": operator.gt, "GreaterEqual": operator.ge,
-    "Equal": operator.eq, "NotEqual": operator.ne, "LogicalAnd": operator.and_,
-}  # fmt: skip
-_FOLDS: Mapping[str, Callable[[Numbers], int]] = {"Prod": math.prod, "Sum": sum, "Max": max, "Min": min, "All": all}
-
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, Callable[[Site], Sequence[Numbers | None]]] = {
     "Const": _constant,
-    "Shape": lambda site: site.shapes[0],
-    "Size": lambda site: None if site.shapes[0] is None else (math.prod(site.shapes[0]),),
-    "Rank": lambda site: None if site.shapes[0] is None else (len(site.shapes[0]),),
-    **dict.fromkeys(
-        ("Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "StopGradient"), lambda site: site.numbers[0]
-    ),
-    "GatherV2": _of_known(lambda table, places, *_: tuple(table[place] for place in places), vectors=1),
-    "Pack": _of_known(lambda *parts: tuple(number for each in parts for number in each)),
-    "ConcatV2": _concat,
-    "StridedSlice": _strided_slice,
-    "Slice": _of_known(_slice, vectors=1),
-    "Range": _of_known(_range),
-    "Fill": _of_known(_fill),
-    "InvertPermutation": _of_known(lambda given: tuple(given.index(place) for place in range(len(given)))),
-    "DynamicStitch": _of_known(_stitch_numbers),
-    "SelectV2": _of_known(_select),
-    "Neg": _of_known(lambda given: tuple(-number for number in given)),
-    "BroadcastArgs": _of_known(broadcast),
-    **{name: _fold(fold) for name, fold in _FOLDS.items()},
-    **{name: _elementwise(combine) for name, combine in _BINARY.items()},
-}
-SEVERAL: Mapping[str, Callable[[Site], Sequence[Numbers | None]]] = {
+    "Shape": lambda site: site.shapes,
     "ShapeN": lambda site: site.shapes,
+    "Size": lambda site: [None if site.shapes[0] is None else (math.prod(site.shapes[0]),)],
+    "Rank": lambda site: [None if site.shapes[0] is None else (len(site.shapes[0]),)],
+    **dict.fromkeys(
+        ("Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "StopGradient"), lambda site: site.numbers[:1]
+    ),
     "BroadcastGradientArgs": _find_reduced_axes,
 }
-"""Ops with several outputs."""

@@ -198,7 +198,7 @@ class Routing:
         """The stages that several hosts hold."""
         return frozenset(stage for stage in range(len(self.hosts)) if len(self.of(stage)) > 1)
 
-    def joined(self, source: int, readers: Sequence[int]) -> tuple[tuple[str, str], ...]:
+    def pair_hosts(self, source: int, readers: Sequence[int]) -> tuple[tuple[str, str], ...]:
         """The (sending, receiving) hosts between which a stage's tensors may cross, by this order or by another."""
         found = ((a, b) for reader in readers for a in self.of(source) for b in self.of(reader) if a != b)
         return tuple(dict.fromkeys(found))

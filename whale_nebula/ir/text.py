@@ -22,261 +22,137 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
-from typing import NoReturn
+from typing import Any, NamedTuple
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Attribute, Graph, Op
 from whale_nebula.spec import Spec, Value
 
-_TOKEN = re.compile(
-    r"""\s*(?:
-    (?P<text>"(?:[^"\\]|\\.)*")
-    | (?P<value>%\d+(?::\d+)?)
-    | (?P<spec>\w+\[(?:\*|(?:\?|\d+)(?:,(?:\?|\d+))*)?\](?!\())
-    | (?P<number>-(?:inf|nan)\b|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)
-    | (?P<word>[A-Za-z_][\w./:-]*)
-    | (?P<mark>[=(){}\[\],@^])
-    )""",
-    re.VERBOSE,
-)
 _ROLES = (INPUT, CAPTURE, HOLDER, FEED)
-_NUMBERS = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan"), "-nan": float("nan")}
+_TEXT = r'"(?:[^"\\]|\\.)*"'
+_BARE = r"[A-Za-z_][\w./:-]*"
+_WORD = rf"(?:{_TEXT}|{_BARE})"
+_VALUE = r"%\d+(?::\d+)?"
+_SPEC = r"\w+\[[*?,\d]*\]"
+_FUNCTION = re.compile(rf"func\s+({_WORD})\((.*)\)")
+_TOKEN = re.compile(rf"(?P<text>{_TEXT})|\binf\b|\bnan\b|(?P<key>{_BARE})(?=\s*=)|,?\s*\)|[(=]")
+_JSON = {"(": "[", ")": "]", "=": ":", "inf": "Infinity", "nan": "NaN"}
 
 
 class TextError(ValueError):
     """A line of a graph's text that says nothing we know."""
 
 
-def scan_graph(text: str) -> Graph:
-    """The graph that a text describes, the functions that it calls with it."""
+# ---------------------------------------------------------------------- reading
+def from_text(text: str) -> Graph:
+    r"""The graph that a text describes, the functions that it calls with it.
+
+    >>> graph = from_text("%0 = input x float32[?,4]\n%7 = Neg(%0) float32[?,4] @gpu")
+    >>> graph.ops[1].inputs, graph.ops[1].stage, len(graph)
+    ((Value(op=0, out=0),), 'gpu', 2)
+    """
     functions: dict[str, Graph] = {}
-    main = block = _Block("")
-    blocks: list[_Block] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        scanner = _Scanner(line, number)
-        if scanner.done() or line.lstrip().startswith("#"):
+    blocks: list[tuple[str, Graph]] = [("", Graph(()))]
+    for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
+        name, graph = blocks[-1]
+        if not line or line.startswith("#"):
             continue
-        if scanner.take("func"):
-            block = _Block(scanner.word(), [value.op for value in scanner.values("(", ")")])
-            blocks.append(block)
+        if found := _FUNCTION.fullmatch(line):
+            arguments = tuple(value.op for value in _read_values(found[2]))
+            blocks.append((_read_word(found[1]), Graph((), arguments=arguments)))
+        elif found := re.fullmatch(rf"(arguments|return)\s+({_VALUE}(?:,\s*{_VALUE})*)", line):
+            values = tuple(_read_values(found[2]))
+            holds = {"returns": values} if found[1] == "return" else {"arguments": tuple(value.op for value in values)}
+            blocks[-1] = name, replace(graph, **holds)
+        elif found := _OP.fullmatch(line):
+            blocks[-1] = name, replace(graph, ops=(*graph.ops, _read_op(found)))
         else:
-            block.read(scanner)
-    functions.update((each.name, each.graph(functions)) for each in blocks)
-    return main.graph(functions)
+            raise TextError(f"line {number} cannot be read: {line!r}")
+    functions.update((name, _renumber(graph, functions)) for name, graph in blocks[1:])
+    return _renumber(blocks[0][1], functions)
 
 
-@dataclass
-class _Block:
-    """The lines of one graph."""
+def _renumber(graph: Graph, functions: Mapping[str, Graph]) -> Graph:
+    """Number the ops anew, which changes nothing where they are dense already."""
+    numbers = {op.index: new for new, op in enumerate(graph.ops)}
+    if len(numbers) < len(graph.ops):
+        raise TextError("two ops have the same number")
 
-    name: str
-    arguments: list[int] = field(default_factory=list)
-    ops: list[Op] = field(default_factory=list)
-    returns: tuple[Value, ...] = ()
+    def renumber(values: Iterable[Value]) -> tuple[Value, ...]:
+        return tuple(Value(numbers[op], out) for op, out in values)
 
-    def read(self, scanner: _Scanner) -> None:
-        if scanner.take("arguments"):
-            self.arguments = [value.op for value in scanner.values()]
-        elif scanner.take("return"):
-            self.returns = scanner.values()
-        else:
-            self.ops.append(scanner.op())
-        if not scanner.done():
-            scanner.fail("the line should end")
-
-    def graph(self, functions: Mapping[str, Graph]) -> Graph:
-        """Number the ops anew, which changes nothing where they are dense already."""
-        numbers = {op.index: new for new, op in enumerate(self.ops)}
-        if len(numbers) < len(self.ops):
-            raise TextError("two ops have the same number")
-        try:
-            ops = tuple(_renumber_inputs(op, numbers) for op in self.ops)
-            returns = tuple(Value(numbers[op], out) for op, out in self.returns)
-            return Graph(ops, functions, tuple(numbers[op] for op in self.arguments), returns)
-        except KeyError as missing:
-            raise TextError(f"%{missing.args[0]} is read, but no line makes it") from None
-
-
-def _renumber_inputs(op: Op, numbers: Mapping[int, int]) -> Op:
-    inputs = tuple(Value(numbers[source], out) for source, out in op.inputs)
-    control = tuple(numbers[source] for source in op.control)
-    return replace(op, index=numbers[op.index], inputs=inputs, control=control)
-
-
-class _Scanner:
-    """The tokens of one line."""
-
-    def __init__(self, line: str, number: int) -> None:
-        self.line, self.number, self.at = line.rstrip(), number, 0
-        self.kind, self.token = "", ""
-        if self.line and not self.line.lstrip().startswith("#"):
-            self._step()
-
-    def _step(self) -> None:
-        if self.at >= len(self.line):
-            self.kind, self.token = "", ""
-            return
-        found = _TOKEN.match(self.line, self.at)
-        if found is None or found.lastgroup is None:
-            self.fail(f"cannot read {self.line[self.at :].strip()!r}")
-        self.at, self.kind, self.token = found.end(), found.lastgroup, found[found.lastgroup]
-
-    def fail(self, why: str) -> NoReturn:
-        raise TextError(f"line {self.number}: {why}: {self.line.strip()!r}")
-
-    def done(self) -> bool:
-        return not self.kind
-
-    def take(self, token: str) -> bool:
-        """Step over a token if it is the next one."""
-        if self.token != token:
-            return False
-        self._step()
-        return True
-
-    def expect(self, token: str) -> None:
-        if not self.take(token):
-            self.fail(f"{token!r} should stand where {self.token!r} does")
-
-    def next(self, kind: str) -> str:
-        """The next token, which must be of this kind."""
-        if self.kind != kind:
-            self.fail(f"a {kind} should stand where {self.token!r} does")
-        token = self.token
-        self._step()
-        return token
-
-    def word(self) -> str:
-        """A name, bare or in quotes."""
-        return str(json.loads(self.next("text"))) if self.kind == "text" else self.next("word")
-
-    def value(self) -> Value:
-        op, _, out = self.next("value")[1:].partition(":")
-        return Value(int(op), int(out or 0))
-
-    def values(self, opening: str = "", closing: str = "") -> tuple[Value, ...]:
-        """Values with commas between them."""
-        if opening:
-            self.expect(opening)
-        found = []
-        while self.kind == "value":
-            found.append(self.value())
-            if not self.take(","):
-                break
-        if closing:
-            self.expect(closing)
-        return tuple(found)
-
-    def op(self) -> Op:
-        """`%3 = Type[bodies](inputs) {attributes} specs marks`."""
-        index = self.value().op
-        self.expect("=")
-        head = self.word()
-        held = head in _ROLES and self.kind in ("word", "text")
-        role, name = (head, self.word()) if held else ("", "")
-        functions = self._functions()
-        inputs = self.values("(", ")") if self.token == "(" else ()  # noqa: S105
-        attributes = self._attributes()
-        constant = attributes.pop("value", None) if head == "Const" else None
-        op = Op(
-            index=index,
-            type="Placeholder" if held else head,
-            inputs=inputs,
-            outputs=self._specs(),
-            name=name,
-            role=role,
-            attributes=attributes,
-            constant=constant if isinstance(constant, tuple) else None,  # type: ignore[arg-type]
-            functions=functions,
+    try:
+        ops = tuple(
+            replace(
+                op,
+                index=numbers[op.index],
+                inputs=renumber(op.inputs),
+                control=tuple(numbers[source] for source in op.control),
+            )
+            for op in graph.ops
         )
-        return self._read_marks(op)
-
-    def _functions(self) -> tuple[str, ...]:
-        found = []
-        if self.take("["):
-            while not self.take("]"):
-                found.append(self.word())
-                self.take(",")
-        return tuple(found)
-
-    def _attributes(self) -> dict[str, Attribute]:
-        found: dict[str, Attribute] = {}
-        if self.take("{"):
-            while not self.take("}"):
-                key = self.word()
-                self.expect("=")
-                found[key] = self._attribute()
-                self.take(",")
-        return found
-
-    def _attribute(self) -> Attribute:
-        if self.take("("):
-            items = []
-            while not self.take(")"):
-                items.append(self._attribute())
-                self.take(",")
-            return tuple(items)
-        if self.kind == "text":
-            return self.word()
-        if self.kind == "number":
-            return _number(self.next("number"))
-        return self._bool()
-
-    def _bool(self) -> Attribute:
-        word = self.next("word")
-        if word in _NUMBERS:
-            return _NUMBERS[word]
-        if word not in ("true", "false"):
-            self.fail(f"{word!r} is no value")
-        return word == "true"
-
-    def _specs(self) -> tuple[Spec, ...]:
-        found = []
-        while self.kind == "spec":
-            found.append(_spec(self.next("spec")))
-            self.take(",")
-        return tuple(found)
-
-    def _read_marks(self, op: Op) -> Op:
-        while not self.done():
-            if self.take("@"):
-                op = replace(op, stage=self.word())
-            elif self.take("^"):
-                op = replace(op, control=(*op.control, self.value().op))
-            elif self.take("stateful"):
-                op = replace(op, stateful=True)
-            elif self.take("compress"):
-                self.expect("=")
-                op = replace(op, compress=int(self.next("number")))
-            elif self.take("role"):
-                self.expect("=")
-                op = replace(op, role=self.word())
-            else:
-                op = replace(op, name=str(json.loads(self.next("text"))))
-        return op
+        return Graph(ops, functions, tuple(numbers[op] for op in graph.arguments), renumber(graph.returns))
+    except KeyError as missing:
+        raise TextError(f"%{missing.args[0]} is read, but no line makes it") from None
 
 
-def _number(token: str) -> int | float:
-    if token in _NUMBERS:
-        return _NUMBERS[token]
-    return int(token) if re.fullmatch(r"-?\d+", token) else float(token)
+def _read_op(line: re.Match[str]) -> Op:
+    attributes = _read_attributes(line["attributes"] or "")
+    constant = attributes.pop("value", None) if line["type"] == "Const" else None
+    op = Op(
+        index=int(line["index"]),
+        type=line["type"] or "Placeholder",
+        inputs=_read_values(line["inputs"] or ""),
+        outputs=tuple(_read_spec(*spec) for spec in re.findall(r"(\w+)\[([^]]*)\]", line["outputs"] or "")),
+        name=_read_word(line["called"] or ""),
+        role=line["held"] or "",
+        attributes=attributes,
+        constant=constant if isinstance(constant, tuple) else None,  # type: ignore[arg-type]
+        functions=tuple(map(_read_word, re.findall(_WORD, line["functions"] or ""))),
+    )
+    marks = {str(found.lastgroup): found[0] for found in _MARK.finditer(line["marks"])}
+    return replace(op, **{field: _MARKS[field].read(text) for field, text in marks.items()})
 
 
-def _spec(token: str) -> Spec:
-    dtype, _, rest = token.partition("[")
-    axes = rest[:-1]
+def _read_word(text: str) -> str:
+    return str(json.loads(text)) if text.startswith('"') else text
+
+
+def _read_values(text: str) -> tuple[Value, ...]:
+    return tuple(Value(int(op), int(out or 0)) for op, out in re.findall(r"%(\d+)(?::(\d+))?", text))
+
+
+def _read_spec(dtype: str, axes: str) -> Spec:
     if axes == "*":
         return Spec(dtype, None)
     return Spec(dtype, tuple(None if axis == "?" else int(axis) for axis in axes.split(",") if axis))
 
 
-_BARE = re.compile(r"[A-Za-z_][\w./:-]*")
+def _read_attributes(text: str) -> dict[str, Attribute]:
+    """They are JSON but for bare keys, tuples and numbers that are none."""
+
+    def translate(found: re.Match[str]) -> str:
+        if found["key"]:
+            return json.dumps(found["key"])
+        return found["text"] or _JSON[found[0].lstrip(", ")]
+
+    def settle(value: Any) -> Attribute:
+        return tuple(map(settle, value)) if isinstance(value, list) else value
+
+    try:
+        found = json.loads(f"{{{_TOKEN.sub(translate, text)}}}")
+    except ValueError:
+        raise TextError(f"attributes cannot be read: {text!r}") from None
+    return {key: settle(value) for key, value in found.items()}
 
 
+# ---------------------------------------------------------------------- writing
 def to_text(graph: Graph, *, names: bool = True) -> str:
     """The text of a graph; without names it is the same for two traces of the same program.
+
+    Functions are named by the order in which they are first called where names are left out.
 
     >>> from whale_nebula.spec import Spec, Value
     >>> x = Op(0, "Placeholder", outputs=(Spec("float32", (None,)),), name="x", role=INPUT)
@@ -286,69 +162,15 @@ def to_text(graph: Graph, *, names: bool = True) -> str:
     %1 = Neg(%0) float32[?] @gpu
     return %1
     """
-    return "".join(f"{line}\n" for line in _Printer(graph, names).lines())
-
-
-def from_text(text: str) -> Graph:
-    r"""The graph that a text describes.
-
-    >>> graph = from_text("%0 = input x float32[?,4]\n%7 = Neg(%0) float32[?,4] @gpu")
-    >>> graph.ops[1].inputs, graph.ops[1].stage, len(graph)
-    ((Value(op=0, out=0),), 'gpu', 2)
-    """
-    return scan_graph(text)
-
-
-class _Printer:
-    """Functions are named by the order in which they are first called where names are left out."""
-
-    def __init__(self, graph: Graph, names: bool) -> None:
-        self.graph, self.names = graph, names
-        self.called = tuple(_called_functions(graph))
-        self.aliases = {name: name if names else f"f{number}" for number, name in enumerate(self.called)}
-
-    def lines(self) -> Iterator[str]:
-        if self.graph.arguments:
-            yield f"arguments {_join(f'%{index}' for index in self.graph.arguments)}"
-        yield from self._body(self.graph)
-        for name in self.called:
-            function = self.graph.functions[name]
-            yield f"func {_word(self.aliases[name])}({_join(f'%{index}' for index in function.arguments)})"
-            yield from (f"  {line}" for line in self._body(function))
-
-    def _body(self, graph: Graph) -> Iterator[str]:
-        yield from (" ".join(self._op(op)) for op in graph.ops)
-        if graph.returns:
-            yield f"return {_join(map(str, graph.returns))}"
-
-    def _op(self, op: Op) -> Iterator[str]:
-        held = op.role in _ROLES and op.type == "Placeholder" and not op.inputs and not op.functions
-        yield f"%{op.index} ="
-        yield f"{op.role} {_word(op.name)}" if held else self._call(op)
-        attributes = _attributes(op)
-        if attributes:
-            yield f"{{{_join(f'{_word(key)}={_attribute(value)}' for key, value in attributes.items())}}}"
-        if op.outputs:
-            yield _specs(op.outputs)
-        yield from self._marks(op)
-        if op.role and not held:
-            yield f"role={_word(op.role)}"
-        if op.name and not held and (self.names or op.role):
-            yield json.dumps(op.name)
-
-    def _call(self, op: Op) -> str:
-        bodies = f"[{_join(_word(self.aliases[name]) for name in op.functions)}]" if op.functions else ""
-        return f"{op.type}{bodies}({_join(map(str, op.inputs))})" if op.inputs or bodies else op.type
-
-    def _marks(self, op: Op) -> Iterator[str]:
-        if op.stage is not None:
-            yield f"@{_word(op.stage)}"
-        if op.control:
-            yield " ".join(f"^%{index}" for index in op.control)
-        if op.stateful:
-            yield "stateful"
-        if op.compress is not None:
-            yield f"compress={op.compress}"
+    called = tuple(_called_functions(graph))
+    aliases = {name: name if names else f"f{number}" for number, name in enumerate(called)}
+    lines = [f"arguments {_join(f'%{index}' for index in graph.arguments)}"] if graph.arguments else []
+    lines += _body_lines(graph, aliases, names)
+    for name in called:
+        body = graph.functions[name]
+        lines.append(f"func {_word(aliases[name])}({_join(f'%{index}' for index in body.arguments)})")
+        lines += [f"  {line}" for line in _body_lines(body, aliases, names)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _called_functions(graph: Graph) -> Iterator[str]:
@@ -363,9 +185,27 @@ def _called_functions(graph: Graph) -> Iterator[str]:
                 queue.append(graph.functions[name])
 
 
-def _attributes(op: Op) -> Mapping[str, Attribute]:
-    found: dict[str, Attribute] = {} if op.constant is None else {"value": op.constant}
-    return found | {key: op.attributes[key] for key in sorted(op.attributes)}
+def _body_lines(graph: Graph, aliases: Mapping[str, str], names: bool) -> Iterator[str]:
+    yield from (" ".join(_op_parts(op, aliases, names)) for op in graph.ops)
+    if graph.returns:
+        yield f"return {_join(map(str, graph.returns))}"
+
+
+def _op_parts(op: Op, aliases: Mapping[str, str], names: bool) -> Iterator[str]:
+    held = op.role in _ROLES and op.type == "Placeholder" and not op.inputs and not op.functions
+    bodies = f"[{_join(_word(aliases[name]) for name in op.functions)}]" if op.functions else ""
+    inputs = f"({_join(map(str, op.inputs))})" if op.inputs or bodies else ""
+    yield f"%{op.index} ="
+    yield f"{op.role} {_word(op.name)}" if held else f"{op.type}{bodies}{inputs}"
+    attributes: dict[str, Attribute] = {} if op.constant is None else {"value": op.constant}
+    attributes |= {key: op.attributes[key] for key in sorted(op.attributes)}
+    if attributes:
+        yield f"{{{_join(f'{_word(key)}={_attribute(value)}' for key, value in attributes.items())}}}"
+    if op.outputs:
+        yield _specs(op.outputs)
+    hidden = ("role", "name") if held else () if names or op.role else ("name",)
+    marks = (mark.write(getattr(op, field)) for field, mark in _MARKS.items() if field not in hidden)
+    yield from filter(None, marks)
 
 
 def _attribute(value: Attribute) -> str:
@@ -384,8 +224,52 @@ def _specs(outputs: tuple[Spec, ...]) -> str:
 
 @lru_cache(4096)
 def _word(text: str) -> str:
-    return text if _BARE.fullmatch(text) else json.dumps(text)
+    return text if re.fullmatch(_BARE, text) else json.dumps(text)
 
 
 def _join(parts: Iterable[str]) -> str:
     return ", ".join(parts)
+
+
+class _Mark(NamedTuple):
+    """How a field of an op is written behind its outputs, "" where there is nothing to say, and read again."""
+
+    pattern: str
+    write: Callable[[Any], str]
+    read: Callable[[str], Any]
+
+
+_MARKS = {
+    "stage": _Mark(
+        rf"@{_WORD}", lambda key: "" if key is None else f"@{_word(key)}", lambda text: _read_word(text[1:])
+    ),
+    "control": _Mark(
+        r"\^%\d+(?:\s+\^%\d+)*",
+        lambda ops: " ".join(f"^%{op}" for op in ops),
+        lambda text: tuple(value.op for value in _read_values(text)),
+    ),
+    "stateful": _Mark("stateful", lambda stateful: "stateful" * stateful, bool),
+    "compress": _Mark(
+        r"compress=-?\d+",
+        lambda scope: "" if scope is None else f"compress={scope}",
+        lambda text: int(text.removeprefix("compress=")),
+    ),
+    "role": _Mark(
+        rf"role={_WORD}",
+        lambda role: role and f"role={_word(role)}",
+        lambda text: _read_word(text.removeprefix("role=")),
+    ),
+    "name": _Mark(_TEXT, lambda name: name and json.dumps(name), _read_word),
+}
+"""By the field of `Op`, in the order in which they are written."""
+_MARK = re.compile("|".join(f"(?P<{field}>{mark.pattern})" for field, mark in _MARKS.items()))
+_OP = re.compile(
+    rf"""%(?P<index>\d+)\s*=\s*
+    (?:(?P<held>{"|".join(_ROLES)})\s+(?P<called>{_WORD})(?![\w\[]) | (?P<type>{_BARE}))
+    (?:\[(?P<functions>{_WORD}(?:,\s*{_WORD})*)\](?=\())?
+    (?:\((?P<inputs>[^)]*)\))?
+    (?:\s*\{{(?P<attributes>(?:{_TEXT}|[^"}}])*)\}})?
+    (?:\s*(?P<outputs>{_SPEC}(?:,\s*{_SPEC})*))?
+    (?P<marks>(?:\s+(?:{"|".join(mark.pattern for mark in _MARKS.values())}))*)""",
+    re.VERBOSE,
+)

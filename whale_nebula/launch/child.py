@@ -14,8 +14,7 @@ import sys
 from functools import partial
 
 from whale_nebula.launch.attach import Attachment, attach
-from whale_nebula.launch.last_error import ends_by, own_lines
-from whale_nebula.launch.leaving import Leaving, departure, leave_on_signals
+from whale_nebula.launch.ending import Leaving, departure, ends_by, leave_on_signals, own_lines
 from whale_nebula.launch.seeding import seed_all, when_loaded
 
 

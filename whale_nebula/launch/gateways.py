@@ -18,8 +18,7 @@ from pathlib import Path
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError, TransportError
 from whale_nebula.gateway.site import Site
-from whale_nebula.launch.resolve import Placement, cluster_of
-from whale_nebula.launch.resolve.placement import ANY, host_of, listening, settle_ports
+from whale_nebula.launch.placement import ANY, Placement, cluster_of, host_of, listening, settle_ports
 from whale_nebula.security import Credentials, Files, Identity, ephemeral
 from whale_nebula.security.identity import name
 
@@ -163,21 +162,12 @@ def at_hand(config: Config, local: Callable[[str], bool]) -> Config:
 
 def sites(config: Config, placement: Placement, security: Mapping[str, Files], folder: Path) -> dict[str, Site]:
     """What each gateway is told, by its name; audit logs are written in `folder`."""
-    where = {cluster_of(name): config.clusters[cluster_of(name)].gateway for name in names(config)}
-    rates = {one: {other: config.links.between(one, other).rate for other in where if other != one} for one in where}
+    identities = {name: Identity.of_worker(config.run_name, name) for name in names(config)}
+    listens = {name: str(config.clusters[cluster_of(name)].gateway) for name in identities}
+    workers = dict(placement.addresses)
     return {
-        f"{cluster}/gateway": Site(
-            config.run_name,
-            cluster,
-            str(address),
-            dict(placement.addresses),
-            {other: each for other, each in where.items() if other != cluster},
-            {other: rate and rate / 8 for other, rate in rates[cluster].items()},
-            security.get(f"{cluster}/gateway"),
-            folder / f"{cluster}-gateway.jsonl",
-            config.patience,
-        )
-        for cluster, address in where.items()
+        name: Site.in_run(config, identity, listens[name], workers, security.get(name), folder)
+        for name, identity in identities.items()
     }
 
 

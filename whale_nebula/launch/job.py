@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Protocol
 
 from whale_nebula.errors import DeadlineError, RemoteFailureError
-from whale_nebula.launch.leaving import EXIT_LEFT
+from whale_nebula.launch.ending import EXIT_LEFT
 from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS, Ward, read_stat
 
 GRACE_SECONDS = 5.0

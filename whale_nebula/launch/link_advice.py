@@ -20,7 +20,7 @@ DIRECT, THROUGH = "direct", "through the gateways"
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """Tensors of one size on the line: bytes a second from the first worker to the second (`there`) and `back`, each
-    alone and then both ways at once, and the CPU time that both ends together spent on 10^9 bytes.
+    alone and then both ways at once.
     """
 
     size: int
@@ -28,7 +28,6 @@ class Crossing:
     back: float
     both_there: float
     both_back: float
-    cpu_seconds_per_gb: float
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class LineFound:
     ahead, `sheets` what each said of itself, `broken` how often the connection had to be made again; `when` is the time
     of the clock here.
 
-    >>> one = Crossing(1 << 20, 7.2e6, 7.1e6, 7.0e6, 7.0e6, 2.1)
+    >>> one = Crossing(1 << 20, 7.2e6, 7.1e6, 7.0e6, 7.0e6)
     >>> found = LineFound("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (one,), {}, 1, 0, 0.0)
     >>> found.bits, found.delay, LineFound.from_json(found.to_json()) == found
     (56800000.0, 0.0202, True)

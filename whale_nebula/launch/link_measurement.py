@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import whale_nebula
-from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, RunError
+from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, RemoteProtocolError, RunError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.launch.link_advice import DIRECT, THROUGH, Crossing, LineFound
 from whale_nebula.report.records import size
@@ -27,6 +27,7 @@ from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.grpc.options import congestion_control, lanes
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.protocol import Key, Link
+from whale_nebula.wire.buffers import Bound
 from whale_nebula.wire.message import SESSION, build_message
 
 FIRST_BYTES = 256 << 10
@@ -62,15 +63,26 @@ _BENCH = "bench link"
 _ROUNDS = 20
 _PROGRAM = 1
 _AGAIN_SECONDS = 10.0
+_MOST_BURSTS = 16  # of one size and way: each is `_GROWTH` times the one before, up to `MOST_BYTES`, and the last
+_MOST_CONNECTIONS = 64
+_TENSOR = Bound("uint8", (max(SIZES),), due=0)  # all are asked for in the order in which they are sent
+
+
+def expect_tensor(key: Key) -> Bound | None:
+    """What a link of a measurement may be sent: tensors of a burst."""
+    known = (key.kind, key.program, key.phase, key.micro_batch) == ("forward", _PROGRAM, 0, -1)
+    return _TENSOR if known and key.slot < MOST_BYTES // min(SIZES) else None
+
+
+def _refuse(there: str, why: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"worker '{there}' measures the line in a way of its own", why=why)
 
 
 class Way(NamedTuple):
-    """One burst of tensors: bytes a second as the receiver saw it, how long, how many bytes, and this side's CPU."""
+    """One burst of tensors: bytes a second as the receiver saw it, and how long it took."""
 
     rate: float
     seconds: float
-    bytes: int
-    cpu: float
 
 
 class RoundTrips(NamedTuple):
@@ -136,19 +148,27 @@ class End:
         here, there = self._link.here, self._link.there
         ends = (here, there) if self._leads else (there, here)
         sheets = {here: dict(sheet), there: {name: theirs.get(name) for name in sheet}}
-        connections = max(int(sheet["connections"]), int(theirs["connections"]))
+        said = theirs.get("connections")
+        connections = max(int(sheet["connections"]), said if type(said) is int and said <= _MOST_CONNECTIONS else 1)
         return LineFound(*ends, path, *trips, crossings, sheets, connections, 0, when)
 
     # ------------------------------------------------------------------ round trips
     def _round_trips(self) -> RoundTrips:
         if not self._leads:
-            while not (asked := self._link.take("PING", self._patience))["last"]:
+            for _ in range(_ROUNDS + 1):
+                if (asked := self._link.take("PING", self._patience))["last"]:
+                    return RoundTrips(*map(float, self._take_found(asked.get("found", ()))))
                 self._link.post(build_message("PONG", clock=time.time()))
-            return RoundTrips(*map(float, asked["found"]))
+            raise _refuse(self._link.there, f"it asks for the round trip more than {_ROUNDS} times")
         seen = [self._ping() for _ in range(_ROUNDS)]
         took = [each[0] for each in seen]
         found = RoundTrips(statistics.median(took), min(took), min(seen)[1])
         self._link.post(build_message("PING", last=True, found=list(found)))
+        return found
+
+    def _take_found(self, found: Sequence[float]) -> Sequence[float]:
+        if len(found) != len(RoundTrips._fields):
+            raise _refuse(self._link.there, f"{len(found)} numbers came for a round trip")
         return found
 
     def _ping(self) -> tuple[float, float]:
@@ -161,21 +181,16 @@ class End:
 
     # ------------------------------------------------------------------ tensors of one size
     def _cross(self, size: int) -> Crossing:
-        """Each way alone, then both at once; at the end both know what each has spent."""
+        """Each way alone, then both at once."""
         turns = (self._send, self._hear) if self._leads else (self._hear, self._send)
         there, back = (turn(size) for turn in turns)
         ours = there if self._leads else back
         with ThreadPoolExecutor(1, "nebula-line") as beside:
-            heard = beside.submit(self._hear_burst)
+            heard = beside.submit(self._hear_burst, size)
             sent = self._burst(size, full_count(ours.rate, size, self._seconds), last=True)
             both = (sent, heard.result()[1]) if self._leads else (heard.result()[1], sent)
         self._show(size, "both ways at once", f"{_format_rate(both[0].rate)} and {_format_rate(both[1].rate)}")
-        # while both go at once, each end's clock of CPU time sees all that it does: it is counted once
-        cpu = there.cpu + back.cpu + max(each.cpu for each in both)
-        self._link.post(build_message("SPENT", cpu=cpu))
-        cpu += float(self._link.take("SPENT", self._patience)["cpu"])
-        carried = sum(each.bytes for each in (there, back, *both))
-        return Crossing(size, there.rate, back.rate, both[0].rate, both[1].rate, 1e9 * cpu / carried)
+        return Crossing(size, there.rate, back.rate, both[0].rate, both[1].rate)
 
     def _send(self, size: int) -> Way:
         """Come to know the line with bursts that grow, then send for as long as was asked."""
@@ -189,34 +204,39 @@ class End:
         return found
 
     def _hear(self, size: int) -> Way:
-        last = False
-        while not last:
-            last, found = self._hear_burst()
-        self._show(size, f"{self._link.there} -> {self._link.here}", _format_rate(found.rate))
-        return found
+        for _ in range(_MOST_BURSTS):
+            last, found = self._hear_burst(size)
+            if last:
+                self._show(size, f"{self._link.there} -> {self._link.here}", _format_rate(found.rate))
+                return found
+        raise _refuse(self._link.there, f"it sends more than {_MOST_BURSTS} bursts of one size")
 
     def _burst(self, size: int, count: int, *, last: bool) -> Way:
         """Announce so many tensors, send them, and hear how they arrived."""
         self._sent += 1
         step = self._sent
         tensor = np.random.default_rng(step).integers(0, 255, size, np.uint8)
-        started = time.process_time()
         self._link.post(build_message("BURST", program=_PROGRAM, step=step, count=count, size=size, last=last))
         for slot in range(count):
             self._link.send(self._key(step, slot, self._link.here, self._link.there), tensor)
         seen = self._link.take("ARRIVED", self._patience + 2 * self._seconds)
-        used = time.process_time() - started
-        return Way(float(seen["rate"]), float(seen["seconds"]), count * size, used)
+        return Way(float(seen["rate"]), float(seen["seconds"]))
 
-    def _hear_burst(self) -> tuple[bool, Way]:
-        """Receive one burst; whether it is the last of its size, and how it arrived."""
+    def _hear_burst(self, size: int) -> tuple[bool, Way]:
+        """Receive one burst; whether it is the last of its size, and how it arrived. It must be one of this size, of
+        `MOST_BYTES` at most, and come within the time that the slowest line takes which is measured at all.
+        """
         announced = self._link.take("BURST", self._patience + 2 * self._seconds)
-        count, size, step = (int(announced[part]) for part in ("count", "size", "step"))
-        started, arrivals = time.process_time(), []
+        count, step = int(announced["count"]), int(announced["step"])
+        if announced["size"] != size or not 2 <= count <= MOST_BYTES // size:
+            raise _refuse(self._link.there, f"{count} tensors of {announced['size']} bytes are announced")
+        arrivals: list[float] = []
+        limit = time.monotonic() + LEAST_TENSORS * self._patience + 2 * self._seconds
         for slot in range(count):
-            self._link.receive(self._key(step, slot, self._link.there, self._link.here), self._patience)
+            left = min(self._patience, limit - time.monotonic())
+            self._link.receive(self._key(step, slot, self._link.there, self._link.here), max(left, 0.0))
             arrivals.append(time.monotonic())
-        found = Way(rate(arrivals, size), arrivals[-1] - arrivals[0], count * size, time.process_time() - started)
+        found = Way(rate(arrivals, size), arrivals[-1] - arrivals[0])
         self._link.post(build_message("ARRIVED", rate=found.rate, seconds=found.seconds))
         return bool(announced["last"]), found
 
@@ -304,7 +324,9 @@ def measure(seat: Seat, *, seconds: float, patience: float, tell: Callable[[str]
 
     Who is waited for is told as well; nobody is waited for longer than `patience`.
     """
-    joined = GrpcLinks(seat, deadlines=Deadlines(patience=patience), announce=lambda wait: tell(str(wait)))
+    joined = GrpcLinks(
+        seat, expect=expect_tensor, deadlines=Deadlines(patience=patience), announce=lambda wait: tell(str(wait))
+    )
     try:
         for there in sorted(seat.peers, key=lambda each: sorted((seat.here, each))):
             yield _measure_link(seat, joined.links[there], seconds, patience, tell)
@@ -320,11 +342,11 @@ def _measure_link(
     try:
         found = end.measure(sheet(), path, time.time())
     except (DeadlineError, LinkClosedError) as error:
-        raise _absent(error, link.there, path, came=end.met) from None
+        raise _add_command(error, link.there, path, came=end.met) from None
     return replace(found, broken=max(0, link.state().connections - 1))
 
 
-def _absent(error: NebulaError, there: str, path: str, *, came: bool) -> NebulaError:
+def _add_command(error: NebulaError, there: str, path: str, *, came: bool) -> NebulaError:
     """The same error with the command that is missing, if the other end has never come."""
     if came:
         return error
@@ -351,21 +373,20 @@ _CLOCK_SECONDS = 1.0
 def table(found: LineFound) -> str:
     """All of it in lines.
 
-    >>> one = Crossing(1 << 20, 7.2e6, 7.1e6, 7.0e6, 6.9e6, 2.11)
+    >>> one = Crossing(1 << 20, 7.2e6, 7.1e6, 7.0e6, 6.9e6)
     >>> print(table(LineFound("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (one,), {}, 4, 0, 0.0)))
     gpu/0 - npu/0, direct
       round trip 41.0 ms, at least 40.4 ms; 4 connections
-      tensors     gpu -> npu   npu -> gpu   both ways at once        CPU, both ends
-      1.0 MiB    57.6 Mbit/s  56.8 Mbit/s  56.0 and 55.2 Mbit/s  2.1 s for each GB
+      tensors     gpu -> npu   npu -> gpu      both ways at once
+      1.0 MiB    57.6 Mbit/s  56.8 Mbit/s  56.0 and 55.2 Mbit/s
     """
     (a, b), times = found.clusters, (1e3 * found.round_trip, 1e3 * found.least_round_trip)
     trip = "round trip {:.1f} ms, at least {:.1f} ms".format(*times)
-    rows = [["tensors", f"{a} -> {b}", f"{b} -> {a}", "both ways at once", "CPU, both ends"]]
+    rows = [["tensors", f"{a} -> {b}", f"{b} -> {a}", "both ways at once"]]
     for each in found.crossings:
         rates = (each.there, each.back, each.both_there, each.both_back)
         there, back, *both = (f"{8 * rate / 1e6:.{int(8 * rate < 1e9)}f}" for rate in rates)
-        cpu = f"{each.cpu_seconds_per_gb:.1f} s for each GB"
-        rows.append([size(each.size), f"{there} Mbit/s", f"{back} Mbit/s", f"{' and '.join(both)} Mbit/s", cpu])
+        rows.append([size(each.size), f"{there} Mbit/s", f"{back} Mbit/s", f"{' and '.join(both)} Mbit/s"])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
     connections = f"{found.connections} connection{'s' * (found.connections != 1)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,12 +14,11 @@ from typing import Any
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch import gateways as gateway_processes
-from whale_nebula.launch.identity import Identity
+from whale_nebula.launch.attach import VARIABLE, Identity
 from whale_nebula.launch.job import Job, Reader
-from whale_nebula.launch.processes import Board, Echo, KeptOutput, Relay, Shown, Sink, start
+from whale_nebula.launch.placement import ANY, Placement, cluster_of, settle_ports
+from whale_nebula.launch.processes import Board, Echo, KeptOutput, Relay, Shown, Sink
 from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS
-from whale_nebula.launch.resolve import ANY, Placement, cluster_of
-from whale_nebula.launch.resolve.placement import settle_ports
 from whale_nebula.security.files import Files
 
 
@@ -89,6 +89,25 @@ def _device(config: Config, worker: str) -> str | None:
     found = config.clusters.get(cluster)
     listed = found.workers[int(number) : int(number) + 1] if found is not None and number.isdigit() else ()
     return listed[0].device if listed else None
+
+
+def start(
+    argv: Sequence[str],
+    identity: Identity,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """A new process, no fork of this one's memory, in a group of its own, so that it can be killed whole."""
+    return subprocess.Popen(
+        [sys.executable, *argv],
+        env={**os.environ, **(env or {}), VARIABLE: identity.to_json()},
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=identity.descriptors,
+        process_group=0,
+    )
 
 
 def start_placed(

@@ -1,4 +1,4 @@
-"""Worker processes on this machine: how one is started, and how its output and its live display are forwarded."""
+"""What a worker process writes and draws, and how that is forwarded."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import os
 import re
 import select
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO
 
-from whale_nebula.launch.identity import VARIABLE, Identity
+from whale_nebula.launch.ending import Kept
 from whale_nebula.launch.job import Reader
-from whale_nebula.launch.last_error import Kept
 from whale_nebula.report.screen import Screen, size_of
 from whale_nebula.security.diagnose import read_refusal
 
@@ -62,25 +60,6 @@ class KeptOutput:
                 self._lines[name].append(text)
                 if self._echo is not None:
                     self._echo(self._worker, name, text)
-
-
-def start(
-    argv: Sequence[str],
-    identity: Identity,
-    env: Mapping[str, str] | None = None,
-    cwd: str | os.PathLike[str] | None = None,
-) -> subprocess.Popen[bytes]:
-    """A new process, no fork of this one's memory, in a group of its own, so that it can be killed whole."""
-    return subprocess.Popen(
-        [sys.executable, *argv],
-        env={**os.environ, **(env or {}), VARIABLE: identity.to_json()},
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=identity.descriptors,
-        process_group=0,
-    )
 
 
 _TAIL = 4096

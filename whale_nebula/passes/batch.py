@@ -214,7 +214,7 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     found = BatchFolds(program, folding, frozenset(), checks, wholes, where)
     found.note(None if loss is None else verdict(loss, graph, where=where))
     forward = (op for op in own if op.stage is not None or op.index in program.of_batch)
-    found.notes += [DRAWN_ANEW] * any(_draws(op, graph) for op in forward)
+    found.notes += [DRAWN_ANEW] * any(draws(op) or is_random(op) for op in graph.with_bodies(forward))
     each = graph.ascend(value.op for value in targets)
     found.once = frozenset(op.index for op in own if op.index not in each and _waits(op, program, folding))
     about_all = split_assertions(graph, checks, folding)
@@ -259,12 +259,6 @@ def entries_per_row(program: Program, values: Collection[Value]) -> Mapping[Valu
     found = {value: folding.of(value) for value in values}
     alike = (n for n, each in found.items() if each.kind == ROWS and each.axis == 0 and not each.ragged)
     return {n: found[n].per for n in alike if found[n].per > 0}  # 0: as many as only a step knows
-
-
-def _draws(op: Op, graph: Graph) -> bool:
-    """Whether an op draws random numbers, or what it calls does."""
-    bodies = (inner for name in op.functions for inner in graph.functions[name].ops)
-    return draws(op) or is_random(op) or any(_draws(inner, graph) for inner in bodies)
 
 
 _LINEAR = frozenset({"Identity", "AddV2", "AddN", "Sub", "Neg", "Mul", "RealDiv", "Cast"})
@@ -318,8 +312,7 @@ def _written_by(write: Op, read: Op, program: Program) -> str:
     graph = program.graph
     known = (program.variable_ops.get(handle) for handle in written_handles(write, graph))
     path = next((variable.path for variable in known if variable is not None), None)
-    inner = [each for op in (write, read) for name in op.functions for each in graph.functions[name].ops]
-    table = any(op.type.startswith("LookupTable") for op in (write, read, *inner))
+    table = any(op.type.startswith("LookupTable") for op in graph.with_bodies((write, read)))
     return f"variable {path!r}" if path is not None else "a lookup table" if table else "a resource"
 
 
@@ -327,22 +320,16 @@ _REREAD = "is written from the batch, and then read again: a micro-batch would r
 _BEFORE = "read the variable before it is written"
 
 
-def _put_down(op: Op, given: list[Fold]) -> list[Fold]:
-    """What a write is given; rows that it puts in the place of a variable's value are those of a micro-batch alone."""
-    rows = any(state.kind == ROWS for state in given)
-    put = op.type.startswith("Assign") or op.type == "ResourceStridedSliceAssign"
-    if put and rows:
-        return [Fold(COUPLED, blame=op.index, reason=_REPLACED)]
+def _explain_write(op: Op, given: list[Fold]) -> str | None:
+    """Why a write cannot be made by micro-batches one after the other, whatever its values are."""
+    kinds = {state.kind for state in given}
+    if ROWS in kinds and op.type.startswith(("Assign", "ResourceStridedSliceAssign")):
+        return "rows of the batch become the value of a variable, and each micro-batch would leave its own there"
     if any(state.position for state in given):
-        return [Fold(COUPLED, blame=op.index, reason=_NUMBERED)]
-    if rows and op.type.startswith("ResourceScatter") and any(state.kind not in (ROWS, WHOLE) for state in given):
-        return [Fold(COUPLED, blame=op.index, reason=_MIXED)]
-    return given
-
-
-_REPLACED = "rows of the batch become the value of a variable, and each micro-batch would leave its own there"
-_NUMBERED = "it writes where the numbers of rows say, and each micro-batch numbers its own"
-_MIXED = "rows of the batch say where it writes, and what it writes is made of all of them"
+        return "it writes where the numbers of rows say, and each micro-batch numbers its own"
+    if ROWS in kinds and op.type.startswith("ResourceScatter") and not kinds <= {ROWS, WHOLE}:
+        return "rows of the batch say where it writes, and what it writes is made of all of them"
+    return None
 
 
 Refusal = tuple[Fold, str, tuple[str, ...]]
@@ -355,7 +342,10 @@ def _find_refusals(own: list[Op], once: Collection[int], program: Program, foldi
     for op in own:
         if is_effect(op, graph) and resources(op, graph) and op.index not in once:
             what, ways = _describe_write(op, program)
-            yield from ((state, what, ways) for state in _put_down(op, _input_folds(op, folding)))
+            given = _input_folds(op, folding)
+            reason = _explain_write(op, given)
+            states = given if reason is None else [Fold(COUPLED, blame=op.index, reason=reason)]
+            yield from ((state, what, ways) for state in states)
     for number in sorted(op for request in program.requests for op in request.backward):
         if is_effect(graph.ops[number], graph) and resources(graph.ops[number], graph):
             state = Fold(COUPLED, blame=number, reason="a gradient writes a variable, once for each micro-batch")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from whale_nebula.errors import PlacementError, StageOrderError
@@ -191,7 +191,7 @@ _CALLED = {"EagerPyFunc": "tf.py_function", "PyFunc": "tf.numpy_function", "PyFu
 def one_in_flight(program: Program) -> Program:
     """The program, with one micro-batch in flight where the gradient of a `tf.py_function` asks for it."""
     graph, pipeline = program.graph, program.pipeline
-    python = (op for op in _list_with_bodies(graph, graph.ops) if op.type == "EagerPyFunc")
+    python = (op for op in graph.with_bodies(graph.ops) if op.type == "EagerPyFunc")
     differentiated = any(program.request_of(op.index) is not None for op in python)
     if not differentiated or pipeline.micro_batch < 2 or pipeline.in_flight == 1:
         return program
@@ -202,7 +202,7 @@ def python_notes(program: Program, where: Callable[[int], str]) -> list[str]:
     """A line for each place where a step calls Python."""
     found: dict[str, None] = {}
     for op in program.graph.ops:
-        types = (each.type for each in _list_with_bodies(program.graph, [op]))
+        types = (each.type for each in program.graph.with_bodies([op]))
         called = next((_CALLED[each] for each in types if each in _CALLED), None)
         if called is None or program.request_of(op.index) is not None:
             continue
@@ -213,14 +213,3 @@ def python_notes(program: Program, where: Callable[[int], str]) -> list[str]:
             moved = f"cannot be moved out of stage {key!r}: it runs Python, in the process of cluster {cluster!r}"
         found[f"{called} at {where(op.index)} {moved}"] = None
     return list(found)
-
-
-def _list_with_bodies(graph: Graph, ops: Iterable[Op], seen: set[str] | None = None) -> Iterator[Op]:
-    """Ops, and those in the bodies that they call."""
-    seen = set() if seen is None else seen
-    for op in ops:
-        yield op
-        for name in op.functions:
-            if name not in seen:
-                seen.add(name)
-                yield from _list_with_bodies(graph, graph.functions[name].ops, seen)

@@ -50,23 +50,22 @@ def codec_of(program: Program, value: Value, scope: int | None, direction: int, 
     return "none" if spec.dtype.startswith("complex") else str(way)
 
 
-def mask_of(program: Program, value: Value, readers: Collection[int] | None = None) -> Value | None:
-    """The mask of a boundary: the input that the scope names, or the mask that Keras has given the tensor."""
-    name = _asked_mask(program, value, readers)
-    mask = None if name is None else _named_mask(program, value, name)
-    return mask if mask is not None and _marks_rows(program, mask, value) else None
-
-
-def mask_refusal(program: Program, value: Value, readers: Collection[int] | None = None) -> str | None:
-    """Why a boundary that `mask_of` has no mask for crosses whole; None where none was asked for."""
+def find_mask(
+    program: Program, value: Value, readers: Collection[int] | None = None
+) -> tuple[Value | None, str | None]:
+    """The mask of a boundary, the input that the scope names or the mask that Keras has given the tensor; or why it has
+    none that was asked for.
+    """
     name, spec = _asked_mask(program, value, readers), program.graph.spec
+    mask = None if name is None else _input_named(program, "mask", name) if name else program.masks.get(value)
+    if mask is not None and _marks_rows(program, mask, value):
+        return mask, None
     if name is None or not spec(value).floating:
-        return None
-    mask = _named_mask(program, value, name)
+        return None, None
     if mask is None:
-        return 'mask=True, and Keras has given it no mask; a name, as mask="x/mask", takes an input'
+        return None, 'mask=True, and Keras has given it no mask; a name, as mask="x/mask", takes an input'
     whose = repr(name) if name else "the mask of Keras"
-    return f"{whose} is {spec(mask)}, which has no value for each row of {spec(value)}"
+    return None, f"{whose} is {spec(mask)}, which has no value for each row of {spec(value)}"
 
 
 def _asked_mask(program: Program, value: Value, readers: Collection[int] | None) -> str | None:
@@ -78,10 +77,6 @@ def _asked_mask(program: Program, value: Value, readers: Collection[int] | None)
     name = next((way.mask for way in ways if way.mask is not None), None)
     absent = name and not program.requests and all(leaf.name != name for leaf in program.leaves)
     return None if absent else name
-
-
-def _named_mask(program: Program, value: Value, name: str) -> Value | None:
-    return _input_named(program, "mask", name) if name else program.masks.get(value)
 
 
 def _input_named(program: Program, option: str, name: str) -> Value:

@@ -14,7 +14,7 @@ from whale_nebula.errors import NotYetError
 from whale_nebula.ir.cut import Fragment
 from whale_nebula.ir.graph import CAPTURE, HOLDER, INPUT, Op
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.codec_options import mask_of
+from whale_nebula.passes.codec_options import find_mask
 from whale_nebula.passes.effects import is_read, resources
 from whale_nebula.passes.owners import Homes
 from whale_nebula.passes.phases import FORWARD, PROLOGUE, UPDATE, Parts, is_small
@@ -221,7 +221,7 @@ class Cutter:
     def _draft_stage(self, key: Key) -> None:
         draft = self.draft(key)
         if key.kind == "forward":
-            for mask in filter(None, [mask_of(self.program, value) for value in draft.fetches]):
+            for mask in filter(None, [find_mask(self.program, value)[0] for value in draft.fetches]):
                 # What marks the rows of what is sent must be there where it is sent.
                 if mask.op not in self.program.leaf_ops and self._include(draft, mask):
                     draft.fetches[mask] = None

@@ -36,44 +36,28 @@ def far_side(edges: Edges, source: Hashable, sink: Hashable) -> set[Hashable]:
     for (start, end), capacity in edges.items():
         left.setdefault(start, {})[end] = left.get(start, {}).get(end, 0) + capacity
         left.setdefault(end, {}).setdefault(start, 0)
-    while path := _path(left, source, sink):
+    while source in (after := _search_back(left, sink)):
+        path = [(source, after[source])]
+        while path[-1][1] != sink:
+            path.append((path[-1][1], after[path[-1][1]]))
         most = min(left[start][end] for start, end in path)
         for start, end in path:
             left[start][end] -= most
             left[end][start] += most
-    return _reaching(left, sink)
+    return set(after)
 
 
-def _path(
-    left: Mapping[Hashable, Mapping[Hashable, int]], source: Hashable, sink: Hashable
-) -> list[tuple[Hashable, Hashable]]:
-    """A shortest way on which more can flow, as its edges from the last to the first; empty if there is none."""
-    before: dict[Hashable, Hashable] = {source: source}
-    queue = deque([source])
-    while queue and sink not in before:
-        node = queue.popleft()
-        for end, capacity in left[node].items():
-            if capacity > 0 and end not in before:
-                before[end] = node
-                queue.append(end)
-    path = []
-    node = sink
-    while node != source and node in before:
-        path.append((before[node], node))
-        node = before[node]
-    return path
-
-
-def _reaching(left: Mapping[Hashable, Mapping[Hashable, int]], sink: Hashable) -> set[Hashable]:
-    """The nodes from which more could flow to the sink. An edge and its way back know each other's node."""
-    found = {sink}
+def _search_back(left: Mapping[Hashable, Mapping[Hashable, int]], sink: Hashable) -> dict[Hashable, Hashable]:
+    """The nodes from which more can flow to the sink, each with the next one on a shortest way there."""
+    after: dict[Hashable, Hashable] = {sink: sink}
     queue = deque([sink])
     while queue:
         node = queue.popleft()
-        fresh = [start for start in left[node] if start not in found and left[start][node] > 0]
-        found.update(fresh)
-        queue.extend(fresh)
-    return found
+        for start in left[node]:  # an edge and its way back know each other's node
+            if start not in after and left[start][node] > 0:
+                after[start] = node
+                queue.append(start)
+    return after
 
 
 _Edge = tuple[tuple[object, object], int]

@@ -13,10 +13,9 @@ from whale_nebula.passes.batch import BatchFolds
 from whale_nebula.passes.codec_options import (
     codec_of,
     compress_notes,
+    find_mask,
     ids_of,
     lane_notes,
-    mask_of,
-    mask_refusal,
     scope_of,
     site_of,
 )
@@ -163,13 +162,9 @@ class _Builder:
             readers = {each.place for each in self.fed.get(value, ()) if each.staged} - {key.place}
             if not readers:
                 continue
-            layout, mask, scope = (
-                self.folds.layout(value),
-                mask_of(program, value, readers),
-                scope_of(program, value, readers),
-            )
+            layout, scope = self.folds.layout(value), scope_of(program, value, readers)
+            mask, reason = find_mask(program, value, readers)
             codec, backward_codec = (codec_of(program, value, scope, way, mask) for way in (0, 1))
-            reason = mask_refusal(program, value, readers) if mask is None else None
             if reason is not None:
                 notes.append(f"b{len(found)}: all its rows cross: {reason}")
             boundary = Boundary(

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from whale_nebula.codec.costs import Cost
 from whale_nebula.codec.packing import Dims
 from whale_nebula.codec.precisions import FP16
-from whale_nebula.codec.sizes import Cost, cost, payload_bytes, renewing, used_codec
+from whale_nebula.codec.sizes import cost, payload_bytes, renewing, used_codec
 from whale_nebula.codec.way import NONE, has_open_size, parse_way
 from whale_nebula.config import Links
 from whale_nebula.ir.cut import Cut

@@ -2,7 +2,7 @@
 
 What a message takes is known where a line has a rate or a delay. What a stage computes is not. Where some line is slow
 stages are taken to compute their FLOPs at `SPEED`, and each call to cost `CALL`; where lines are free it is one unit.
-What codecs take one core is known (`codec.sizes`), and counts where lines take time.
+What codecs take one core is known (`codec.costs`), and counts where lines take time.
 A page can show other speeds, and stages that compute as long as a message takes: from there on a step waits for lines.
 """
 

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.capture.arguments import target_wanted
-from whale_nebula.capture.replacements import STATE
+from whale_nebula.capture.patches import STATE
 from whale_nebula.capture.step import Signature, plainly, signature
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.errors import AbsentInputError, OptionError

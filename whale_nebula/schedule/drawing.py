@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from whale_nebula.schedule.lines import Work, uniform
 from whale_nebula.schedule.simulate import Span, Timeline, simulate
@@ -14,6 +13,8 @@ IDLE = "."
 FILL = {"F": "-", "B": "="}
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _ROUNDING = 1e-9
+Row = tuple[int | str, int]
+"""What has a row: a replica of a stage, or a line."""
 
 
 def draw(timeline: Timeline, *, width: int = 100, lines: bool = False) -> str:
@@ -29,9 +30,9 @@ def draw(timeline: Timeline, *, width: int = 100, lines: bool = False) -> str:
     0->1    |...F0-F1-........................|
     1->0    |...............B0=......B1=......|
     """
-    own = [Row(stage, replica) for stage in range(timeline.stages) for replica in timeline.replicas(stage)]
-    rows_of = [*own, *(Row(line) for line in timeline.lines if lines)]
-    names = [_title(row, timeline) for row in rows_of]
+    own = [(stage, replica) for stage in range(timeline.stages) for replica in timeline.replicas(stage)]
+    rows_of: list[Row] = [*own, *((line, 0) for line in timeline.lines if lines)]
+    names = [_title(*row, timeline) for row in rows_of]
     margin = max(map(len, names))
     shown = [span for span in timeline.spans if _row(span) in rows_of and (span.seconds or _message(span))]
     room = max(width - margin - 3, 1)
@@ -40,21 +41,14 @@ def draw(timeline: Timeline, *, width: int = 100, lines: bool = False) -> str:
     return "\n".join(f"{name:<{margin}} |{row}|" for name, row in zip(names, rows, strict=True))
 
 
-class Row(NamedTuple):
-    """What has a row: a replica of a stage, or a line."""
-
-    place: int | str
-    replica: int = 0
-
-
 def _row(span: Span) -> Row:
-    return Row(span.place, span.replica)
+    return span.place, span.replica
 
 
-def _title(row: Row, timeline: Timeline) -> str:
-    if isinstance(row.place, str):
-        return row.place
-    return f"stage {row.place}" + (f".{row.replica}" if len(timeline.replicas(row.place)) > 1 else "")
+def _title(place: int | str, replica: int, timeline: Timeline) -> str:
+    if isinstance(place, str):
+        return place
+    return f"stage {place}.{replica}" if len(timeline.replicas(place)) > 1 else f"stage {place}"
 
 
 def picture(

@@ -138,27 +138,18 @@ class AuditLog:
         before = _before(self.path, data)
         lines, rest = chain.split(data)
         try:
-            self._link, aside = chain.tail_of(lines, before)
+            self._link = chain.follow_all(lines, before)
         except chain.BrokenError as error:
             raise _broken_error(self.path, str(error)) from None
-        if self._link == START and lines:
-            raise _broken_error(self.path, "it does not begin with a record")
         self._first = before.seq + 1
         since = (number for number, line in enumerate(reversed(lines)) if line.startswith(_SIGNED))
         # where there is no head in this file, it is time for one: the last is in the file before
         self._unsigned = next(since, len(lines) if before == START else self._head_every)
-        if rest and not aside and _follows(rest, self._link):  # only its newline is missing
+        if rest and _follows(rest, self._link):  # only its newline is missing
             self._put(b"\n")
             self._link, rest = Link(self._link.seq + 1, chain.digest(rest)), b""
-        if aside and not chain.is_torn_recovery(rest):
-            raise _broken_error(
-                self.path, f"record {self._link.seq + 1} is none, and a crash tears only what has no newline"
-            )
-        if rest and not aside and not chain.is_torn_record(rest):
-            raise _broken_error(self.path, f"what stands at its end is no beginning of record {self._link.seq + 1}")
         if rest:
-            torn = b"\n".join([*aside, rest])
-            self._write(chain.RECOVERED, {"torn": chain.digest(torn), **self._about()}, ahead=b"\n")
+            self._write(chain.RECOVERED, {**self._set_aside(rest), **self._about()})
         else:
             self._write(chain.GENESIS if self._link == START else "start", self._about())
         if self._unsigned >= self._head_every:
@@ -167,16 +158,26 @@ class AuditLog:
         self._sync_folder()
         return self._link
 
+    def _set_aside(self, rest: bytes) -> dict[str, Any]:
+        """Move what a crash has left of a record to a file of its own; gives what is written of it."""
+        if not chain.is_torn_record(rest):
+            raise _broken_error(self.path, f"what stands at its end is no beginning of record {self._link.seq + 1}")
+        digest = chain.digest(rest)
+        files.write(self.path.with_name(f"{self.path.name}.torn-{digest[:16]}"), rest, files.SECRET)
+        self._size -= len(rest)
+        os.ftruncate(self._file, self._size)
+        return {"torn": digest, "bytes": len(rest)}
+
     def _about(self) -> dict[str, Any]:
         """The run and the certificates, as their fingerprints."""
-        present = self._present()
+        present = self._current()
         if present is None:
             return {"run": self.identity.run, "insecure": True}
         self._fingerprint = present.peer.fingerprint
         authorities = [each.fingerprint(hashes.SHA256()).hex() for each in present.trust.authorities]
         return {"run": self.identity.run, "certificate": self._fingerprint, "authorities": authorities}
 
-    def _present(self) -> Credentials | None:
+    def _current(self) -> Credentials | None:
         return self._signer() if isinstance(self._signer, CurrentCredentials) else self._signer
 
     def _write(self, action: str, said: dict[str, Any], *, ahead: bytes = b"") -> None:
@@ -221,7 +222,7 @@ class AuditLog:
         self._size += len(data)
 
     def _head(self) -> Head | None:
-        present = self._present()
+        present = self._current()
         if present is None:
             self._unsigned = 0
             return None
@@ -354,12 +355,9 @@ def _before(path: Path, data: bytes) -> Link:
     if begin is None or rest:
         raise _broken_error(older[-1], "it does not begin and end with a record")
     try:
-        link, aside = chain.tail_of(lines, Link(int(begin["seq"]) - 1, str(begin["prev"])))
+        return chain.follow_all(lines, Link(int(begin["seq"]) - 1, str(begin["prev"])))
     except chain.BrokenError as error:
         raise _broken_error(older[-1], str(error)) from None
-    if aside:
-        raise _broken_error(older[-1], "it does not end with a record")
-    return link
 
 
 _MEANING = b"whale_nebula audit head 1\0"

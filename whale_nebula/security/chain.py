@@ -82,61 +82,14 @@ def is_torn_record(line: bytes) -> bool:
     return bool(line) and begins and parse(line) is None
 
 
-def is_torn_recovery(line: bytes) -> bool:
-    """Whether this is a torn `recovered` record: of a writer that crashed when it went on after a crash."""
-    text, begin = line.rstrip(b"\0"), b'{"action":"recovered",'
-    return is_torn_record(line) and (text.startswith(begin) or begin.startswith(text))
-
-
-class Follower:
-    """Follows a chain line by line, and knows what a crash left.
-
-    A crash tears one line: the last. The writer that goes on does not remove it: it writes a record `recovered` after
-    it, with the digest of what was torn. So one line that may be torn is set aside until that record comes; before
-    it may stand torn `recovered` records, and nothing else. `torn` counts the crashes, `torn_bytes` what was set aside.
-    """
-
-    def __init__(self, start: Link = START) -> None:
-        self.link = start
-        self.torn = self.torn_bytes = 0
-        self.aside: list[bytes] = []
-        self._why = ""
-
-    def next(self, line: bytes) -> Record | None:
-        """The record of the next line; None for one that is set aside. Raises `BrokenError` once that is certain."""
-        try:
-            record, link = follow(line, self.link)
-        except BrokenError as error:
-            self._why = self._why or str(error)
-            if not (is_torn_recovery(line) if self.aside else is_torn_record(line)):
-                raise BrokenError(self._why) from None
-            self.aside.append(line)
-            return None
-        if self.aside:
-            torn = b"\n".join(self.aside)
-            if record.get("action") != RECOVERED or record.get("torn") != digest(torn):
-                raise BrokenError(self._why)
-            self.torn_bytes += len(torn)
-            self.aside, self._why = [], ""
-            self.torn += 1
-        self.link = link
-        return record
-
-    def end(self) -> None:
-        """The file has ended: what is still aside is broken."""
-        if self.aside:
-            raise BrokenError(self._why)
-
-
 def split(data: bytes) -> tuple[list[bytes], bytes]:
     """The whole lines in these bytes, and what stands after the last newline."""
     *lines, rest = data.split(b"\n")
     return lines, rest
 
 
-def tail_of(lines: Iterable[bytes], start: Link) -> tuple[Link, list[bytes]]:
-    """Where a chain has come to, and the lines after it that a crash left; raises `BrokenError` for other faults."""
-    follower = Follower(start)
+def follow_all(lines: Iterable[bytes], start: Link) -> Link:
+    """Where a chain has come to with these lines; raises `BrokenError` if one of them is not its next record."""
     for line in lines:
-        follower.next(line)
-    return follower.link, follower.aside
+        _, start = follow(line, start)
+    return start

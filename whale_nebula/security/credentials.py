@@ -12,7 +12,7 @@ from pathlib import Path
 from whale_nebula.errors import CredentialsError, IdentityError, WrongNameError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.faults import failpoint
-from whale_nebula.security import files, making
+from whale_nebula.security import files
 from whale_nebula.security.files import Files, Peer
 from whale_nebula.security.identity import Identity, command_options
 from whale_nebula.security.trust import DenyList, Stamp, Trust, check_live, ends_soon, stamp
@@ -162,7 +162,7 @@ class CurrentCredentials:
             self._warn_of_end("authority", key, each.not_valid_before_utc, each.not_valid_after_utc, renew)
 
     def _warn_of_end(self, what: str, which: str, begin: datetime, end: datetime, renew: str) -> None:
-        at = making.now()
+        at = files.now()
         said = which, (end - at).days
         if not ends_soon(begin, end, at) or said in self._warned:
             return
@@ -217,7 +217,7 @@ class Prover:
         """Raise an `IdentityError` unless `worker`, with a certificate that is good now, signed this transcript."""
         ours = self.credentials
         shown = files.certificate(certificate, f"what {worker} sent")
-        ours.trust.check(shown, Identity.of_worker(ours.identity.run, worker), whose=worker, at=making.now())
+        ours.trust.check(shown, Identity.of_worker(ours.identity.run, worker), whose=worker, at=files.now())
         if not files.verify_signature(shown, signature, _CONVERSATION + transcript):
             raise IdentityError(
                 f"the signature of {worker} is wrong",

@@ -8,7 +8,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -175,6 +175,11 @@ def lock_folder(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def now() -> datetime:
+    """The present, to the second, as certificates count."""
+    return datetime.now(UTC).replace(microsecond=0)
+
+
 SIGNATURE = ec.ECDSA(hashes.SHA256())
 """How all signatures of ours are made."""
 
@@ -182,6 +187,7 @@ SIGNATURE = ec.ECDSA(hashes.SHA256())
 class Peer(NamedTuple):
     """Who a certificate says somebody is; `fingerprint` is the SHA-256 of the whole certificate, `key` of its key."""
 
+    certificate: x509.Certificate
     identity: Identity
     serial: str
     not_before: datetime
@@ -212,9 +218,11 @@ def _refusing(where: str) -> Iterator[None]:
 
 
 def certificates(pem: bytes, where: str) -> list[x509.Certificate]:
-    """All certificates in a PEM file."""
+    """All certificates in a PEM file. The library leaves out one that was not copied to its end."""
     with _refusing(where):
         found = x509.load_pem_x509_certificates(pem)
+        if len(found) < pem.count(b"-----BEGIN CERTIFICATE"):
+            raise ValueError("a certificate that has no end")
         for each in found:
             _look_at_all(each)
         return found
@@ -270,7 +278,9 @@ def peer(found: x509.Certificate) -> Peer:
     if identity.dns not in alternative_names(found, x509.DNSName):
         raise WrongNameError(f"the certificate of {identity.worker} lacks the host name {identity.dns}")
     dates = found.not_valid_before_utc, found.not_valid_after_utc
-    return Peer(identity, serial(found), *dates, found.fingerprint(hashes.SHA256()).hex(), public_key_digest(found))
+    return Peer(
+        found, identity, serial(found), *dates, found.fingerprint(hashes.SHA256()).hex(), public_key_digest(found)
+    )
 
 
 def serial(found: x509.Certificate) -> str:

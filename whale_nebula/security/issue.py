@@ -10,12 +10,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from whale_nebula.errors import CredentialsError, IdentityError
 from whale_nebula.security import authority as home
-from whale_nebula.security import files, making, trust
+from whale_nebula.security import files, trust
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.files import Files, Peer
 from whale_nebula.security.identity import Identity, command_options
@@ -37,7 +36,7 @@ def issue(
     folder: Path, authority: Authority, wanted: Sequence[Identity], days: float = DAYS, at: datetime | None = None
 ) -> list[Issued]:
     """New keys and certificates for all of these, or an error before any of them is made."""
-    moment = at or making.now()
+    moment = at or files.now()
     home.check_current(authority, moment)
     with files.lock_folder(folder):
         revoked, known = _deny_list(folder, authority).revoked, list_issued(folder)
@@ -58,7 +57,7 @@ def issue(
 
 
 def _issue(folder: Path, authority: Authority, identity: Identity, days: float, at: datetime) -> Issued:
-    key = making.new_key()
+    key = home.new_key()
     return _certify(folder, authority, identity, key.public_key(), days, at, key)
 
 
@@ -75,12 +74,12 @@ def _certify(
     can be revoked.
     """
     wanted, most = at + home.span(days), authority.certificate.not_valid_after_utc
-    made = making.process_certificate(identity, public, authority.certificate, authority.key, min(wanted, most), at)
-    paths, pem = Files.under(folder, identity), making.certificate_bytes(made)
+    made = home.process_certificate(identity, public, authority.certificate, authority.key, min(wanted, most), at)
+    paths, pem = Files.under(folder, identity), home.certificate_bytes(made)
     (folder / home.ISSUED).mkdir(mode=0o700, exist_ok=True)
     files.write(folder / home.ISSUED / f"{files.serial(made)}.pem", pem, files.PUBLIC)
     if key is not None:
-        files.write(paths.key, making.key_bytes(key), files.SECRET)
+        files.write(paths.key, home.key_bytes(key), files.SECRET)
     files.write(paths.cert, pem, files.PUBLIC)
     return Issued(files.peer(made), paths, clipped=wanted > most)
 
@@ -92,7 +91,7 @@ def renew(
 
     The old certificate stays good until its date, so nobody has to hurry.
     """
-    moment = at or making.now()
+    moment = at or files.now()
     home.check_current(authority, moment)
     with files.lock_folder(folder):
         revoked = _deny_list(folder, authority).revoked
@@ -100,44 +99,45 @@ def renew(
         return [_renew(folder, authority, each, days, moment) for each in found]
 
 
-def _renewable(folder: Path, authority: Authority, identity: Identity, revoked: Iterable[str]) -> x509.Certificate:
+def _renewable(folder: Path, authority: Authority, identity: Identity, revoked: Iterable[str]) -> Peer:
     """The certificate of somebody, here or, where his files were moved to his host, the newest that was issued."""
     path = Files.under(folder, identity).cert
     if not path.exists():
         held = [
-            found
-            for peer, found in _issued_certificates(folder)
+            peer
+            for peer in list_issued(folder)
             if peer.identity == identity
             and peer.serial not in revoked
-            and files.signed_by(found, authority.certificate)
+            and files.signed_by(peer.certificate, authority.certificate)
         ]
         if not held:
             mend = f"whale-nebula certs issue {command_options(identity)}"
             raise CredentialsError(f"{identity.worker} has no certificate here", where=str(path), mend=mend)
         return held[-1]
-    found = files.certificate(files.read(path, "a certificate"), str(path))
-    peer = files.peer(found)
-    if peer.identity != identity or not files.signed_by(found, authority.certificate):
+    peer = files.peer(files.certificate(files.read(path, "a certificate"), str(path)))
+    if peer.identity != identity or not files.signed_by(peer.certificate, authority.certificate):
         raise CredentialsError(f"this is no certificate of {identity.worker}", where=str(path))
     if peer.serial in revoked:
         mend = f"whale-nebula certs issue {command_options(identity)} makes a new key, too"
         raise CredentialsError(f"the certificate of {identity.worker} was revoked", where=str(path), mend=mend)
-    return found
+    return peer
 
 
-def _renew(folder: Path, authority: Authority, old: x509.Certificate, days: float, at: datetime) -> Issued:
-    identity, public = files.peer(old).identity, old.public_key()
+def _renew(folder: Path, authority: Authority, old: Peer, days: float, at: datetime) -> Issued:
+    public = old.certificate.public_key()
     if not isinstance(public, ec.EllipticCurvePublicKey):
-        raise CredentialsError(f"the key of {identity.worker} is none of ours", mend="revoke it, and issue a new one")
-    return _certify(folder, authority, identity, public, days, at)
+        raise CredentialsError(
+            f"the key of {old.identity.worker} is none of ours", mend="revoke it, and issue a new one"
+        )
+    return _certify(folder, authority, old.identity, public, days, at)
 
 
 def renew_authority(folder: Path, days: float = home.AUTHORITY_DAYS, at: datetime | None = None) -> Authority:
     """New dates for the authority's key: what it signed stays good."""
-    moment = at or making.now()
+    moment = at or files.now()
     old = home.load(folder)
-    made = making.authority_certificate(old.run, old.key, moment + home.span(days), moment)
-    files.write(folder / home.CA, making.certificate_bytes(made), files.PUBLIC)
+    made = home.authority_certificate(old.run, old.key, moment + home.span(days), moment)
+    files.write(folder / home.CA, home.certificate_bytes(made), files.PUBLIC)
     return replace(old, certificate=made)
 
 
@@ -145,7 +145,7 @@ def revoke(
     folder: Path, authority: Authority, serials: Sequence[str], why: str, at: datetime | None = None
 ) -> list[Revocation]:
     """Put certificates on the deny list, and all others of the same keys; gives those that were not on it yet."""
-    moment = f"{at or making.now():%Y-%m-%dT%H:%M:%SZ}"
+    moment = f"{at or files.now():%Y-%m-%dT%H:%M:%SZ}"
     with files.lock_folder(folder):
         present = _deny_list(folder, authority)
         revoked = present.revoked
@@ -195,13 +195,11 @@ def _sign_list(folder: Path, authority: Authority, number: int, revoked: Revocat
 
 
 def renew_deny_list(folder: Path, authority: Authority, *, forget: bool = False) -> SignedList:
-    """Sign the deny list anew: that of an older version, which has no signature, too. With `forget` nobody is on it."""
+    """Sign the deny list anew, with the next number. With `forget` nobody is on it."""
     path = folder / files.REVOKED
     with files.lock_folder(folder):
         if forget:
             _sign_list(folder, authority, 1, {})
-        elif trust.is_unsigned(path):
-            _sign_list(folder, authority, 1, trust.load_unsigned(path))
         else:
             present = _deny_list(folder, authority)
             _sign_list(folder, authority, present.number + 1, present.revoked)
@@ -209,21 +207,17 @@ def renew_deny_list(folder: Path, authority: Authority, *, forget: bool = False)
 
 
 def list_issued(folder: Path) -> list[Peer]:
-    """Every certificate that was issued here or copied here, the newest of each identity last."""
-    return [peer for peer, _ in _issued_certificates(folder)]
-
-
-def _issued_certificates(folder: Path) -> list[tuple[Peer, x509.Certificate]]:
-    """The same with the certificates; a file that does not read is in nobody's way."""
+    """Every certificate that was issued here or copied here, the newest of each identity last; a file that does not
+    read is in nobody's way.
+    """
     found = {}
     for path in (*folder.glob(f"{home.ISSUED}/*.pem"), *folder.glob("*.pem")):
         if path.name == home.CA or path.name.startswith("."):
             continue
         with contextlib.suppress(IdentityError):
-            certificate = files.certificate(files.read(path, "a certificate"), str(path))
-            peer = files.peer(certificate)
-            found[peer.serial] = peer, certificate
-    return sorted(found.values(), key=lambda each: (each[0].identity, each[0].not_before, each[0].not_after))
+            peer = files.peer(files.certificate(files.read(path, "a certificate"), str(path)))
+            found[peer.serial] = peer
+    return sorted(found.values(), key=lambda peer: (peer.identity, peer.not_before, peer.not_after))
 
 
 def ephemeral(run: str, workers: Iterable[str], folder: str | Path | None = None) -> dict[str, Files]:
@@ -238,11 +232,11 @@ def ephemeral(run: str, workers: Iterable[str], folder: str | Path | None = None
     ('gpu-worker-0.pem', 'npu-worker-0.key')
     >>> shutil.rmtree(made["gpu/0"].cert.parent)
     """
-    moment = making.now()
+    moment = files.now()
     names = {worker: Identity.of_worker(run, worker) for worker in workers}
     authority = Authority.fresh(run, {}, _EPHEMERAL_DAYS, moment)
     fresh = Path(tempfile.mkdtemp(prefix="whale-nebula-", dir=folder))
-    files.write(fresh / home.CA, making.certificate_bytes(authority.certificate), files.PUBLIC)
+    files.write(fresh / home.CA, home.certificate_bytes(authority.certificate), files.PUBLIC)
     trust.save(fresh / files.REVOKED, run, authority.key, 1, {})
     return {
         worker: _issue(fresh, authority, identity, _EPHEMERAL_DAYS, moment).files for worker, identity in names.items()

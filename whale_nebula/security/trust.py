@@ -38,13 +38,12 @@ from whale_nebula.errors import (
     WrongNameError,
 )
 from whale_nebula.errors.text import escape_foreign_text
-from whale_nebula.security import files, making
+from whale_nebula.security import files
 from whale_nebula.security.chain import canonical
 from whale_nebula.security.files import Peer
 from whale_nebula.security.identity import Identity
 
 FORMAT = "whale_nebula revoked 2"
-_UNSIGNED_FORMAT = "whale_nebula revoked 1"
 _MEANING = b"whale_nebula deny list 2\0"
 _AGAIN_SECONDS = 1.0
 _SERIAL = re.compile("[0-9a-f]{40}")
@@ -87,10 +86,6 @@ def stamp(path: Path | None) -> Stamp:
 def load(path: Path, authorities: Iterable[x509.Certificate]) -> SignedList:
     """The deny list in a file, if one of these authorities signed it."""
     said = _document(path)
-    if said.get("format") == _UNSIGNED_FORMAT:
-        raise CredentialsError(
-            "the deny list is not signed", where=str(path), why="it is of an older version", mend=_SIGN
-        )
     try:
         signature = base64.b64decode(said.pop("signature", None), validate=True)
     except (ValueError, TypeError):
@@ -117,23 +112,6 @@ def load(path: Path, authorities: Iterable[x509.Certificate]) -> SignedList:
 
 _GARBLED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 _COPY = f"copy {files.REVOKED} again from where the authority is"
-_SIGN = f"whale-nebula certs renew --revoked, where the authority is; then copy {files.REVOKED} to every host"
-
-
-def load_unsigned(path: Path) -> Revocations:
-    """What a deny list of an older version holds, which nobody signed; only its authority may take its word."""
-    said = _document(path)
-    try:
-        if said["format"] != _UNSIGNED_FORMAT:
-            raise ValueError(said["format"])
-        return _revocations(said["revoked"])
-    except _GARBLED:
-        raise _unreadable(path) from None
-
-
-def is_unsigned(path: Path) -> bool:
-    """Whether a file is a deny list of an older version."""
-    return path.exists() and _document(path).get("format") == _UNSIGNED_FORMAT
 
 
 def save(path: Path, run: str, key: ec.EllipticCurvePrivateKey, number: int, revoked: Revocations) -> None:
@@ -307,10 +285,8 @@ class Trust:
         names = [uri for uri in files.alternative_names(found) if uri.startswith("nebula://")]
         shown_name = escape_foreign_text(names[0] if names else found.subject.rfc4514_string(), 200)
         said = whose or shown_name or "a nameless side"
-        moment = at or making.now()
-        authority = self._authority(found, said)
-        check_dates(found, moment, f"the certificate of {said}")
-        check_dates(authority, moment, f"the authority that signed the certificate of {said}", authority=True)
+        moment = at or files.now()
+        authority = self.check_signed(found, said, moment)
         peer = files.peer(found)
         _check_made_for(found, authority, peer.identity)
         self.check_denied(peer)
@@ -328,6 +304,15 @@ class Trust:
                 why=" ".join(part for part in (revoked.when, revoked.why) if part),
             )
 
+    def check_signed(self, found: x509.Certificate, said: str, at: datetime) -> x509.Certificate:
+        """The authority that signed a certificate, if both are within their dates: asked again while a channel lives,
+        as an authority may be taken out of `ca`.
+        """
+        authority = self._authority(found, said)
+        check_dates(found, at, f"the certificate of {said}")
+        check_dates(authority, at, f"the authority that signed the certificate of {said}", authority=True)
+        return authority
+
     def _authority(self, found: x509.Certificate, said: str) -> x509.Certificate:
         signers = [authority for authority in self.authorities if files.signed_by(found, authority)]
         if signers:  # two of one key, where a renewed one was appended to the old one
@@ -344,17 +329,13 @@ class Trust:
 
 def check_live(trust: Trust, peer: Peer, at: datetime | None = None) -> None:
     """Whether a peer that was let in may stay: TLS does not look again at a connection that stands."""
-    check_span(peer.not_before, peer.not_after, at or making.now(), f"the certificate of {peer.identity.worker}")
+    trust.check_signed(peer.certificate, peer.identity.worker, at or files.now())
     trust.check_denied(peer)
 
 
 def check_dates(found: x509.Certificate, at: datetime, whose: str, *, authority: bool = False) -> None:
-    """Whether the present lies within the dates of a certificate."""
-    check_span(found.not_valid_before_utc, found.not_valid_after_utc, at, whose, authority=authority)
-
-
-def check_span(begin: datetime, end: datetime, at: datetime, whose: str, *, authority: bool = False) -> None:
-    """Whether the present lies between two dates. One that lies before both is most likely a wrong clock."""
+    """Whether the present lies within the dates of a certificate. One before both is most likely a wrong clock."""
+    begin, end = found.not_valid_before_utc, found.not_valid_after_utc
     if at < begin:
         why = f"it begins at {begin:%Y-%m-%d %H:%M} UTC and the clock of this host says {at:%Y-%m-%d %H:%M} UTC"
         raise ExpiredError(f"{whose} is not valid yet", why=f"{why}: one of two clocks is wrong", mend=_CLOCK)

@@ -20,7 +20,7 @@ from whale_nebula.errors import AuditError, IdentityError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import chain
 from whale_nebula.security.audit import HEAD_EVERY, Head, pieces
-from whale_nebula.security.chain import BrokenError, Follower, Record
+from whale_nebula.security.chain import START, BrokenError, Record
 from whale_nebula.security.files import certificate, serial
 from whale_nebula.security.identity import Identity
 from whale_nebula.security.trust import Revocation, Revocations, Trust
@@ -80,20 +80,20 @@ def verify(
     except _WrongError as error:
         bad, why, apart = error.seq, str(error), error.apart
     except BrokenError as error:
-        bad, why = reading.follower.link.seq + 1, str(error)
+        bad, why = reading.link.seq + 1, str(error)
     return Verdict(
         path=os.fspath(path),
         files=tuple(each.name for each in files),
         site=str(reading.first.get("site", "")),
         run=str(reading.first.get("run", "")),
-        records=reading.follower.link.seq + 1,
+        records=reading.link.seq + 1,
         bad=bad,
         why=why,
         heads=reading.heads,
         signed=reading.signed,
         kept=reading.matched,
-        torn=reading.follower.torn,
-        torn_bytes=reading.follower.torn_bytes,
+        torn=reading.torn,
+        torn_bytes=reading.torn_bytes,
         closed=bad is None and reading.closed,
         apart=apart,
     )
@@ -125,7 +125,8 @@ class _Reading:
     """One look at a log, from its first line to its last."""
 
     def __init__(self, given: list[Head], trust: Trust | None, revoked: Revocations) -> None:
-        self.follower = Follower()
+        self.link = START
+        self.torn = self.torn_bytes = 0
         self.first: Record = {}
         self.heads = 0
         self.signed: int | None = None
@@ -142,10 +143,11 @@ class _Reading:
 
     def take(self, line: bytes) -> None:
         """The next line."""
-        record = self.follower.next(line)
-        if record is None:
-            return
-        seq, digest = self.follower.link
+        record, self.link = chain.follow(line, self.link)
+        seq, digest = self.link
+        if record.get("action") == chain.RECOVERED:
+            left = record.get("bytes")
+            self.torn, self.torn_bytes = self.torn + 1, self.torn_bytes + (left if type(left) is int else 0)
         if not self.first:
             self._check_first(record)
             self.first = record
@@ -165,8 +167,7 @@ class _Reading:
 
     def end(self) -> None:
         """The last line was read: whether the log is as long as its peers were told."""
-        self.follower.end()
-        last = self.follower.link.seq
+        last = self.link.seq
         if not self.first:
             raise _WrongError(0, "the log is empty")
         own = [head for head in self._given if self._is_own(head)]

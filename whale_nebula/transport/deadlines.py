@@ -58,7 +58,7 @@ class Deadlines:
         """
         return max(self.patience, 2 * waiting / rate) if rate else self.patience
 
-    def again(self, attempt: int, draw: float) -> float:
+    def retry_pause(self, attempt: int, draw: float) -> float:
         """How long to wait before the `attempt`-th try (from 0) to connect again; `draw` is random in [0, 1)."""
         return min(2.0, 0.05 * 2.0 ** min(attempt, 16)) * (0.5 + draw)
 
@@ -76,7 +76,7 @@ class Meter:
         if self._since is None:
             self._since, self._bytes = now, 0
 
-    def carried(self, size: int, now: float, *, more: bool) -> None:
+    def note_carried(self, size: int, now: float, *, more: bool) -> None:
         """So many bytes have arrived; `more`: others are still on their way."""
         if self._since is None:
             return

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -12,8 +13,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from whale_nebula.errors import DeadlineError, LocalProtocolError, NebulaError, WireError
 from whale_nebula.transport.deadlines import Clock, MonotonicClock
 from whale_nebula.transport.protocol import Key, Payload
+from whale_nebula.wire.buffers import held_bytes
 from whale_nebula.wire.message import MOST_WAITING
-from whale_nebula.wire.replay import held_bytes
 
 T = TypeVar("T")
 
@@ -21,7 +22,6 @@ _APART = ("control", "round")  # kinds of tensors that belong to no step
 _MESSAGE_FACTOR = 32  # how many bytes of objects a byte of JSON may make
 _MOST_OF_MESSAGES = 32 << 20  # in memory, by that factor
 _MOST_ROUNDS = 8
-_MOST_STEPS = 8
 _OVERRUN_BYTES = 12 << 20  # what may come beyond the window once the sender is held
 
 
@@ -92,8 +92,11 @@ class Mailbox:
     more of the worker at its other end sets its own. It is called without the lock.
 
     With a `window` (bytes) it says when the sender should be held: `flows` is false while more lies here that nobody
-    has asked for, unless one of `waiters` waits. `on_flow` is called, without the lock, when that has changed for the
-    better. What no sender of ours does, however far ahead it is, is refused.
+    has asked for, unless one of `waiters` waits. Then it is false only while so much lies here beyond what is `due`,
+    the bytes of a tensor that the plan and the rows of the step account for: none, while this process has not begun
+    the step. A sender sends all of a step before anything of the next, so nobody waits for what is held back so.
+    `on_flow` is called, without the lock, when that has changed for the better. What no sender of ours does, however
+    far ahead it is, is refused.
     """
 
     def __init__(
@@ -105,13 +108,15 @@ class Mailbox:
         clock: Clock | None = None,
         window: int | None = None,
         waiters: Waiters | None = None,
+        due: Callable[[Key], float] = lambda key: math.inf,
     ) -> None:
         self.window = window
         self.held = 0  # bytes that nobody has asked for
         self.on_flow: Callable[[], None] = lambda: None
         self._waiters = waiters or Waiters()
         self._waiters.tell(lambda: self.on_flow() if self._full else None)
-        self._steps: Counter[tuple[int, int]] = Counter()  # (program, step) -> tensors of it that nobody asked for
+        self._due = due
+        self._beyond: dict[Key, int] = {}  # bytes of what had more than is due, or came before its step has begun
         self._apart = 0  # bytes of tensors of no step that came while too much lay here already
         self.here = here
         self.there = there
@@ -131,7 +136,14 @@ class Mailbox:
     @property
     def flows(self) -> bool:
         """Whether there is room for more, or somebody waits. It may be read without the lock."""
-        return not self._full or self._waiters.count > 0 or self._closed or self._end is not None
+        if not self._full or self._closed or self._end is not None:
+            return True
+        return self._waiters.count > 0 and (not self._beyond or self._has_room_beyond())
+
+    def _has_room_beyond(self) -> bool:
+        with self._changed:
+            beyond = sum(max(size - self._due(key), 0) for key, size in self._beyond.items())
+            return self.window is None or beyond <= self.window
 
     @property
     def _full(self) -> bool:
@@ -152,6 +164,8 @@ class Mailbox:
             if self.window is not None and key not in self._awaited:
                 cost = held_bytes(value.nbytes)
                 self._hold(key, cost, self.window)
+                if value.nbytes > self._due(key):
+                    self._beyond[key] = cost
             self._tensors[key] = _Item(due, value, cost)
             self._changed.notify_all()
 
@@ -215,8 +229,7 @@ class Mailbox:
                 self._promised.discard(key)
             if came:
                 if key.step > self._newest.get(key.program, -1):
-                    self._newest[key.program] = key.step
-                    self._taken[key.program].clear()
+                    self._begin_step(key.program, key.step)
                 self._taken[key.program].add(key)
                 item = self._tensors.pop(key)
                 self._let_go(key, item.cost)
@@ -260,37 +273,34 @@ class Mailbox:
         if full and not self._full:
             self.on_flow()
 
+    def _begin_step(self, program: int, step: int) -> None:
+        """The first tensor of a step is taken. With a window, what nobody has asked for of those before it goes."""
+        self._newest[program] = step
+        self._taken[program].clear()
+        if self.window is None:
+            return
+        past = [key for key in self._tensors if key.program == program and key.step < step and key.kind not in _APART]
+        for key in past:
+            if key not in self._awaited:
+                self._let_go(key, self._tensors.pop(key).cost)
+
     def _hold(self, key: Key, cost: int, window: int) -> None:
-        """Count a tensor that nobody has asked for, and refuse what only a sender that keeps to no plan sends. Those of
-        steps are bounded by their plan, and nobody is many steps ahead. Those of none are held back in time, and come
-        only while somebody waits for another one that was sent after them.
+        """Count a tensor that nobody has asked for, and refuse what only a sender that keeps to no plan sends. Tensors
+        of no step are held back in time, and come only while somebody waits for another one that was sent after them.
         """
         if key.kind in _APART:
             most = window + _OVERRUN_BYTES + (_MOST_ROUNDS * cost if key.kind == "round" else 0)
             if self.held > window and self._apart > most:
                 raise self._fault(f"{key} came, and {self._apart} bytes lie here that nobody has asked for")
             self._apart += cost if self.held > window else 0
-        else:
-            at = key.program, key.step
-            newest = self._newest.get(key.program, -1)
-            ahead = sum(program == key.program and step > newest for program, step in self._steps)
-            if at not in self._steps and ahead >= _MOST_STEPS:
-                raise self._fault(f"{key} came, and tensors of {ahead} steps before it are not taken")
-            self._steps[at] += 1
         self.held += cost
 
     def _let_go(self, key: Key, cost: int) -> None:
         """A tensor that had been counted was asked for."""
-        if not cost:
-            return
+        self._beyond.pop(key, None)
         self.held -= cost
         if self.window is not None and self.held <= self.window:
             self._apart = 0
-        at = key.program, key.step
-        if key.kind not in _APART:
-            self._steps[at] -= 1
-            if not self._steps[at]:
-                del self._steps[at]
 
     def _wait(self, find: Callable[[], _Item[Any] | None], deadline: float, *, promised: bool = False) -> bool:
         """Whether it came in time."""

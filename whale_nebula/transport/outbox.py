@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from whale_nebula.errors import DeadlineError
+from whale_nebula.wire.buffers import Packet
 from whale_nebula.wire.conversation import Conversation
 from whale_nebula.wire.frame import HEADER_BYTES, Header, Kind, chunks, wire_bytes
-from whale_nebula.wire.replay import Packet
 from whale_nebula.wire.tensor import Bytes
 
 
@@ -177,13 +177,13 @@ class Outbox:
 
     # What goes next. `changed` is held.
 
-    def connected(self, connection: int, packets: Iterable[Packet]) -> None:
+    def connect(self, connection: int, packets: Iterable[Packet]) -> None:
         """There is a connection, on which these go first."""
         self.connection = connection
         self._first = deque(packets)
         self._again.clear()
 
-    def disconnected(self) -> None:
+    def disconnect(self) -> None:
         """There is none; what was to be sent first, or again, is asked for anew on the next."""
         self.connection = None
         self._first.clear()

@@ -7,6 +7,7 @@ behind one condition, which is never held while a frame is handed to the carrier
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -29,6 +30,8 @@ from whale_nebula.faults import chunk_failpoint, failpoint
 from whale_nebula.transport.base import (
     BYE,
     FAIL,
+    Carrier,
+    CarrierState,
     LinkEnd,
     absent_error,
     closed_by_error,
@@ -38,17 +41,15 @@ from whale_nebula.transport.base import (
     refuse_reserved,
     silent_error,
 )
-from whale_nebula.transport.carrier import Carrier, CarrierState
 from whale_nebula.transport.deadlines import Announce, Deadlines, Meter, Waiting, log_wait
 from whale_nebula.transport.mailbox import Mailbox, Waiters, unsent_error
 from whale_nebula.transport.outbox import Outbox, Parcel, Shipment
 from whale_nebula.transport.protocol import ExpectKey, Key, LinkTotals, Payload, Roster, describe_payload, read_payload
-from whale_nebula.wire.assembly import Bound, MessageArrived, TensorArrived
+from whale_nebula.wire.buffers import Acknowledged, Bound, MessageArrived, TensorArrived
 from whale_nebula.wire.conversation import BUDGET_BYTES, Answer, Conversation, Opened
 from whale_nebula.wire.frame import Header, Kind, chunks, frame_count, pack
 from whale_nebula.wire.greeting import Greeting, Prover
 from whale_nebula.wire.message import check_message, encode_message
-from whale_nebula.wire.replay import Acknowledged
 from whale_nebula.wire.tensor import dtype_code
 
 _LOG = logging.getLogger("whale_nebula.transport")
@@ -88,7 +89,8 @@ class PeerLink(LinkEnd):
     ) -> None:
         here, there = greeting.worker, greeting.peer
         waiters = waiters or Waiters()
-        super().__init__(Mailbox(here, there, fault=RemoteProtocolError, window=budget // 5, waiters=waiters))
+        inbox = Mailbox(here, there, fault=RemoteProtocolError, window=budget // 5, waiters=waiters, due=self._find_due)
+        super().__init__(inbox)
         self._inbox.late = self._explain_late
         self._inbox.on_flow = self._wake_writer
         self._roster = Roster(workers)
@@ -211,7 +213,7 @@ class PeerLink(LinkEnd):
     def _drain(self) -> None:
         """Wait for the end of the conversation, as long as there is hope of it."""
         with self._changed:
-            sent, received, since = self._sent(), self._conversation.received, self._now()
+            sent, received, since = self._progress(), self._conversation.received, self._now()
             taken = since  # when the other side last took something; what it sends itself is no reason to stay
             while not self._ended.is_set():  # the writer ends when it is over, having sent the last acknowledgement
                 now = self._now()
@@ -222,8 +224,8 @@ class PeerLink(LinkEnd):
                 if now - taken >= stall:
                     break
                 self._changed.wait(min(max(left, 0.1), taken + stall - now))
-                if self._sent() != sent:
-                    sent, since = self._sent(), self._now()
+                if self._progress() != sent:
+                    sent, since = self._progress(), self._now()
                     taken = since
                 if self._conversation.received != received:
                     received, since = self._conversation.received, self._now()
@@ -238,7 +240,7 @@ class PeerLink(LinkEnd):
         _LOG.warning("%s", error)
         self.lost(error)
 
-    def _sent(self) -> tuple[int, int]:
+    def _progress(self) -> tuple[int, int]:
         return self._outbox.written, self._conversation.unacked
 
     @property
@@ -336,15 +338,15 @@ class PeerLink(LinkEnd):
         """A fresh connection: greet."""
         failpoint("connection.up", self._carrier.drop)
         with self._changed:
-            self._outbox.connected(connection, self._conversation.connected())
+            self._outbox.connect(connection, self._conversation.connect())
             self._changed.notify_all()
 
     def down(self, why: str) -> None:
         """The connection is gone, the conversation is not."""
         failpoint("connection.down")
         with self._changed:
-            self._conversation.disconnected()
-            self._outbox.disconnected()
+            self._conversation.disconnect()
+            self._outbox.disconnect()
             self._meter.idle()
             self._down = self._now()
             self._changed.notify_all()
@@ -386,7 +388,7 @@ class PeerLink(LinkEnd):
                 elif isinstance(event, Answer):
                     self._outbox.answer(event.packets)
                 elif isinstance(event, Acknowledged):
-                    self._meter.carried(event.bytes, self._now(), more=self._conversation.unacked > 0)
+                    self._meter.note_carried(event.bytes, self._now(), more=self._conversation.unacked > 0)
                 else:
                     self._go_on(event)
         except NebulaError as error:
@@ -446,6 +448,11 @@ class PeerLink(LinkEnd):
             raise RemoteProtocolError(f"{key} came, which the plan does not know")
         return bound
 
+    def _find_due(self, key: Key) -> float:
+        """How many bytes of a tensor that has come the plan and the step account for."""
+        bound = self._expect(key) if self._expect is not None else None
+        return math.inf if bound is None else bound.due
+
     def _wrong(self, error: NebulaError, greeted: bool) -> None:
         """A frame is wrong: damage heals, as the frame comes again on the next connection; intent does not."""
         if isinstance(error, ExpiredError):  # it may be renewed any moment
@@ -495,7 +502,7 @@ class PeerLink(LinkEnd):
             self._waiting.drop()
         elif quiet >= self._deadlines.patience:
             refusal = self._expired or self._carrier.state().refusal
-            self.lost(refusal or self._unheard(self._deadlines.patience, self._trouble(ready)))
+            self.lost(refusal or self._unheard_error(self._deadlines.patience, self._trouble(ready)))
         elif quiet < self._deadlines.silence - self._tick if ready else away < _SHORT_SECONDS:
             self._waiting.off()
         else:
@@ -529,9 +536,9 @@ class PeerLink(LinkEnd):
             quiet, ready = self._now() - self._heard, self._conversation.ready
         if self._met and ready and quiet < self._deadlines.silence:
             return unsent_error(self.here, self.there, awaited, seconds)
-        return self._unheard(quiet if self._met else seconds, self._trouble(ready))
+        return self._unheard_error(quiet if self._met else seconds, self._trouble(ready))
 
-    def _unheard(self, seconds: float, why: str) -> NebulaError:
+    def _unheard_error(self, seconds: float, why: str) -> NebulaError:
         """Nothing was heard from the other worker for so long, if it was ever there."""
         return (silent_error if self._met else absent_error)(self.there, self._carrier.where, seconds, why)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
-from whale_nebula.wire.assembly import Bound, TensorArrived
+from whale_nebula.wire.buffers import Bound, TensorArrived
 from whale_nebula.wire.frame import Direction, Flag, Header, Kind, find_fault
 from whale_nebula.wire.tensor import Bytes, array_bytes, dtype_code, dtype_of, raw_bytes
 

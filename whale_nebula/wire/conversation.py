@@ -16,7 +16,20 @@ import numpy as np
 from whale_nebula.errors import DamagedFrameError, LocalProtocolError, NebulaError, RemoteProtocolError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.wire import greeting as hello
-from whale_nebula.wire.assembly import WHOLE_LIMIT, Assembly, Expect, MessageArrived, TensorArrived
+from whale_nebula.wire.buffers import (
+    FIRST,
+    WHOLE_LIMIT,
+    Acknowledged,
+    Arrivals,
+    Assembly,
+    Expect,
+    MessageArrived,
+    Packet,
+    Replay,
+    TensorArrived,
+    Turn,
+    held_bytes,
+)
 from whale_nebula.wire.frame import (
     BARE,
     CHUNK_BYTES,
@@ -32,9 +45,7 @@ from whale_nebula.wire.frame import (
     unpack,
 )
 from whale_nebula.wire.greeting import Exchange, Greeting, Introduction, Prover, Sealer
-from whale_nebula.wire.message import Word, decode_message, encode_message, is_lines
-from whale_nebula.wire.replay import FIRST, Acknowledged, Arrivals, Packet, Replay, Turn, held_bytes
-from whale_nebula.wire.states import Side, State, speak
+from whale_nebula.wire.message import Side, State, Word, decode_message, encode_message, is_lines, speak
 from whale_nebula.wire.tensor import Bytes, dtype_code
 
 BUDGET_BYTES = 40 << 20
@@ -154,17 +165,17 @@ class Conversation:
 
     # Connections.
 
-    def connected(self) -> list[Packet]:
+    def connect(self) -> list[Packet]:
         """A connection is up: gives what to send on it first."""
         if self._connected:
-            raise LocalProtocolError("there is a connection already", mend="call disconnected() first")
+            raise LocalProtocolError("there is a connection already", mend="call disconnect() first")
         self._connected = True
         expected = self._arrivals.expected
         packet = self._greeting_packet(self._introduction.hello(expected, self._acknowledge()))
         self._ours = _require_side(self._ours.say(Word.HELLO))
         return [packet]
 
-    def disconnected(self) -> None:
+    def disconnect(self) -> None:
         """The connection is no more. Frames that came whole are kept, and half of one is forgotten."""
         self._connected = False
         self._error = None
@@ -249,7 +260,7 @@ class Conversation:
         if self._error is not None:
             raise self._error
         if not self._connected:
-            raise LocalProtocolError("bytes came where there is no connection", mend="call connected() first")
+            raise LocalProtocolError("bytes came where there is no connection", mend="call connect() first")
         events: list[Event] = []
         try:
             self._receive(message, events)

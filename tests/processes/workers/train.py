@@ -34,19 +34,24 @@ Rows = tuple[np.ndarray, np.ndarray]
 
 
 # ---------------------------------------------------------------------- named models
+def read_case(text: str) -> tuple[str, Cut]:
+    """A model of the zoo and its cut: "gan,2,3" is two stages, three micro-batches; "gan,2,4,2+1" has replicas, too."""
+    name, stages, micro_batches, *copies = text.split(",")
+    replicas = tuple(map(int, copies[0].split("+"))) if copies else ()
+    return name, Cut(int(stages), int(micro_batches), replicas=replicas)
+
+
 def zoo(*asked: str) -> None:
-    """Models of the zoo, each as "gan,2,3" says (two stages, three micro-batches) or "gan,2,4,2+1" (and replicas)."""
+    """Models of the zoo."""
     nb.init()
-    for argument in asked:
-        name, stages, micro_batches, *copies = argument.split(",")
-        replicas = tuple(map(int, copies[0].split("+"))) if copies else ()
-        tell(argument, left(ZOO[name].run(Cut(int(stages), int(micro_batches), replicas=replicas))))
-        tell(f"{argument} sent", sent())
+    for case in asked:
+        name, cut = read_case(case)
+        tell(case, left(ZOO[name].run(cut)))
+        tell(f"{case} sent", sent())
 
 
-def replicated(*asked: str) -> None:
-    """Models of the zoo; and a replica that is spoiled: a weight is written in one process alone."""
-    zoo(*asked)
+def spoil() -> str:
+    """What is said of replicas of which one is spoiled: a weight is written in one process alone."""
     inputs = keras.Input((4,))
     with nb.cluster(), nb.replica(2), nb.stage(cluster="c0"):
         outputs = keras.layers.Dense(1)(inputs)
@@ -58,9 +63,9 @@ def replicated(*asked: str) -> None:
         model.trainable_variables[0].assign(np.zeros((4, 1), "float32"))
     try:
         model.train_on_batch(x, x[:, :1])
-        tell("spoiled", "")
     except NebulaError as error:
-        tell("spoiled", str(error))
+        return str(error)
+    return ""
 
 
 def normalised(*asked: str) -> None:
@@ -341,17 +346,18 @@ def slowed(seconds: Mapping[str, float]) -> list[float]:
     return [float(step(data(18, 6), data(18, 3, seed=1))) for _ in range(7)]
 
 
-def uneven(*names: str) -> None:
-    """Train where the config says how fast workers are, and where it shows."""
+def uneven(case: str) -> None:
+    """Train where the config says how fast workers are, and where it shows; at the end a replica is spoiled."""
     nb.init(SPEEDS)
-    for name in names:
-        tell(name, left(ZOO[name].run(Cut(2, 1, replicas=(1, 2)))))
-        tell(f"{name} many", nb.last_report().micro_batches)
+    name, cut = read_case(case)
+    tell("model", left(ZOO[name].run(cut)))
+    tell("many", nb.last_report().micro_batches)
     tell("slowed", slowed({"c0/0": 0.04, "c0/1": 0.01}))
     report = nb.last_report()
     tell("notes", [note for note in report.notes if note.startswith("plan version")])
     stage = {**report.elsewhere.stages, **report.stages}["c0"]
     tell("computed", [each.compute_seconds for each in stage.replicas])
+    tell("spoiled", spoil())
 
 
 # ---------------------------------------------------------------------- what is said of a training
@@ -421,7 +427,7 @@ def verifying() -> None:
 if __name__ == "__main__":
     act(
         (
-            zoo, replicated, normalised, divided, sharing, compressed, endless, course, apart, choosing, differences,
-            projected, uneven, seeing, verifying,
+            zoo, normalised, divided, sharing, compressed, endless, course, apart, choosing, differences, projected,
+            uneven, seeing, verifying,
         )
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,9 +38,9 @@ def _batches(*parts: np.ndarray, size: int = 12) -> Iterator[tuple[np.ndarray, .
 class Sequence(keras.utils.PyDataset):
     """A user's PyDataset."""
 
-    def __init__(self, weighted: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.parts = _triple() if weighted else _triple()[:2]
+        self.parts = _triple()
 
     def __len__(self) -> int:
         return 3
@@ -77,42 +76,21 @@ def _generator() -> Given:
     return {"x": forever(), "batch_size": None, "steps_per_epoch": 3}
 
 
-def _once() -> Given:
-    return {"x": _batches(*_triple()[:2]), "batch_size": None, "epochs": 1}
-
-
-def _run_dry(model: Any, given: Given, watch: Any) -> None:
-    """Keras's own function counts a step when there is no more batch to be had: its counter is put right."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        fit(model, given, watch)
-    model.optimizer.iterations.assign(3)
-
-
 def _validated() -> Given:
     held = (numbers(6, seed=8)[:17], numbers(3, seed=9)[:17], abs_numbers(seed=10)[:17])
     return {**rows()(), "validation_data": held, "validation_batch_size": 7, "epochs": 3, "validation_freq": 2}
-
-
-def _validated_by_a_dataset() -> Given:
-    held = tf.data.Dataset.from_tensor_slices(_triple()[:2]).batch(7)
-    return {**_dataset(), "validation_data": held, "validation_steps": 2}
 
 
 feeding("dataset", _dataset)
 feeding("dataset_repeated", _repeated)
 feeding("dataset_dropping", _dropping, _heads)
 feeding("generator", _generator)
-feeding("generator_once", _once, train=_run_dry)
 feeding("pydataset", lambda: {"x": Sequence(), "batch_size": None})
-feeding("pydataset_weighted", lambda: {"x": Sequence(weighted=True), "batch_size": None})
 feeding("tensors", lambda: {"x": tf.constant(numbers(6)), "y": tf.constant(numbers(3, seed=1))}, looks=True)
 feeding("dicts", two_targets, _heads, looks=True)
 feeding("validation_data", _validated)
-feeding("validation_dataset", _validated_by_a_dataset)
 feeding("validation_split", rows(validation_split=0.3, sample_weight=abs_numbers(seed=3)))
 feeding("shuffled", rows(shuffle=True, epochs=3))
-feeding("later_epochs", rows(initial_epoch=2, epochs=4))
 feeding("one_row", rows(batch_size=1, epochs=1), micro=(1,))
 feeding("fewer_rows_than_parts", rows(batch_size=9), micro=(3,))  # the last batch has 2 rows
 feeding("whole_numbers", lambda: {"x": classes(5, 6), "y": classes(3, 3, seed=1)}, looks=True)
@@ -133,8 +111,7 @@ class Four(keras.Model):
 
 
 def _four(cut: Cut) -> Any:
-    inner = dense(cut)
-    model = Four(inner.inputs, inner.outputs[0])
+    model = dense(cut, kind=Four)
     model.compile(adam())
     return model
 
@@ -159,8 +136,7 @@ class Named(keras.Model):
 
 
 def _named(cut: Cut) -> Any:
-    inner = dense(cut)
-    model = Named(inner.inputs, inner.outputs[0])
+    model = dense(cut, kind=Named)
     model.compile(adam(), "mse")
     return model
 

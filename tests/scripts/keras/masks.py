@@ -9,7 +9,7 @@ import numpy as np
 from keras import layers, ops
 
 from tests.same import Cut
-from tests.scripts.keras.script import ROWS, Given, adam, add, classes, numbers, script
+from tests.scripts.keras.script import ROWS, Given, adam, add, classes, numbers, script, two_parts
 
 WORDS, TIME = 20, 5
 
@@ -125,15 +125,11 @@ def mask_translator(cut: Cut) -> Any:
 @script(lambda: {"x": numbers(TIME, 3) * (tokens() > 0)[..., None], "y": numbers(2, seed=1)})
 def mask_masking(cut: Cut) -> Any:
     """A Masking layer in front, an LSTM over both stages."""
-    inputs = keras.Input((TIME, 3))
-    with cut.program():
-        with cut.at(0):
-            hidden = layers.LSTM(4, return_sequences=True)(layers.Masking(0.0)(inputs))
-        with cut.at(1):
-            outputs = layers.Dense(2)(layers.LSTM(4)(hidden))
-    model = keras.Model(inputs, outputs)
-    model.compile(adam(), "mse")
-    return model
+
+    def first(x: Any) -> Any:
+        return layers.LSTM(4, return_sequences=True)(layers.Masking(0.0)(x))
+
+    return two_parts(cut, keras.Input((TIME, 3)), first, lambda x: layers.Dense(2)(layers.LSTM(4)(x)))
 
 
 class Reader(keras.Model):

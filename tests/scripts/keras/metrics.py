@@ -8,7 +8,7 @@ import keras
 from keras import layers, ops
 
 from tests.same import Cut
-from tests.scripts.keras.script import abs_numbers, adam, classes, dense, labels, numbers, rows, script
+from tests.scripts.keras.script import abs_numbers, adam, classes, dense, labels, numbers, rows, script, two_parts
 
 
 class Within(keras.metrics.Metric):
@@ -42,18 +42,11 @@ def metrics_of_numbers(cut: Cut) -> Any:
 @script(labels())
 def metrics_of_classes(cut: Cut) -> Any:
     """Classes: top-k, mean intersection over union, cross-entropy."""
-    inputs = keras.Input((6,))
-    with cut.program():
-        with cut.at(0):
-            hidden = layers.Dense(8, activation="tanh")(inputs)
-        with cut.at(1):
-            outputs = layers.Dense(4, activation="softmax")(hidden)
-    model = keras.Model(inputs, outputs)
     kinds = keras.metrics
     found = ["accuracy", kinds.SparseTopKCategoricalAccuracy(2, name="top2"), kinds.SparseCategoricalCrossentropy()]
     found += [kinds.MeanIoU(4, sparse_y_pred=False, name="iou")]
-    model.compile(adam(), "sparse_categorical_crossentropy", metrics=found)
-    return model
+    first, second = layers.Dense(8, activation="tanh"), layers.Dense(4, activation="softmax")
+    return two_parts(cut, keras.Input((6,)), first, second, "sparse_categorical_crossentropy", metrics=found)
 
 
 def _marks() -> dict[str, Any]:
@@ -63,18 +56,14 @@ def _marks() -> dict[str, Any]:
 @script(_marks)
 def metrics_of_marks(cut: Cut) -> Any:
     """Two classes: AUC, precision, recall and what is counted for them."""
-    inputs = keras.Input((6,))
-    with cut.program():
-        with cut.at(0):
-            hidden = layers.Dense(8, activation="tanh")(inputs)
-        with cut.at(1):
-            outputs = layers.Dense(1, activation="sigmoid")(hidden)
-    model = keras.Model(inputs, outputs)
     kinds = keras.metrics
     found = ["accuracy", kinds.AUC(name="auc"), kinds.AUC(curve="PR", name="pr"), kinds.Precision(), kinds.Recall()]
     found += [kinds.F1Score(threshold=0.5), kinds.PrecisionAtRecall(0.5), kinds.TruePositives(), kinds.BinaryIoU()]
-    model.compile(adam(), "binary_crossentropy", metrics=found, weighted_metrics=[kinds.AUC(name="weighted_auc")])
-    return model
+    first, second = layers.Dense(8, activation="tanh"), layers.Dense(1, activation="sigmoid")
+    return two_parts(
+        cut, keras.Input((6,)), first, second, "binary_crossentropy", metrics=found,
+        weighted_metrics=[kinds.AUC(name="weighted_auc")],
+    )  # fmt: skip
 
 
 class Measuring(keras.Model):

@@ -42,7 +42,7 @@ def mixture(cut: Cut) -> Any:
         with cut.at(1):
             hidden = hidden + Mixture(4, 2, 8)(hidden)
         with cut.at(2):
-            outputs = layers.Dense(3)(Mixture(3, 1, 8)(hidden))
+            outputs = layers.Dense(3)(Mixture(3, 2, 8)(hidden))
     model = keras.Model(inputs, outputs)
     model.compile(adam(), "mse", metrics=["mae"])
     return model

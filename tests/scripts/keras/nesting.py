@@ -17,20 +17,6 @@ def _compiled(inputs: Any, outputs: Any) -> Any:
     return model
 
 
-@script(rows())
-def nested_in_a_stage(cut: Cut) -> Any:
-    """A functional model used as a layer."""
-    inner = keras.Input((6,))
-    encoder = keras.Model(inner, layers.Dense(8, activation="tanh")(layers.Dense(7)(inner)))
-    inputs = keras.Input((6,))
-    with cut.program():
-        with cut.at(0):
-            hidden = encoder(inputs)
-        with cut.at(1):
-            outputs = layers.Dense(3)(hidden)
-    return _compiled(inputs, outputs)
-
-
 @script(rows(), stages=(1, 2, 3))
 def nested_spanning(cut: Cut) -> Any:
     """A functional model whose own layers lie in two stages."""
@@ -84,19 +70,6 @@ def sequential_in_functional(cut: Cut) -> Any:
     return _compiled(inputs, outputs)
 
 
-@script(rows())
-def sequential_in_a_list(cut: Cut) -> Any:
-    """Layers given to Sequential in a list, each model of the list in a scope."""
-    with cut.program():
-        with cut.at(0):
-            first = keras.Sequential([keras.Input((6,)), layers.Dense(8, activation="tanh")])
-        with cut.at(1):
-            second = keras.Sequential([keras.Input((8,)), layers.Dense(3)])
-    model = keras.Sequential([first, second])
-    model.compile(adam(), "mse", metrics=["mae"])
-    return model
-
-
 class Block(layers.Layer):
     """A residual block that enters scopes in its `call`, if it is told to."""
 
@@ -147,27 +120,6 @@ def functional_in_subclassed(cut: Cut) -> Any:
     model = Tower(cut)
     model.compile(adam(), "mse", metrics=["mae"])
     return model
-
-
-@script(rows())
-def subclassed_model_in_functional(cut: Cut) -> Any:
-    """A subclassed `keras.Model` with scopes in its `call`, used as a layer."""
-    inputs = keras.Input((6,))
-    outputs = Tower(cut)(inputs)
-    return _compiled(inputs, outputs)
-
-
-@script(rows())
-def shared_in_a_stage(cut: Cut) -> Any:
-    """The same layer called twice in one stage."""
-    inputs = keras.Input((6,))
-    shared = layers.Dense(6, activation="tanh")
-    with cut.program():
-        with cut.at(0):
-            hidden = shared(shared(inputs))
-        with cut.at(1):
-            outputs = layers.Dense(3)(hidden)
-    return _compiled(inputs, outputs)
 
 
 @script(rows(), stages=(1, 2, 3))

@@ -8,19 +8,12 @@ import keras
 from keras import layers, ops
 
 from tests.same import Cut
-from tests.scripts.keras.script import abs_numbers, adam, rows, script
+from tests.scripts.keras.script import abs_numbers, adam, rows, script, two_parts
 
 
 def _model(cut: Cut, first: Any, second: Any) -> Any:
-    inputs = keras.Input((6,))
-    with cut.program():
-        with cut.at(0):
-            hidden = first(inputs)
-        with cut.at(1):
-            outputs = layers.Dense(3)(second(hidden))
-    model = keras.Model(inputs, outputs)
-    model.compile(adam(), "mse", metrics=["mae"])
-    return model
+    last = layers.Dense(3)
+    return two_parts(cut, keras.Input((6,)), first, lambda x: last(second(x)), metrics=["mae"])
 
 
 @script(rows())
@@ -54,14 +47,8 @@ class Sparse(layers.Layer):
 
 
 @script(rows())
-def penalty_mean_added(cut: Cut) -> Any:
-    """`add_loss` of a mean in both stages."""
-    return _model(cut, Sparse(ops.mean), Sparse(ops.mean))
-
-
-@script(rows())
 def penalty_sum_added(cut: Cut) -> Any:
-    """`add_loss` of a sum beside a mean loss."""
+    """`add_loss` of a sum in the first stage, of a mean in the second."""
     return _model(cut, Sparse(ops.sum), Sparse(ops.mean))
 
 

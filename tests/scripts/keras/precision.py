@@ -10,7 +10,7 @@ import keras
 from keras import layers
 
 from tests.same import Cut
-from tests.scripts.keras.script import adam, add, dense, labels, rows, script
+from tests.scripts.keras.script import adam, add, dense, labels, rows, script, two_parts
 
 
 @contextlib.contextmanager
@@ -76,12 +76,5 @@ def float64(cut: Cut) -> Any:
 @script(rows(), tolerance="mixed")
 def one_stage_in_bfloat16(cut: Cut) -> Any:
     """A policy for single layers: what crosses is bfloat16."""
-    inputs = keras.Input((6,))
-    with cut.program():
-        with cut.at(0):
-            hidden = layers.Dense(8, activation="tanh", dtype="mixed_bfloat16")(inputs)
-        with cut.at(1):
-            outputs = layers.Dense(3)(hidden)
-    model = keras.Model(inputs, outputs)
-    model.compile(adam(), "mse")
-    return model
+    first = layers.Dense(8, activation="tanh", dtype="mixed_bfloat16")
+    return two_parts(cut, keras.Input((6,)), first, layers.Dense(3))

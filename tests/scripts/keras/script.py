@@ -20,10 +20,6 @@ ROWS = 29
 """With batches of 12: two whole ones and a ragged last one of 5."""
 
 
-NAN = 12345.0
-"""Stands for what is not a number, so that two runs can be compared where a script goes wrong on purpose."""
-
-
 class Watch(keras.callbacks.Callback):
     """Keeps the logs of every batch and epoch, over several calls of `fit`, and the weights after the first step."""
 
@@ -98,7 +94,7 @@ def _outcome(model: Any, watch: Watch) -> Outcome:
 
 
 def _array(variable: Any) -> np.ndarray:
-    return np.nan_to_num(np.asarray(keras.ops.convert_to_numpy(variable), "float32"), nan=NAN)
+    return np.asarray(keras.ops.convert_to_numpy(variable), "float32")
 
 
 SCRIPTS: dict[str, Case] = {}
@@ -155,8 +151,20 @@ def adam(rate: float = 1e-2, **options: Any) -> Any:
     return keras.optimizers.Adam(rate, epsilon=1e-3, **options)
 
 
-def dense(cut: Cut, outputs: int = 3, **options: Any) -> Any:
-    """A small functional model in three parts, not compiled."""
+def two_parts(cut: Cut, inputs: Any, first: Any, second: Any, loss: Any = "mse", **compiled: Any) -> Any:
+    """A functional model of what two functions do to its inputs, each in its part, compiled."""
+    with cut.program():
+        with cut.at(0):
+            hidden = first(inputs)
+        with cut.at(1):
+            outputs = second(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile(adam(), loss, **compiled)
+    return model
+
+
+def dense(cut: Cut, outputs: int = 3, kind: Any = keras.Model, **options: Any) -> Any:
+    """A small functional model in three parts, of one's own kind or Keras's, not compiled."""
     inputs = keras.Input((6,))
     with cut.program(**options):
         with cut.at(0):
@@ -165,4 +173,4 @@ def dense(cut: Cut, outputs: int = 3, **options: Any) -> Any:
             hidden = keras.layers.Dense(8, activation="gelu")(hidden)
         with cut.at(2):
             found = keras.layers.Dense(outputs)(hidden)
-    return keras.Model(inputs, found)
+    return kind(inputs, found)

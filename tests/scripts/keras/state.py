@@ -9,19 +9,12 @@ import numpy as np
 from keras import layers
 
 from tests.same import Cut
-from tests.scripts.keras.script import Given, Watch, adam, fit, numbers, rows, script
+from tests.scripts.keras.script import Given, Watch, adam, fit, numbers, rows, script, two_parts
 
 
-def _model(cut: Cut, first: Any, second: Any, **options: Any) -> Any:
-    inputs = keras.Input((6,))
-    with cut.program(**options):
-        with cut.at(0):
-            hidden = first(layers.Dense(8, activation="tanh")(inputs))
-        with cut.at(1):
-            outputs = layers.Dense(3)(second(hidden))
-    model = keras.Model(inputs, outputs)
-    model.compile(adam(), "mse", metrics=["mae"])
-    return model
+def _model(cut: Cut, first: Any, second: Any) -> Any:
+    before, after = layers.Dense(8, activation="tanh"), layers.Dense(3)
+    return two_parts(cut, keras.Input((6,)), lambda x: first(before(x)), lambda x: after(second(x)), metrics=["mae"])
 
 
 @script(rows(), micro=(1,))
@@ -32,28 +25,17 @@ def batch_norm(cut: Cut) -> Any:
 
 @script(rows(), micro=(1,))
 def dropout(cut: Cut) -> Any:
-    """Seeds are drawn as in the uncut step."""
-    return _model(cut, layers.Dropout(0.3), layers.Dropout(0.2, seed=3))
+    """Seeds are drawn as in the uncut step, by other layers that draw numbers, too."""
+    first = keras.Sequential([layers.Dropout(0.3), layers.GaussianNoise(0.3)])
+    return _model(cut, first, keras.Sequential([layers.Dropout(0.2, seed=3), layers.AlphaDropout(0.2)]))
 
 
-@script(rows(), micro=(1,))
-def noise(cut: Cut) -> Any:
-    """Other layers that draw numbers."""
-    return _model(cut, layers.GaussianNoise(0.3), layers.AlphaDropout(0.2))
-
-
-@script(rows(), micro=(1,))
+@script(rows())
 def batch_norm_frozen(cut: Cut) -> Any:
-    """A frozen BatchNormalization uses its averages, so rows are independent: see `batch_norm_frozen_in_parts`."""
+    """A frozen BatchNormalization uses its averages, so rows are independent."""
     frozen = layers.BatchNormalization()
     frozen.trainable = False
     return _model(cut, frozen, layers.Dense(8))
-
-
-@script(rows(), micro=(2, 3))
-def batch_norm_frozen_in_parts(cut: Cut) -> Any:
-    """The same with several micro-batches."""
-    return batch_norm_frozen(cut)
 
 
 @script(rows())
@@ -84,15 +66,8 @@ def _from_epoch_to_epoch(model: Any, given: Given, watch: Watch) -> None:
 @script(_sequences, _from_epoch_to_epoch, micro=(1,))
 def stateful_rnn(cut: Cut) -> Any:
     """Stateful recurrent layers, with the batch size they must know."""
-    inputs = keras.Input(batch_shape=(8, 5, 3))
-    with cut.program():
-        with cut.at(0):
-            hidden = layers.LSTM(4, stateful=True, return_sequences=True)(inputs)
-        with cut.at(1):
-            outputs = layers.Dense(2)(layers.GRU(4, stateful=True)(hidden))
-    model = keras.Model(inputs, outputs)
-    model.compile(adam(), "mse")
-    return model
+    first, second = layers.LSTM(4, stateful=True, return_sequences=True), layers.GRU(4, stateful=True)
+    return two_parts(cut, keras.Input(batch_shape=(8, 5, 3)), first, lambda hidden: layers.Dense(2)(second(hidden)))
 
 
 class Counting(layers.Layer):
@@ -138,13 +113,13 @@ def images() -> Given:
 @script(images)
 def pictures(cut: Cut) -> Any:
     """Convolutions, pooling and a group norm."""
-    inputs = keras.Input((8, 8, 1))
-    with cut.program():
-        with cut.at(0):
-            hidden = layers.MaxPooling2D()(layers.Conv2D(4, 3, padding="same", activation="relu")(inputs))
-        with cut.at(1):
-            hidden = layers.GroupNormalization(2)(layers.SeparableConv2D(4, 3)(hidden))
-            outputs = layers.Dense(3, activation="softmax")(layers.GlobalAveragePooling2D()(hidden))
-    model = keras.Model(inputs, outputs)
-    model.compile(adam(), "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
+
+    def first(x: Any) -> Any:
+        return layers.MaxPooling2D()(layers.Conv2D(4, 3, padding="same", activation="relu")(x))
+
+    def second(x: Any) -> Any:
+        hidden = layers.GroupNormalization(2)(layers.SeparableConv2D(4, 3)(x))
+        return layers.Dense(3, activation="softmax")(layers.GlobalAveragePooling2D()(hidden))
+
+    loss = "sparse_categorical_crossentropy"
+    return two_parts(cut, keras.Input((8, 8, 1)), first, second, loss, metrics=["accuracy"])

@@ -9,19 +9,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.same import Cut
-from tests.scripts.keras.script import abs_numbers, adam, classes, labels, numbers, rows, script
-
-
-def _parts(cut: Cut, outputs: int = 3) -> tuple[Any, Any]:
-    inputs = keras.Input((6,))
-    with cut.program():
-        with cut.at(0):
-            hidden = layers.Dense(8, activation="tanh")(inputs)
-        with cut.at(1):
-            hidden = layers.Dense(8, activation="gelu")(hidden)
-        with cut.at(2):
-            found = layers.Dense(outputs)(hidden)
-    return inputs, found
+from tests.scripts.keras.script import abs_numbers, adam, classes, dense, labels, numbers, rows, script
 
 
 class Guided(keras.Model):
@@ -45,7 +33,7 @@ class Guided(keras.Model):
 @script(rows())
 def own_train_step(cut: Cut) -> Any:
     """The guide's `train_step`: the loss tracker counts steps, not rows."""
-    model = Guided(*_parts(cut))
+    model = dense(cut, kind=Guided)
     model.compile(adam(), "mse", metrics=["mae"])
     return model
 
@@ -93,7 +81,7 @@ class OwnLoss(keras.Model):
 @script(rows(sample_weight=abs_numbers(seed=3)))
 def own_steps(cut: Cut) -> Any:
     """`train_step`, `test_step` and `predict_step` overridden."""
-    model = OwnLoss(*_parts(cut))
+    model = dense(cut, kind=OwnLoss)
     model.compile(adam())
     return model
 
@@ -124,7 +112,7 @@ class Penalised(keras.Model):
 @script(rows())
 def own_compute_loss(cut: Cut) -> Any:
     """`compute_loss` overridden, as in Keras's documentation."""
-    model = Penalised(*_parts(cut))
+    model = dense(cut, kind=Penalised)
     model.compile(adam())
     return model
 
@@ -149,7 +137,7 @@ class Extended(keras.Model):
 @script(labels(sample_weight=abs_numbers(seed=3)))
 def extended_loss_and_metrics(cut: Cut) -> Any:
     """`super().compute_loss(...)` plus a term, `super().compute_metrics(...)` plus a metric."""
-    model = Extended(*_parts(cut, 4))
+    model = dense(cut, 4, Extended)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(adam(), loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
     return model
@@ -176,31 +164,8 @@ class TwoOptimizers(keras.Model):
 @script(rows())
 def two_optimizers(cut: Cut) -> Any:
     """Two requests for gradients in a step; the second comes after the first one's update."""
-    model = TwoOptimizers(*_parts(cut))
+    model = dense(cut, kind=TwoOptimizers)
     model.compile(keras.optimizers.SGD(1e-2, momentum=0.9), optimizer=adam(), loss="mse", metrics=["mae"])
-    return model
-
-
-class Noisy(keras.Model):
-    """Two views of a batch: a step that calls the model twice and reads `self.optimizer.iterations`."""
-
-    def train_step(self, data: Any) -> Any:
-        x, y = data
-        with tf.GradientTape() as tape:
-            first, second = self(x, training=True), self(-x, training=True)
-            loss = self.compute_loss(x, y, first) + 0.1 * tf.reduce_mean(tf.square(first + second))
-            loss *= 1.0 / (1.0 + tf.cast(self.optimizer.iterations, tf.float32))
-        gradients = tape.gradient(loss, self.trainable_weights)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
-        self._loss_tracker.update_state(loss, sample_weight=tf.shape(x)[0])
-        return {**self.compute_metrics(x, y, first), "step": self.optimizer.iterations}
-
-
-@script(rows())
-def called_twice(cut: Cut) -> Any:
-    """The model called twice in a step, the loss scaled by the step's number, a counter returned."""
-    model = Noisy(*_parts(cut))
-    model.compile(adam(), "mse", metrics=["mae"])
     return model
 
 
@@ -219,7 +184,7 @@ class Autoencoder(keras.Model):
 @script(lambda: {"x": numbers(6)}, looks=False)
 def autoencoder(cut: Cut) -> Any:
     """No targets, no metrics: the step returns its loss, and how many rows it had."""
-    model = Autoencoder(*_parts(cut, 6))
+    model = dense(cut, 6, Autoencoder)
     model.compile(adam(), "mse")
     return model
 

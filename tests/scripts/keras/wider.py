@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import keras
@@ -17,13 +16,11 @@ from tests.scripts.keras.script import (
     Given,
     Watch,
     adam,
-    add,
     classes,
-    dense,
-    fit,
     numbers,
     rows,
     script,
+    two_parts,
 )
 
 _CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy
@@ -175,35 +172,6 @@ def physics(cut: Cut) -> Any:
     return model
 
 
-class Older(keras.Model):
-    """A `train_step` from the days of Keras 2."""
-
-    def train_step(self, data: Any) -> Any:
-        x, y = data
-        with tf.GradientTape() as tape:
-            y_pred = self(x, training=True)
-            loss = self.compiled_loss(y, y_pred, regularization_losses=self.losses)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        self.compiled_metrics.update_state(y, y_pred)
-        return {m.name: m.result() for m in self.metrics}
-
-
-def _quietly(model: Any, given: Given, watch: Watch) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*model.compiled_", category=UserWarning)
-        fit(model, given, watch)
-
-
-@script(rows(), _quietly, looks=False)
-def older_train_step(cut: Cut) -> Any:
-    """`compiled_loss` and `compiled_metrics`."""
-    inner = dense(cut)
-    model = Older(inner.inputs, inner.outputs[0])
-    model.compile(adam(), "mse", metrics=["mae"])
-    return model
-
-
 def _texts() -> Given:
     words = np.array(["to", "be", "or", "not", "that", "is", "the", "question"])
     lines = [" ".join(words[row % 8]) for row in classes(8, 4)]
@@ -215,15 +183,13 @@ def texts(cut: Cut) -> Any:
     """Strings in: the vocabulary is a part of the model."""
     vectorize = layers.TextVectorization(output_sequence_length=4)
     vectorize.adapt(["to be or not to be that is the question"])
-    inputs = keras.Input((1,), dtype="string")
-    with cut.program():
-        with cut.at(0):
-            hidden = layers.Embedding(12, 6, mask_zero=True)(vectorize(inputs))
-        with cut.at(1):
-            outputs = layers.Dense(4)(layers.GRU(5)(hidden))
-    model = keras.Model(inputs, outputs)
-    model.compile(adam(), _CROSSENTROPY(from_logits=True))
-    return model
+    return two_parts(
+        cut,
+        keras.Input((1,), dtype="string"),
+        lambda texts: layers.Embedding(12, 6, mask_zero=True)(vectorize(texts)),
+        lambda hidden: layers.Dense(4)(layers.GRU(5)(hidden)),
+        _CROSSENTROPY(from_logits=True),
+    )
 
 
 @script(rows())
@@ -256,29 +222,14 @@ def _padded() -> Given:
 @script(_padded, steps=16)
 def padded_batches(cut: Cut) -> Any:
     """Sentences of many lengths: each batch is as long as its longest."""
-    inputs = keras.Input((None,), dtype="int32")
-    with cut.program():
-        with cut.at(0):
-            hidden = layers.Embedding(WORDS, 6, mask_zero=True)(inputs)
-        with cut.at(1):
-            outputs = layers.Dense(4)(layers.GRU(5)(hidden))
-    model = keras.Model(inputs, outputs)
-    model.compile(adam(), _CROSSENTROPY(from_logits=True))
-    return model
-
-
-def _features(model: Any, given: Given, watch: Watch) -> None:
-    """A model of a part of the layers, for looking inside."""
-    fit(model, given, watch)
-    watch.found["kept"] = keras.Model(model.inputs, model.layers[1].output).predict(given["x"], verbose=0)
-
-
-add("looking_inside", lambda cut: _compiled(dense(cut)), rows(), _features)
-
-
-def _compiled(model: Any) -> Any:
-    model.compile(adam(), "mse")
-    return model
+    embedding = layers.Embedding(WORDS, 6, mask_zero=True)
+    return two_parts(
+        cut,
+        keras.Input((None,), dtype="int32"),
+        embedding,
+        lambda hidden: layers.Dense(4)(layers.GRU(5)(hidden)),
+        _CROSSENTROPY(from_logits=True),
+    )
 
 
 @script(sentences)

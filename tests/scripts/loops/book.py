@@ -80,6 +80,31 @@ def loss_script(count: int = 3, **options: Any) -> Callable[[Callable[..., Any]]
     return write
 
 
+def step_script(
+    count: int = 3, *, state: Callable[[], Sequence[Any]] = list, steps: int = 3, **options: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Write a script of one step over `count` matrices: `step(cut, w, x, y, *state)` with its own tape and update.
+
+    `state` makes the other variables that it reads and writes.
+    """
+
+    def write(step: Callable[..., Any]) -> Callable[..., Any]:
+        def build(cut: Cut) -> Loop:
+            w, more = weights(count), state()
+
+            @cut.function
+            def whole(x: Any, y: Any) -> Any:
+                return step(cut, w, x, y, *more)
+
+            return Loop(whole, [*w, *more], rows(steps))
+
+        build.__name__, build.__module__ = step.__name__, step.__module__
+        script(**options)(build)
+        return step
+
+    return write
+
+
 def trained(
     cut: Cut, w: Sequence[Any], more: Sequence[Any] = (), *, calls: Any = None, rate: float = 0.1,
     unconnected: str = "none", update: Callable[[Any, Any], Any] | None = None
@@ -152,12 +177,17 @@ def rows(count: int = 3, width: int = 4) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(normal(ROWS, width, seed=n), normal(ROWS, width, seed=30 + n)) for n in range(count)]
 
 
-def chain(cut: Any, x: Any, w: Sequence[Any]) -> Any:
-    """Three layers, each in its part."""
+def two_layers(cut: Any, x: Any, w: Sequence[Any]) -> Any:
+    """Two layers, each in its part."""
     with cut.at(0):
         hidden = tf.tanh(x @ w[0])
     with cut.at(1):
-        hidden = tf.tanh(hidden @ w[1])
+        return tf.tanh(hidden @ w[1])
+
+
+def chain(cut: Any, x: Any, w: Sequence[Any]) -> Any:
+    """Three layers, each in its part."""
+    hidden = two_layers(cut, x, w)
     with cut.at(2):
         return hidden @ w[2]
 

@@ -7,7 +7,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, descend, differentiate, mse, rows, script, trained, weights
+from tests.scripts.loops.book import (
+    Cut,
+    Loop,
+    chain,
+    descend,
+    differentiate,
+    mse,
+    rows,
+    script,
+    step_script,
+    trained,
+    weights,
+)
 
 Edit = Callable[[list[Any], list[Any]], list[Any]]
 
@@ -24,49 +36,17 @@ def edited(cut: Cut, edit: Edit) -> Loop:
     return trained(cut, w, update=update)(lambda x, y: mse(y, chain(cut, x, w)))
 
 
-@script()
-def scaled(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        loss, gradients = differentiate(cut, w, x, y)
-        gradients = [0.5 * g / (1.0 + loss) for g in gradients]
-        descend(w, gradients)
-        return loss, gradients
-
-    return Loop(step, w, rows())
-
-
-@script(rarely=True)
-def clipped_by_value(cut: Cut) -> Loop:
-    return edited(cut, lambda gradients, w: [tf.clip_by_value(g, -0.01, 0.02) for g in gradients])
-
-
-@script(rarely=True)
-def clipped_by_norm(cut: Cut) -> Loop:
-    return edited(cut, lambda gradients, w: [tf.clip_by_norm(g, 0.05) for g in gradients])
+@step_script()
+def scaled(cut: Cut, w: Any, x: Any, y: Any) -> Any:
+    loss, gradients = differentiate(cut, w, x, y)
+    gradients = [0.5 * g / (1.0 + loss) for g in gradients]
+    descend(w, gradients)
+    return loss, gradients
 
 
 @script()
 def clipped_by_global_norm(cut: Cut) -> Loop:
     return edited(cut, lambda gradients, w: tf.clip_by_global_norm(gradients, 0.1)[0])
-
-
-@script(rarely=True)
-def adaptively_clipped(cut: Cut) -> Loop:
-    """By the size of the variable (NFNet)."""
-
-    def edit(gradients: list[Any], w: list[Any]) -> list[Any]:
-        limits = [0.01 * tf.maximum(tf.norm(v, axis=1, keepdims=True), 1e-3) for v in w]
-        return [tf.clip_by_norm(g, tf.reduce_max(limit)) for g, limit in zip(gradients, limits, strict=True)]
-
-    return edited(cut, edit)
-
-
-@script(rarely=True)
-def centred_and_signed(cut: Cut) -> Loop:
-    return edited(cut, lambda gradients, w: [tf.sign(g - tf.reduce_mean(g, axis=0, keepdims=True)) for g in gradients])
 
 
 @script(rarely=True)
@@ -86,37 +66,15 @@ def noisy(cut: Cut) -> Loop:
     return edited(cut, edit)
 
 
-@script()
-def none_becomes_zero(cut: Cut) -> Loop:
-    w, unused = weights(), tf.Variable([1.0, 2.0])
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        variables = [*w, unused]
-        found = tape.gradient(loss, variables)
-        gradients = [tf.zeros_like(v) if g is None else g for g, v in zip(found, variables, strict=True)]
-        descend(variables, gradients)
-        return loss, gradients
-
-    return Loop(step, [*w, unused], rows())
-
-
-@script(rarely=True)
-def averaged_with_the_last(cut: Cut) -> Loop:
-    w = weights()
-    last = [tf.Variable(tf.zeros_like(v), trainable=False) for v in w]
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        loss, gradients = differentiate(cut, w, x, y)
-        descend(w, [0.5 * (g + kept) for g, kept in zip(gradients, last, strict=True)])
-        for kept, gradient in zip(last, gradients, strict=True):
-            kept.assign(gradient)
-        return loss
-
-    return Loop(step, [*w, *last], rows())
+@step_script(state=lambda: [tf.Variable([1.0, 2.0])])
+def none_becomes_zero(cut: Cut, w: Any, x: Any, y: Any, unused: Any) -> Any:
+    with tf.GradientTape() as tape, cut.program():
+        loss = mse(y, chain(cut, x, w))
+    variables = [*w, unused]
+    found = tape.gradient(loss, variables)
+    gradients = [tf.zeros_like(v) if g is None else g for g, v in zip(found, variables, strict=True)]
+    descend(variables, gradients)
+    return loss, gradients
 
 
 @script()
@@ -144,89 +102,38 @@ def skipped_if_not_finite(cut: Cut) -> Loop:
     return Loop(step, [*w, skipped], batches)
 
 
-@script(rarely=True)
-def rescaled_loss(cut: Cut) -> Loop:
-    """Loss scaling by hand: large before, small after, and the scale moves."""
-    w, scale = weights(), tf.Variable(1024.0, trainable=False)
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-            scaled_loss = loss * scale
-        gradients = [g / scale for g in tape.gradient(scaled_loss, w)]
-        descend(w, gradients)
-        scale.assign(tf.minimum(scale * 2.0, 4096.0))
-        return loss, gradients
-
-    return Loop(step, [*w, scale], rows())
-
-
-@script()
-def projected_conflict(cut: Cut) -> Loop:
+@step_script()
+def projected_conflict(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """PCGrad: two tasks, and where their gradients disagree, one is projected onto the other."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape(persistent=True) as tape, cut.program():
-            outputs = chain(cut, x, w)
-            one, other = mse(y, outputs), tf.reduce_mean(tf.abs(outputs + y))
-        a, b = tape.gradient(one, w), tape.gradient(other, w)
-        dots = tf.add_n([tf.reduce_sum(p * q) for p, q in zip(a, b, strict=True)])
-        size = tf.add_n([tf.reduce_sum(q * q) for q in b])
-        along = tf.minimum(dots / size, 0.0)
-        descend(w, [p - along * q + q for p, q in zip(a, b, strict=True)])
-        return one, other, dots
-
-    return Loop(step, w, rows())
+    with tf.GradientTape(persistent=True) as tape, cut.program():
+        outputs = chain(cut, x, w)
+        one, other = mse(y, outputs), tf.reduce_mean(tf.abs(outputs + y))
+    a, b = tape.gradient(one, w), tape.gradient(other, w)
+    dots = tf.add_n([tf.reduce_sum(p * q) for p, q in zip(a, b, strict=True)])
+    size = tf.add_n([tf.reduce_sum(q * q) for q in b])
+    along = tf.minimum(dots / size, 0.0)
+    descend(w, [p - along * q + q for p, q in zip(a, b, strict=True)])
+    return one, other, dots
 
 
-@script(rarely=True)
-def line_search(cut: Cut) -> Loop:
-    """Armijo by hand: the loss is computed again after a trial step, which is taken back if it was too long."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with cut.program():
-            with tf.GradientTape() as tape:
-                loss = mse(y, chain(cut, x, w))
-            gradients = tape.gradient(loss, w)
-            descend(w, gradients, 2.0)
-            again = mse(y, chain(cut, x, w))
-        back = tf.where(again > loss, 1.5, 0.0)
-        for v, g in zip(w, gradients, strict=True):
-            v.assign_add(back * g)
-        return loss, again
-
-    return Loop(step, w, rows())
-
-
-@script()
-def sharpness_aware(cut: Cut) -> Loop:
+@step_script()
+def sharpness_aware(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """SAM: climb, ask again, come back, descend. Three phases."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with cut.program():
-            with tf.GradientTape() as tape:
-                loss = mse(y, chain(cut, x, w))
-            first = tape.gradient(loss, w)
-            norm = tf.linalg.global_norm(first)
-            climbs = [0.05 * g / (norm + 1e-8) for g in first]
-            for v, climb in zip(w, climbs, strict=True):
-                v.assign_add(climb)
-            with tf.GradientTape() as tape:
-                above = mse(y, chain(cut, x, w))
-            second = tape.gradient(above, w)
+    with cut.program():
+        with tf.GradientTape() as tape:
+            loss = mse(y, chain(cut, x, w))
+        first = tape.gradient(loss, w)
+        norm = tf.linalg.global_norm(first)
+        climbs = [0.05 * g / (norm + 1e-8) for g in first]
         for v, climb in zip(w, climbs, strict=True):
-            v.assign_sub(climb)
-        descend(w, second)
-        return loss, above
-
-    return Loop(step, w, rows())
+            v.assign_add(climb)
+        with tf.GradientTape() as tape:
+            above = mse(y, chain(cut, x, w))
+        second = tape.gradient(above, w)
+    for v, climb in zip(w, climbs, strict=True):
+        v.assign_sub(climb)
+    descend(w, second)
+    return loss, above
 
 
 # ---------------------------------------------------------------------- accumulation by hand
@@ -250,28 +157,6 @@ def accumulated_under_cond(cut: Cut) -> Loop:
             return tf.constant(1)
 
         return loss, tf.cond(tf.equal(count % 2, 0), apply, lambda: tf.constant(0))
-
-    return Loop(step, [*w, *sums, count], rows(4))
-
-
-@script(rarely=True)
-def accumulated_under_autograph(cut: Cut) -> Loop:
-    """The same with Python's `if`, which AutoGraph turns into a cond."""
-    w = weights()
-    sums = [tf.Variable(tf.zeros_like(v), trainable=False) for v in w]
-    count = tf.Variable(0)
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        loss, gradients = differentiate(cut, w, x, y)
-        for n in range(3):
-            sums[n].assign_add(gradients[n])
-        count.assign_add(1)
-        if count % 3 == 0:
-            for n in range(3):
-                w[n].assign_sub(0.1 * sums[n] / 3.0)
-                sums[n].assign(tf.zeros_like(sums[n]))
-        return loss
 
     return Loop(step, [*w, *sums, count], rows(4))
 
@@ -324,28 +209,6 @@ def accumulated_in_two_functions(cut: Cut) -> Loop:
     return Loop(step, [*w, *sums], [(four[:2],), (four[2:],)])
 
 
-@script(rarely=True)
-def accumulated_in_one_step(cut: Cut) -> Loop:
-    """Two tapes over two halves of what the step is given, added up, applied once."""
-    w = weights()
-
-    @cut.function
-    def step(pairs: Any) -> Any:
-        sums, losses = None, []
-        with cut.program():
-            for x, y in pairs:
-                with tf.GradientTape() as tape:
-                    loss = mse(y, chain(cut, x, w))
-                gradients = tape.gradient(loss, w)
-                sums = gradients if sums is None else [a + b for a, b in zip(sums, gradients, strict=True)]
-                losses.append(loss)
-        descend(w, [total / 2.0 for total in sums])
-        return losses
-
-    four = rows(6)
-    return Loop(step, w, [(four[n : n + 2],) for n in (0, 2, 4)])
-
-
 @script(micro=(1,))
 def gradient_in_a_cond(cut: Cut) -> Loop:
     """The tape is asked inside a branch."""
@@ -362,19 +225,13 @@ def gradient_in_a_cond(cut: Cut) -> Loop:
     return Loop(step, w, [(*batch, tf.constant(n != 1)) for n, batch in enumerate(rows())])
 
 
-@script()
-def update_in_a_branch(cut: Cut) -> Loop:
+@step_script(state=lambda: [tf.Variable(0)])
+def update_in_a_branch(cut: Cut, w: Any, x: Any, y: Any, count: Any) -> Any:
     """All of the update under AutoGraph's `if`."""
-    w, count = weights(), tf.Variable(0)
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        loss, gradients = differentiate(cut, w, x, y)
-        if loss > 1.0:
-            for v, g in zip(w, gradients):  # noqa: B905 - AutoGraph converts it as it is
-                v.assign_sub(0.1 * g)
-        else:
-            count.assign_add(1)
-        return loss
-
-    return Loop(step, [*w, count], rows())
+    loss, gradients = differentiate(cut, w, x, y)
+    if loss > 1.0:
+        for v, g in zip(w, gradients):  # noqa: B905 - AutoGraph converts it as it is
+            v.assign_sub(0.1 * g)
+    else:
+        count.assign_add(1)
+    return loss

@@ -53,17 +53,6 @@ def without_scopes(cut: Cut) -> Loop:
     return around(cut, forward, w)
 
 
-@script(rarely=True)
-def with_a_signature(cut: Cut) -> Loop:
-    w = weights()
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.float32)])
-    def forward(x: Any) -> Any:
-        return chain(cut, x, w)
-
-    return around(cut, forward, w)
-
-
 @script()
 def with_a_signature_that_casts(cut: Cut) -> Loop:
     """Numpy arrays and Python numbers become tensors of the signature."""
@@ -118,17 +107,6 @@ def autograph_inside(cut: Cut) -> Loop:
     return around(cut, forward, w)
 
 
-@script(rarely=True)
-def not_autographed(cut: Cut) -> Loop:
-    w = weights()
-
-    @tf.function(autograph=False)
-    def forward(x: Any) -> Any:
-        return chain(cut, x, w)
-
-    return around(cut, forward, w)
-
-
 @script()
 def effects_inside(cut: Cut) -> Loop:
     """Writes and reads inside keep their order, and are seen by what follows."""
@@ -163,24 +141,6 @@ def all_of_the_step(cut: Cut) -> Loop:
         return found
 
     return Loop(step, [*w, count], rows())
-
-
-@script(rarely=True)
-def tape_inside_update_outside(cut: Cut) -> Loop:
-    w = weights()
-
-    @tf.function
-    def gradients_of(x: Any, y: Any) -> Any:
-        loss, gradients = differentiate(cut, w, x, y)
-        return loss, gradients
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        loss, gradients = gradients_of(x, y)
-        descend(w, gradients)
-        return loss
-
-    return Loop(step, w, rows())
 
 
 @script(rarely=True)
@@ -224,24 +184,6 @@ def tape_in_a_function_without_scopes(cut: Cut) -> Loop:
             return mse(y, slope(hidden @ w[2]))
 
     return loop
-
-
-@script(rarely=True)
-def two_deep(cut: Cut) -> Loop:
-    w = weights()
-
-    @tf.function
-    def inner(hidden: Any, n: int) -> Any:
-        with cut.at(n):
-            return tf.tanh(hidden @ w[n])
-
-    @tf.function
-    def forward(x: Any) -> Any:
-        for n in range(3):
-            x = inner(x, n)
-        return x
-
-    return around(cut, forward, w)
 
 
 @script()
@@ -364,38 +306,6 @@ def used_inside_and_outside(cut: Cut) -> Loop:
         return plain(x), loop.step(x, y), plain(x)
 
     return Loop(step, w, rows())
-
-
-@script(rarely=True)
-def a_function_that_makes_functions(cut: Cut) -> Loop:
-    """The inner function is made anew in every trace."""
-    w = weights()
-
-    def forward(x: Any) -> Any:
-        @tf.function
-        def layer(v: Any) -> Any:
-            return chain(cut, v, w)
-
-        return layer(x)
-
-    return around(cut, forward, w)
-
-
-@script(rarely=True)
-def a_concrete_function(cut: Cut) -> Loop:
-    """Without scopes a concrete function is a call like any other."""
-    w = weights()
-    layer = tf.function(lambda v: tf.tanh(v @ w[0])).get_concrete_function(tf.TensorSpec([None, 4], tf.float32))
-
-    def forward(x: Any) -> Any:
-        with cut.at(0):
-            x = layer(x)
-        with cut.at(1):
-            x = tf.tanh(x @ w[1])
-        with cut.at(2):
-            return x @ w[2]
-
-    return around(cut, forward, w)
 
 
 @script()

@@ -18,7 +18,9 @@ from tests.scripts.loops.book import (
     normal,
     rows,
     script,
+    step_script,
     trained,
+    two_layers,
     weights,
 )
 
@@ -73,31 +75,6 @@ def apply_with_variables(cut: Cut) -> Loop:
 
 
 @script(rarely=True)
-def apply_without_variables(cut: Cut) -> Loop:
-    w, chosen = weights(), Adam(0.01, epsilon=1e-3)
-    chosen.build(w)
-    return applying(cut, lambda gradients, _: chosen.apply(gradients), w=w)
-
-
-@script(rarely=True)
-def iterations_returned(cut: Cut) -> Loop:
-    w, chosen = weights(), keras.optimizers.AdamW(0.01, weight_decay=0.1, epsilon=1e-3)
-    chosen.build(w)
-
-    def apply(gradients: Any, w: Any) -> Any:
-        chosen.apply_gradients(pairs(gradients, w))
-        return chosen.iterations, chosen.learning_rate
-
-    return applying(cut, apply, chosen.variables, w=w)
-
-
-@script(rarely=True)
-def a_schedule(cut: Cut) -> Loop:
-    chosen = SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5), nesterov=True, momentum=0.9)
-    return applying(cut, lambda gradients, w: chosen.apply_gradients(pairs(gradients, w)))
-
-
-@script(rarely=True)
 def clipped_and_averaged(cut: Cut) -> Loop:
     """What Keras's optimizer can do by itself: global clipping, EMA, decay."""
     w = weights()
@@ -148,47 +125,6 @@ def alternating_by_python(cut: Cut) -> Loop:
 
 
 @script(rarely=True)
-def alternating_by_cond(cut: Cut) -> Loop:
-    w, turn = weights(), tf.Variable(0)
-
-    def apply(gradients: Any, w: Any) -> Any:
-        turn.assign_add(1)
-
-        def first() -> Any:
-            w[0].assign_sub(0.1 * gradients[0])
-            return tf.constant(1)
-
-        def rest() -> Any:
-            w[1].assign_sub(0.1 * gradients[1])
-            w[2].assign_sub(0.1 * gradients[2])
-            return tf.constant(2)
-
-        return tf.cond(turn % 2 == 0, first, rest)
-
-    return applying(cut, apply, [turn], w=w, steps=4)
-
-
-@script(rarely=True)
-def switching(cut: Cut) -> Loop:
-    """switch_case over what the update does."""
-    w, turn = weights(), tf.Variable(0)
-
-    def apply(gradients: Any, w: Any) -> Any:
-        def moving(n: int) -> Any:
-            def move() -> Any:
-                w[n].assign_sub(0.1 * gradients[n])
-                return tf.constant(n)
-
-            return move
-
-        moved = tf.switch_case(turn % 3, [moving(n) for n in range(3)])
-        turn.assign_add(1)
-        return moved
-
-    return applying(cut, apply, [turn], w=w)
-
-
-@script(rarely=True)
 def rate_assigned_in_the_loop(cut: Cut) -> Loop:
     w, chosen = weights(), SGD(0.1, momentum=0.9)
     chosen.build(w)
@@ -216,36 +152,15 @@ def rate_assigned_in_the_step(cut: Cut) -> Loop:
     return applying(cut, apply, [*chosen.variables, count], w=w)
 
 
-@script()
-def rate_after_the_loss(cut: Cut) -> Loop:
+@step_script(state=lambda: [tf.Variable(0.1), tf.Variable(1e9)], steps=4)
+def rate_after_the_loss(cut: Cut, w: Any, x: Any, y: Any, rate: Any, best: Any) -> Any:
     """Reduce on plateau, inside the step."""
-    w, rate, best = weights(), tf.Variable(0.1), tf.Variable(1e9)
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        loss, gradients = differentiate(cut, w, x, y)
-        for v, g in zip(w, gradients, strict=True):
-            v.assign_sub(rate * g)
-        rate.assign(tf.where(loss < best, rate, 0.5 * rate))
-        best.assign(tf.minimum(best, loss))
-        return loss, rate
-
-    return Loop(step, [*w, rate, best], rows(4))
-
-
-@script(rarely=True)
-def moving_averages(cut: Cut) -> Loop:
-    w = weights()
-    average = tf.train.ExponentialMovingAverage(0.9)
-    average.apply(w)
-    shadows = [average.average(v) for v in w]
-
-    def apply(gradients: Any, w: Any) -> None:
-        for v, g in zip(w, gradients, strict=True):
-            v.assign_sub(0.1 * g)
-        average.apply(w)
-
-    return applying(cut, apply, shadows, w=w)
+    loss, gradients = differentiate(cut, w, x, y)
+    for v, g in zip(w, gradients, strict=True):
+        v.assign_sub(rate * g)
+    rate.assign(tf.where(loss < best, rate, 0.5 * rate))
+    best.assign(tf.minimum(best, loss))
+    return loss, rate
 
 
 @script()
@@ -264,41 +179,11 @@ def moving_averages_with_updates(cut: Cut) -> Loop:
     return applying(cut, apply, [count], w=w)
 
 
-@script(rarely=True)
-def mean_teacher(cut: Cut) -> Loop:
-    """A second copy of the weights follows the first, and its outputs are part of the loss."""
-    w, teacher = weights(), weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            target = tf.stop_gradient(chain(cut, x, teacher))
-            outputs = chain(cut, x, w)
-            loss = mse(y, outputs) + mse(target, outputs)
-        for v, g in zip(w, tape.gradient(loss, w), strict=True):
-            v.assign_sub(0.1 * g)
-        for slow, fast in zip(teacher, w, strict=True):
-            slow.assign(0.9 * slow + 0.1 * fast)
-        return loss
-
-    return Loop(step, [*w, *teacher], rows())
-
-
 # ---------------------------------------------------------------------- TensorFlow 1's
-@script(rarely=True)
-def v1_descent(cut: Cut) -> Loop:
-    return applying(cut, applied_by(v1.train.GradientDescentOptimizer(0.1)))
-
-
 @script(rarely=True)
 def v1_momentum_with_global_step(cut: Cut) -> Loop:
     count = tf.Variable(0, dtype=tf.int64)
     return applying(cut, applied_by(v1.train.MomentumOptimizer(0.1, 0.9), global_step=count), [count])
-
-
-@script(rarely=True)
-def v1_adam(cut: Cut) -> Loop:
-    return applying(cut, applied_by(v1.train.AdamOptimizer(0.01, epsilon=1e-3)))
 
 
 @script(rarely=True)
@@ -348,74 +233,53 @@ def v1_minimize(cut: Cut) -> Loop:
     return Loop(step, w, rows())
 
 
-@script()
-def v1_gradients(cut: Cut) -> Loop:
+@step_script()
+def v1_gradients(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """`tf.gradients` instead of a tape."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with cut.program():
-            loss = mse(y, chain(cut, x, w))
-        gradients = tf.gradients(loss, w)
-        for v, g in zip(w, gradients, strict=True):
-            v.assign_sub(0.1 * g)
-        return loss, gradients
-
-    return Loop(step, w, rows())
+    with cut.program():
+        loss = mse(y, chain(cut, x, w))
+    gradients = tf.gradients(loss, w)
+    for v, g in zip(w, gradients, strict=True):
+        v.assign_sub(0.1 * g)
+    return loss, gradients
 
 
-@script()
-def v1_gradients_with_stops(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with cut.program():
-            with cut.at(0):
-                hidden = tf.tanh(x @ w[0])
-            with cut.at(1):
-                deeper = tf.tanh(hidden @ w[1])
-            with cut.at(2):
-                outputs = deeper @ w[2] + tf.reduce_sum(hidden, axis=1, keepdims=True)
-        gradients = v1.gradients(outputs, [*w, x], grad_ys=y, stop_gradients=[deeper])
-        w[0].assign_sub(0.1 * gradients[0])
-        return [g for g in gradients if g is not None], [g is None for g in gradients]
-
-    return Loop(step, w, rows())
+@step_script()
+def v1_gradients_with_stops(cut: Cut, w: Any, x: Any, y: Any) -> Any:
+    with cut.program():
+        with cut.at(0):
+            hidden = tf.tanh(x @ w[0])
+        with cut.at(1):
+            deeper = tf.tanh(hidden @ w[1])
+        with cut.at(2):
+            outputs = deeper @ w[2] + tf.reduce_sum(hidden, axis=1, keepdims=True)
+    gradients = v1.gradients(outputs, [*w, x], grad_ys=y, stop_gradients=[deeper])
+    w[0].assign_sub(0.1 * gradients[0])
+    return [g for g in gradients if g is not None], [g is None for g in gradients]
 
 
 @loss_script(micro=(1, 2, 4), rarely=True)
 def v1_gradients_inside_a_tape(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """A gradient penalty in one part: tf.gradients inside, a tape around."""
-    with cut.at(0):
-        hidden = tf.tanh(x @ w[0])
-    with cut.at(1):
-        hidden = tf.tanh(hidden @ w[1])
+    hidden = two_layers(cut, x, w)
     with cut.at(2):
         scores = tf.tanh(hidden @ w[2])
         (slopes,) = tf.gradients(scores, [hidden])
         return tf.reduce_mean(scores * y) + tf.reduce_mean(tf.reduce_sum(slopes**2, axis=1))
 
 
-@script()
-def v1_style(cut: Cut) -> Loop:
+@step_script(state=lambda: [tf.Variable(0, dtype=tf.int64)])
+def v1_style(cut: Cut, w: Any, x: Any, y: Any, count: Any) -> Any:
     """The old words: v1 losses, control dependencies, assign_add, a decayed rate, a train_op."""
-    w, count = weights(), tf.Variable(0, dtype=tf.int64)
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            outputs = chain(cut, x, w)
-            loss = v1.losses.mean_squared_error(y, outputs) + 0.1 * v1.losses.absolute_difference(y, outputs)
-        rate = v1.train.exponential_decay(0.1, count, 2, 0.5, staircase=True)
-        rate = rate() if callable(rate) else rate
-        chosen = [v1.assign_sub(v, rate * g) for v, g in zip(w, tape.gradient(loss, w), strict=True)]
-        with tf.control_dependencies(chosen):
-            v1.assign_add(count, 1)
-            return tf.identity(loss), rate
-
-    return Loop(step, [*w, count], rows())
+    with tf.GradientTape() as tape, cut.program():
+        outputs = chain(cut, x, w)
+        loss = v1.losses.mean_squared_error(y, outputs) + 0.1 * v1.losses.absolute_difference(y, outputs)
+    rate = v1.train.exponential_decay(0.1, count, 2, 0.5, staircase=True)
+    rate = rate() if callable(rate) else rate
+    chosen = [v1.assign_sub(v, rate * g) for v, g in zip(w, tape.gradient(loss, w), strict=True)]
+    with tf.control_dependencies(chosen):
+        v1.assign_add(count, 1)
+        return tf.identity(loss), rate
 
 
 # ---------------------------------------------------------------------- sparse
@@ -449,11 +313,6 @@ def sparse_by_v1(cut: Cut) -> Loop:
     return embedded(cut, applied_by(v1.train.AdagradOptimizer(0.1)))
 
 
-@script(rarely=True)
-def sparse_by_v1_adam(cut: Cut) -> Loop:
-    return embedded(cut, applied_by(v1.train.AdamOptimizer(0.01, epsilon=1e-3)))
-
-
 @script()
 def sparse_by_hand(cut: Cut) -> Loop:
     def apply(gradients: Any, w: Any) -> Any:
@@ -474,16 +333,5 @@ def sparse_clipped(cut: Cut) -> Loop:
         clipped, norm = tf.clip_by_global_norm(gradients, 0.1)
         chosen.apply_gradients(pairs(clipped, w))
         return norm
-
-    return embedded(cut, apply)
-
-
-@script(rarely=True)
-def sparse_made_dense(cut: Cut) -> Loop:
-    def apply(gradients: Any, w: Any) -> Any:
-        dense = [tf.convert_to_tensor(g) for g in gradients]
-        for v, g in zip(w, dense, strict=True):
-            v.assign_sub(0.1 * g)
-        return dense
 
     return embedded(cut, apply)

@@ -23,6 +23,7 @@ from tests.scripts.loops.book import (
     normal,
     rows,
     script,
+    step_script,
     trained,
     weights,
 )
@@ -77,12 +78,6 @@ def a_dict(cut: Cut) -> Loop:
 
 
 @script(rarely=True)
-def a_tuple_of_tensors(cut: Cut) -> Loop:
-    batches = [(tf.constant(x), (tf.constant(y),)) for x, y in rows()]
-    return packed(cut, lambda b: (b[0], b[1][0]), batches)
-
-
-@script(rarely=True)
 def a_namedtuple(cut: Cut) -> Loop:
     return packed(cut, lambda b: (b.x, b.y), [Pair(*b) for b in rows()], lambda loss, out, g: Pair(loss, out))
 
@@ -104,17 +99,6 @@ def an_extension_type(cut: Cut) -> Loop:
     return packed(cut, lambda b: (b.x, b.y), batches)
 
 
-@script(rarely=True)
-def an_ordered_dict(cut: Cut) -> Loop:
-    batches = [collections.OrderedDict(y=y, x=x) for x, y in rows()]
-    return packed(cut, lambda b: (b["x"], b["y"]), batches)
-
-
-@script(rarely=True)
-def a_list(cut: Cut) -> Loop:
-    return packed(cut, lambda b: (b[0], b[1]), [list(b) for b in rows()], lambda loss, out, g: [loss, [out, g]])
-
-
 @script()
 def everything_returned(cut: Cut) -> Loop:
     """None, Python numbers and strings, rows, gradients, variables' values, an empty list."""
@@ -130,29 +114,17 @@ def nothing_returned(cut: Cut) -> Loop:
     return packed(cut, lambda b: b, rows(), lambda loss, out, g: None)
 
 
-@script()
-def inputs_returned(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        loss, gradients = differentiate(cut, w, x, y)
-        descend(w, gradients)
-        return x, loss, y, x
-
-    return Loop(step, w, rows())
+@step_script()
+def inputs_returned(cut: Cut, w: Any, x: Any, y: Any) -> Any:
+    loss, gradients = differentiate(cut, w, x, y)
+    descend(w, gradients)
+    return x, loss, y, x
 
 
-@script()
-def constants_returned(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        learn(cut, w, x, y)
-        return tf.constant([1, 2, 3]), 3.5, w[0], tf.zeros([2, 2])
-
-    return Loop(step, w, rows())
+@step_script()
+def constants_returned(cut: Cut, w: Any, x: Any, y: Any) -> Any:
+    learn(cut, w, x, y)
+    return tf.constant([1, 2, 3]), 3.5, w[0], tf.zeros([2, 2])
 
 
 @script()
@@ -286,18 +258,6 @@ def a_method(cut: Cut) -> Loop:
 
 
 @script(rarely=True)
-def two_instances(cut: Cut) -> Loop:
-    """Each instance has its variables; one function serves both."""
-    one, other = Trainer(cut), Trainer(cut)
-    other.rate = 0.05
-
-    def step(x: Any, y: Any) -> Any:
-        return one.step(x, y), other.step(x, y), one.step(y, x)
-
-    return Loop(step, [*one.w, *other.w], rows())
-
-
-@script(rarely=True)
 def a_bound_method(cut: Cut) -> Loop:
     """nb.function applied to a bound method, in a constructor."""
     trainer = Trainer(cut)
@@ -351,18 +311,6 @@ class PlannedNetwork(Network):
     step = nb.function(Network._step)
 
 
-@script(rarely=True)
-def modules(cut: Cut) -> Loop:
-    network = (PlannedNetwork if cut.stages else PlainNetwork)(cut)
-    for part in network.parts:
-        part(tf.zeros([2, 4]))
-
-    def step(x: Any, y: Any) -> Any:
-        return network.step(x, y)
-
-    return Loop(step, network.variables, rows())
-
-
 @script()
 def modules_built_in_the_step(cut: Cut) -> Loop:
     """Variables made in the first trace."""
@@ -373,30 +321,6 @@ def modules_built_in_the_step(cut: Cut) -> Loop:
         return found, [v.read_value() for v in network.variables]
 
     return Loop(step, [], rows())
-
-
-@script(rarely=True)
-def keras_layers_built_in_the_step(cut: Cut) -> Loop:
-    parts = [keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(4)]
-    chosen = keras.optimizers.SGD(0.1, momentum=0.9)
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            hidden = x
-            for n, part in enumerate(parts):
-                with cut.at(n):
-                    hidden = part(hidden)
-            loss = mse(y, hidden)
-        variables = [v for part in parts for v in part.trainable_variables]
-        chosen.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return loss
-
-    def outer(x: Any, y: Any) -> Any:
-        found = step(x, y)
-        return found, [np.array(v) for part in parts for v in part.variables]
-
-    return Loop(outer, [], rows())
 
 
 @script()

@@ -7,151 +7,94 @@ from typing import Any
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.loops.book import Cut, Loop, chain, descend, loss_script, mse, rows, script, trained, weights
+from tests.scripts.loops.book import (
+    Cut,
+    Loop,
+    chain,
+    descend,
+    loss_script,
+    mse,
+    rows,
+    script,
+    step_script,
+    trained,
+    two_layers,
+    weights,
+)
 
 
-@script(rarely=True)
-def persistent_two_calls(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape(persistent=True) as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        first = tape.gradient(loss, w[:2])
-        second = tape.gradient(loss, w[2])
-        del tape
-        descend(w, [*first, second])
-        return loss, first, second
-
-    return Loop(step, w, rows())
-
-
-@script()
-def persistent_two_losses(cut: Cut) -> Loop:
+@step_script(4)
+def persistent_two_losses(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """An auxiliary loss on the middle; each loss moves its own variables."""
-    w = weights(4)
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape(persistent=True) as tape, cut.program():
-            with cut.at(0):
-                hidden = tf.tanh(x @ w[0])
-            with cut.at(1):
-                hidden = tf.tanh(hidden @ w[1])
-                auxiliary = mse(y, hidden @ w[3])
-            with cut.at(2):
-                loss = mse(y, hidden @ w[2])
-        main = tape.gradient(loss, w[:3])
-        other = tape.gradient(auxiliary, [w[0], w[3]])
-        descend(w, [main[0] + 0.5 * other[0], main[1], main[2], other[1]])
-        return loss, auxiliary
-
-    return Loop(step, w, rows())
+    with tf.GradientTape(persistent=True) as tape, cut.program():
+        with cut.at(0):
+            hidden = tf.tanh(x @ w[0])
+        with cut.at(1):
+            hidden = tf.tanh(hidden @ w[1])
+            auxiliary = mse(y, hidden @ w[3])
+        with cut.at(2):
+            loss = mse(y, hidden @ w[2])
+    main = tape.gradient(loss, w[:3])
+    other = tape.gradient(auxiliary, [w[0], w[3]])
+    descend(w, [main[0] + 0.5 * other[0], main[1], main[2], other[1]])
+    return loss, auxiliary
 
 
-@script()
-def list_of_losses(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            outputs = chain(cut, x, w)
-            losses = [
-                mse(y, outputs),
-                0.1 * tf.reduce_sum(outputs**2),
-                0.1 * outputs,
-                0.01 * tf.add_n([tf.nn.l2_loss(v) for v in w]),
-            ]
-        gradients = tape.gradient(losses, w)
-        descend(w, gradients)
-        return losses, gradients
-
-    return Loop(step, w, rows())
+@step_script()
+def list_of_losses(cut: Cut, w: Any, x: Any, y: Any) -> Any:
+    with tf.GradientTape() as tape, cut.program():
+        outputs = chain(cut, x, w)
+        losses = [
+            mse(y, outputs),
+            0.1 * tf.reduce_sum(outputs**2),
+            0.1 * outputs,
+            0.01 * tf.add_n([tf.nn.l2_loss(v) for v in w]),
+        ]
+    gradients = tape.gradient(losses, w)
+    descend(w, gradients)
+    return losses, gradients
 
 
-@script(rarely=True)
-def two_tapes_one_forward(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as one, tf.GradientTape() as other, cut.program():
-            outputs = chain(cut, x, w)
-            loss, size = mse(y, outputs), tf.reduce_mean(tf.abs(outputs))
-        a = one.gradient(loss, w)
-        b = other.gradient(size, w)
-        descend(w, [p + 0.3 * q for p, q in zip(a, b, strict=True)])
-        return loss, size
-
-    return Loop(step, w, rows())
+@step_script(rarely=True)
+def two_tapes_one_forward(cut: Cut, w: Any, x: Any, y: Any) -> Any:
+    with tf.GradientTape() as one, tf.GradientTape() as other, cut.program():
+        outputs = chain(cut, x, w)
+        loss, size = mse(y, outputs), tf.reduce_mean(tf.abs(outputs))
+    a = one.gradient(loss, w)
+    b = other.gradient(size, w)
+    descend(w, [p + 0.3 * q for p, q in zip(a, b, strict=True)])
+    return loss, size
 
 
-@script(rarely=True)
-def watched_by_hand(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape(watch_accessed_variables=False) as tape, cut.program():
-            tape.watch([w[0], w[2]])
-            loss = mse(y, chain(cut, x, w))
-        gradients = tape.gradient(loss, w, unconnected_gradients="zero")
-        descend(w, gradients)
-        return loss, gradients
-
-    return Loop(step, w, rows())
+@step_script(rarely=True)
+def watched_by_hand(cut: Cut, w: Any, x: Any, y: Any) -> Any:
+    with tf.GradientTape(watch_accessed_variables=False) as tape, cut.program():
+        tape.watch([w[0], w[2]])
+        loss = mse(y, chain(cut, x, w))
+    gradients = tape.gradient(loss, w, unconnected_gradients="zero")
+    descend(w, gradients)
+    return loss, gradients
 
 
-@script()
-def watched_variables(cut: Cut) -> Loop:
+@step_script()
+def watched_variables(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """Whatever the tape has seen, in the order in which it saw it."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, w))
-        variables = tape.watched_variables()
-        gradients = tape.gradient(loss, variables)
-        descend(variables, gradients)
-        return loss, gradients
-
-    return Loop(step, w, rows())
+    with tf.GradientTape() as tape, cut.program():
+        loss = mse(y, chain(cut, x, w))
+    variables = tape.watched_variables()
+    gradients = tape.gradient(loss, variables)
+    descend(variables, gradients)
+    return loss, gradients
 
 
-@script()
-def asked_inside_the_block(cut: Cut) -> Loop:
+@step_script()
+def asked_inside_the_block(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """The tape is asked, and the update made, while its block is still open."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with cut.program(), tf.GradientTape() as tape:
-            loss = mse(y, chain(cut, x, w))
-            gradients = tape.gradient(loss, w)
-            descend(w, gradients)
-        return loss, gradients
-
-    return Loop(step, w, rows())
-
-
-@script(micro=(1,), rarely=True)
-def a_tape_around_a_tape(cut: Cut) -> Loop:
-    """A tape over everything, which is never asked, around the one that is."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape(), cut.program():
-            with tf.GradientTape() as tape:
-                loss = mse(y, chain(cut, x, w))
-            gradients = tape.gradient(loss, w)
+    with cut.program(), tf.GradientTape() as tape:
+        loss = mse(y, chain(cut, x, w))
+        gradients = tape.gradient(loss, w)
         descend(w, gradients)
-        return loss, gradients
-
-    return Loop(step, w, rows())
+    return loss, gradients
 
 
 @script(rarely=True)
@@ -174,59 +117,44 @@ def named_list(named: Any) -> Any:
     return [named["first"], named["rest"]["a"], named["rest"]["b"][0]]
 
 
-@script()
-def recording_stopped(cut: Cut) -> Loop:
+@step_script()
+def recording_stopped(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """What is computed while the tape has stopped is a constant to it."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            with cut.at(0):
-                hidden = tf.tanh(x @ w[0])
-                with tape.stop_recording():
-                    frozen = tf.sin(x @ w[0])
-            with cut.at(1):
-                hidden = tf.tanh((hidden + frozen) @ w[1])
-            with cut.at(2):
-                loss = mse(y, hidden @ w[2])
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
-
-    return Loop(step, w, rows())
+    with tf.GradientTape() as tape, cut.program():
+        with cut.at(0):
+            hidden = tf.tanh(x @ w[0])
+            with tape.stop_recording():
+                frozen = tf.sin(x @ w[0])
+        with cut.at(1):
+            hidden = tf.tanh((hidden + frozen) @ w[1])
+        with cut.at(2):
+            loss = mse(y, hidden @ w[2])
+    gradients = tape.gradient(loss, w)
+    descend(w, gradients)
+    return loss, gradients
 
 
-@script(rarely=True)
-def tape_reset(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            with cut.at(0):
-                before = tf.tanh(x @ w[0])
-            tape.reset()
-            with cut.at(0):
-                hidden = tf.tanh(x @ w[0]) + 0.1 * before
-            with cut.at(1):
-                hidden = tf.tanh(hidden @ w[1])
-            with cut.at(2):
-                loss = mse(y, hidden @ w[2])
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
-
-    return Loop(step, w, rows())
+@step_script(rarely=True)
+def tape_reset(cut: Cut, w: Any, x: Any, y: Any) -> Any:
+    with tf.GradientTape() as tape, cut.program():
+        with cut.at(0):
+            before = tf.tanh(x @ w[0])
+        tape.reset()
+        with cut.at(0):
+            hidden = tf.tanh(x @ w[0]) + 0.1 * before
+        with cut.at(1):
+            hidden = tf.tanh(hidden @ w[1])
+        with cut.at(2):
+            loss = mse(y, hidden @ w[2])
+    gradients = tape.gradient(loss, w)
+    descend(w, gradients)
+    return loss, gradients
 
 
 @loss_script()
 def penalty_in_a_stage(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """WGAN-GP: the slope of the scores, inside the last part."""
-    with cut.at(0):
-        hidden = tf.tanh(x @ w[0])
-    with cut.at(1):
-        hidden = tf.tanh(hidden @ w[1])
+    hidden = two_layers(cut, x, w)
     with cut.at(2):
         with tf.GradientTape() as inner:
             inner.watch(hidden)
@@ -250,10 +178,7 @@ def penalty_across_stages(cut: Cut, w: Any, x: Any, y: Any) -> Any:
 @loss_script()
 def second_order_in_a_stage(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """A Hessian-vector product of what the last part does."""
-    with cut.at(0):
-        hidden = tf.tanh(x @ w[0])
-    with cut.at(1):
-        hidden = tf.tanh(hidden @ w[1])
+    hidden = two_layers(cut, x, w)
     with cut.at(2):
         with tf.GradientTape(persistent=True) as middle:
             middle.watch(hidden)
@@ -280,49 +205,37 @@ def inner_gradient_as_a_value(cut: Cut, w: Any, x: Any, y: Any) -> Any:
         return mse(y, hidden @ w[2])
 
 
-@script(micro=(1,))
-def adversarial_example(cut: Cut) -> Loop:
+@step_script(micro=(1,))
+def adversarial_example(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """FGSM: the first tape asks for the slope at the input, the second trains on the moved input."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with cut.program():
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                clean = mse(y, chain(cut, x, w))
-            slope = tape.gradient(clean, x)
-            moved = x + 0.1 * tf.sign(slope)
-            with tf.GradientTape() as tape:
-                loss = mse(y, chain(cut, moved, w))
-            gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return clean, loss, gradients
-
-    return Loop(step, w, rows())
+    with cut.program():
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            clean = mse(y, chain(cut, x, w))
+        slope = tape.gradient(clean, x)
+        moved = x + 0.1 * tf.sign(slope)
+        with tf.GradientTape() as tape:
+            loss = mse(y, chain(cut, moved, w))
+        gradients = tape.gradient(loss, w)
+    descend(w, gradients)
+    return clean, loss, gradients
 
 
-@script(stages=(2, 3), micro=(1,), passes=2)
-def meta_learning(cut: Cut) -> Loop:
+@step_script(stages=(2, 3), micro=(1,), passes=2)
+def meta_learning(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """MAML: an inner step by hand, and the outer gradient through it.
 
     The second pass goes through stages with names of their own, on the same clusters.
     """
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as outer, cut.program():
-            with tf.GradientTape() as inner:
-                first = mse(y, chain(cut, x, w))
-            slopes = inner.gradient(first, w)
-            fast = [v - 0.1 * g for v, g in zip(w, slopes, strict=True)]
-            loss = mse(y, chain(again(cut), x, fast))
-        gradients = outer.gradient(loss, w)
-        descend(w, gradients)
-        return first, loss, gradients
-
-    return Loop(step, w, rows())
+    with tf.GradientTape() as outer, cut.program():
+        with tf.GradientTape() as inner:
+            first = mse(y, chain(cut, x, w))
+        slopes = inner.gradient(first, w)
+        fast = [v - 0.1 * g for v, g in zip(w, slopes, strict=True)]
+        loss = mse(y, chain(again(cut), x, fast))
+    gradients = outer.gradient(loss, w)
+    descend(w, gradients)
+    return first, loss, gradients
 
 
 def again(cut: Cut) -> Any:
@@ -336,34 +249,9 @@ def again(cut: Cut) -> Any:
     return Again() if cut.stages else cut
 
 
-@script(rarely=True)
-def first_order_meta_learning(cut: Cut) -> Loop:
-    """Reptile: two plain steps, then go back part of the way."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        before = [v.read_value() for v in w]
-        losses = []
-        with cut.program():
-            for _ in range(2):
-                with tf.GradientTape() as tape:
-                    loss = mse(y, chain(cut, x, w))
-                descend(w, tape.gradient(loss, w))
-                losses.append(loss)
-        for v, b in zip(w, before, strict=True):
-            v.assign(b + 0.5 * (v - b))
-        return losses
-
-    return Loop(step, w, rows())
-
-
 @loss_script(micro=(1,), rarely=True)
 def jacobian_in_a_stage(cut: Cut, w: Any, x: Any, y: Any) -> Any:
-    with cut.at(0):
-        hidden = tf.tanh(x @ w[0])
-    with cut.at(1):
-        hidden = tf.tanh(hidden @ w[1])
+    hidden = two_layers(cut, x, w)
     with cut.at(2):
         with tf.GradientTape() as inner:
             inner.watch(hidden)
@@ -372,66 +260,34 @@ def jacobian_in_a_stage(cut: Cut, w: Any, x: Any, y: Any) -> Any:
         return tf.reduce_mean(jacobian**2) + mse(y, outputs)
 
 
-@script(micro=(1,))
-def jacobian_across_stages(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            outputs = tf.reduce_mean(chain(cut, x, w) * y, axis=0)
-        return tape.jacobian(outputs, w)
-
-    return Loop(step, w, rows())
+@step_script(micro=(1,))
+def jacobian_across_stages(cut: Cut, w: Any, x: Any, y: Any) -> Any:
+    with tf.GradientTape() as tape, cut.program():
+        outputs = tf.reduce_mean(chain(cut, x, w) * y, axis=0)
+    return tape.jacobian(outputs, w)
 
 
-@script(micro=(1,), rarely=True)
-def batch_jacobian_across_stages(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            tape.watch(x)
-            outputs = chain(cut, x, w) * y
-        return tape.batch_jacobian(outputs, x)
-
-    return Loop(step, w, rows())
-
-
-@script()
-def forward_mode(cut: Cut) -> Loop:
+@step_script()
+def forward_mode(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """A Jacobian-vector product goes forward with the ops."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.autodiff.ForwardAccumulator(primals=x, tangents=y) as forward, cut.program():
-            outputs = chain(cut, x, w)
-        return outputs, forward.jvp(outputs)
-
-    return Loop(step, w, rows())
+    with tf.autodiff.ForwardAccumulator(primals=x, tangents=y) as forward, cut.program():
+        outputs = chain(cut, x, w)
+    return outputs, forward.jvp(outputs)
 
 
-@script()
-def stopped_gradient_across(cut: Cut) -> Loop:
+@step_script(4)
+def stopped_gradient_across(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """BYOL-like: the target's branch is stopped, at a boundary."""
-    w = weights(4)
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            with cut.at(0):
-                online, target = tf.tanh(x @ w[0]), tf.stop_gradient(tf.tanh(y @ w[0]))
-            with cut.at(1):
-                online = tf.tanh(online @ w[1])
-            with cut.at(2):
-                loss = mse(target, online @ w[2])
-        gradients = tape.gradient(loss, w)
-        descend(w[:3], gradients[:3])
-        return loss, gradients
-
-    return Loop(step, w, rows())
+    with tf.GradientTape() as tape, cut.program():
+        with cut.at(0):
+            online, target = tf.tanh(x @ w[0]), tf.stop_gradient(tf.tanh(y @ w[0]))
+        with cut.at(1):
+            online = tf.tanh(online @ w[1])
+        with cut.at(2):
+            loss = mse(target, online @ w[2])
+    gradients = tape.gradient(loss, w)
+    descend(w[:3], gradients[:3])
+    return loss, gradients
 
 
 @script()
@@ -455,58 +311,40 @@ def reversed_gradient(cut: Cut) -> Loop:
     return loop
 
 
-@script()
-def recomputed(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        layer = [tf.recompute_grad(lambda v, n=n: tf.tanh(v @ w[n])) for n in range(3)]
-        with tf.GradientTape() as tape, cut.program():
-            with cut.at(0):
-                hidden = layer[0](x)
-            with cut.at(1):
-                hidden = layer[1](hidden)
-            with cut.at(2):
-                loss = mse(y, layer[2](hidden))
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return loss, gradients
-
-    return Loop(step, w, rows())
+@step_script()
+def recomputed(cut: Cut, w: Any, x: Any, y: Any) -> Any:
+    layer = [tf.recompute_grad(lambda v, n=n: tf.tanh(v @ w[n])) for n in range(3)]
+    with tf.GradientTape() as tape, cut.program():
+        with cut.at(0):
+            hidden = layer[0](x)
+        with cut.at(1):
+            hidden = layer[1](hidden)
+        with cut.at(2):
+            loss = mse(y, layer[2](hidden))
+    gradients = tape.gradient(loss, w)
+    descend(w, gradients)
+    return loss, gradients
 
 
-@script(rarely=True)
-def seeds_of_gradients(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            outputs = chain(cut, x, w)
-        gradients = tape.gradient(outputs, w, output_gradients=y)
-        descend(w, gradients, 0.01)
-        return outputs, gradients
-
-    return Loop(step, w, rows())
+@step_script(rarely=True)
+def seeds_of_gradients(cut: Cut, w: Any, x: Any, y: Any) -> Any:
+    with tf.GradientTape() as tape, cut.program():
+        outputs = chain(cut, x, w)
+    gradients = tape.gradient(outputs, w, output_gradients=y)
+    descend(w, gradients, 0.01)
+    return outputs, gradients
 
 
-@script()
-def gradient_in_the_middle(cut: Cut) -> Loop:
+@step_script()
+def gradient_in_the_middle(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """The gradient of an activation, for a picture of what matters (Grad-CAM)."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            with cut.at(0):
-                hidden = tf.tanh(x @ w[0])
-            tape.watch(hidden)
-            with cut.at(1):
-                deeper = tf.tanh(hidden @ w[1])
-            with cut.at(2):
-                loss = tf.reduce_sum((deeper @ w[2]) * y)
-        slope = tape.gradient(loss, hidden)
-        return slope * hidden, loss
-
-    return Loop(step, w, rows())
+    with tf.GradientTape() as tape, cut.program():
+        with cut.at(0):
+            hidden = tf.tanh(x @ w[0])
+        tape.watch(hidden)
+        with cut.at(1):
+            deeper = tf.tanh(hidden @ w[1])
+        with cut.at(2):
+            loss = tf.reduce_sum((deeper @ w[2]) * y)
+    slope = tape.gradient(loss, hidden)
+    return slope * hidden, loss

@@ -1,11 +1,15 @@
-"""Models of two layers in two stages, built in each way of Keras."""
+"""Models of two layers in two stages, built in each way of Keras, and what is warned of while they are used."""
 
+import contextlib
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
 import whale_nebula as nb
+from whale_nebula.errors import NebulaWarning
 
 layers = keras.layers
 X, Y = np.ones((8, 4), "float32"), np.ones((8, 3), "float32")
@@ -18,13 +22,22 @@ def compiled(model: keras.Model, **options: Any) -> keras.Model:
 
 
 def functional() -> keras.Model:
-    inputs = keras.Input((4,))
     with nb.cluster():
-        with nb.stage(cluster="a"):
-            hidden = layers.Dense(5)(inputs)
-        with nb.stage(cluster="b"):
-            outputs = layers.Dense(3)(hidden)
-    return compiled(keras.Model(inputs, outputs))
+        return two_stages({"cluster": "a"}, {"cluster": "b"})
+
+
+def two_stages(first: dict[str, Any], second: dict[str, Any], around: Any = None, **options: Any) -> keras.Model:
+    """A functional model of two stages with these options, each in scopes that `around` gives by their number."""
+    inputs = keras.Input((4,))
+    with _open(around, 0), nb.stage(**first):
+        hidden = layers.Dense(5)(inputs)
+    with _open(around, 1), nb.stage(**second):
+        outputs = layers.Dense(3)(hidden)
+    return compiled(keras.Model(inputs, outputs, **options))
+
+
+def _open(around: Any, number: int) -> Any:
+    return contextlib.nullcontext() if around is None else around(number)
 
 
 def sequential(with_input: bool = True) -> keras.Model:
@@ -41,3 +54,17 @@ def built_later() -> keras.Model:
     model = sequential(with_input=False)
     model(X)
     return model
+
+
+def caught(run: Callable[[], Any]) -> list[warnings.WarningMessage]:
+    """The warnings of ours while something runs."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", NebulaWarning)
+        run()
+    return found
+
+
+def said(run: Callable[[], Any]) -> list[str]:
+    """What they say."""
+    return [str(each.message) for each in caught(run)]

@@ -10,8 +10,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.capture.patches import trace_patched
-from whale_nebula.capture.replacements import STATE
+from whale_nebula.capture.patches import STATE, trace_patched
 from whale_nebula.errors import BatchCoupledError, NebulaError
 
 ROWS = np.ones((8, 16), "float32")

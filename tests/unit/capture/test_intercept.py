@@ -11,7 +11,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.capture.patches import BUILDING, TRACING, trace_patched
 from whale_nebula.capture.tracing import Tracing, current, tracing
-from whale_nebula.errors import GradientError, NebulaError
+from whale_nebula.errors import GradientError
 
 ORIGINAL, ENTER = tf.GradientTape.gradient, tf.GradientTape.__enter__
 
@@ -69,20 +69,6 @@ def test_other_threads_get_tensorflows_own() -> None:
 def test_eager_code_in_the_same_thread_gets_tensorflows_own() -> None:
     with trace_patched(), tracing(Tracing(tf.Graph(), [])):
         assert square_slope() == 6.0
-
-
-def test_errors_of_ours_are_not_wrapped() -> None:
-    """TensorFlow rewrites errors from traced code; ours come out as they were raised."""
-
-    @nb.function
-    def step(x: Any) -> Any:
-        with nb.stage(cluster="a"), nb.stage(cluster="b"):
-            return x
-
-    with pytest.raises(NebulaError) as caught:
-        step(np.ones(2, "float32"))
-    assert type(caught.value).__module__ == "whale_nebula.errors"
-    assert caught.value.mend
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.unit.capture.built import PLAN, X, Y, built_later, compiled, functional, sequential
-from whale_nebula.errors import NebulaWarning
+from tests.unit.capture.built import PLAN, X, Y, built_later, caught, compiled, functional, sequential
 
 layers = keras.layers
 
@@ -23,11 +21,8 @@ def nested() -> keras.Model:
     return compiled(keras.Model(inputs, layers.Dense(3)(inner(inputs))))
 
 
-def caught(run: Callable[[], Any]) -> list[str]:
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", NebulaWarning)
-        run()
+def said(run: Callable[[], Any]) -> list[str]:
+    found = caught(run)
     assert {warning.filename for warning in found} <= {__file__}
     return [str(warning.message) for warning in found]
 
@@ -61,11 +56,11 @@ def test_a_copy_says_at_once_that_it_has_no_scopes(
     build: Callable[[], keras.Model], duplicate: Callable[[keras.Model], keras.Model]
 ) -> None:
     model, made = build(), []
-    (message,) = caught(lambda: made.append(duplicate(model)))
+    (message,) = said(lambda: made.append(duplicate(model)))
     assert f"of model {model.name!r} has no scopes" in message
     assert "nb.place" in message
-    assert caught(lambda: compiled(made[0]).fit(X, Y, verbose=0)) == []
-    assert caught(lambda: model.fit(X, Y, verbose=0)) == []
+    assert said(lambda: compiled(made[0]).fit(X, Y, verbose=0)) == []
+    assert said(lambda: model.fit(X, Y, verbose=0)) == []
     assert nb.last_report().stages
 
 
@@ -74,24 +69,24 @@ def test_a_clone_of_a_model_that_was_saved_says_it_once_and_what_is_loaded_for_i
     build: Callable[[], keras.Model], tmp_path: Path
 ) -> None:
     model, made = build(), []
-    caught(lambda: model.save(tmp_path / "model.keras"))
-    (message,) = caught(lambda: made.append(keras.models.clone_model(model)))
+    said(lambda: model.save(tmp_path / "model.keras"))
+    (message,) = said(lambda: made.append(keras.models.clone_model(model)))
     assert "the clone of model" in message
     clone = compiled(made[0])
-    assert caught(lambda: [clone.fit(X, Y, verbose=0), clone.predict(X, verbose=0)]) == []
+    assert said(lambda: [clone.fit(X, Y, verbose=0), clone.predict(X, verbose=0)]) == []
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    (message,) = caught(lambda: loaded.fit(X, Y, verbose=0))
+    (message,) = said(lambda: loaded.fit(X, Y, verbose=0))
     assert "runs uncut" in message
 
 
 def test_a_clone_that_shares_its_layers() -> None:
-    (message,) = caught(lambda: cloned_by(lambda layer: layer)(functional()))
+    (message,) = said(lambda: cloned_by(lambda layer: layer)(functional()))
     assert "has no scopes" in message
 
 
 def test_a_place_says_it_once() -> None:
     model = functional()
-    assert len(caught(lambda: [keras.models.clone_model(model) for _ in range(3)])) == 1
+    assert len(said(lambda: [keras.models.clone_model(model) for _ in range(3)])) == 1
 
 
 @pytest.mark.parametrize(
@@ -101,20 +96,20 @@ def test_save_says_it_and_so_does_the_first_run_of_what_is_loaded(
     build: Callable[[], keras.Model], name: str, tmp_path: Path
 ) -> None:
     model, path = build(), tmp_path / name
-    (message,) = caught(lambda: model.save(path, zipped=None if path.suffix else False))
+    (message,) = said(lambda: model.save(path, zipped=None if path.suffix else False))
     assert f"model {model.name!r} is saved without its scopes" in message
     assert "load_weights" in message
     loaded = keras.models.load_model(path)
-    (message,) = caught(lambda: loaded.fit(X, Y, verbose=0))
+    (message,) = said(lambda: loaded.fit(X, Y, verbose=0))
     assert f"model {model.name!r} runs uncut" in message
-    assert caught(lambda: loaded.predict(X, verbose=0)) == []
+    assert said(lambda: loaded.predict(X, verbose=0)) == []
 
 
 def test_the_file_is_the_one_that_keras_writes(tmp_path: Path) -> None:
     """Loaded, it is the same model; and the mend holds: weights come back under the scopes."""
     model, path = functional(), tmp_path / "model.keras"
     model.fit(X, Y, verbose=0)
-    caught(lambda: model.save(path))
+    said(lambda: model.save(path))
     loaded = keras.models.load_model(path)
     assert loaded.to_json() == model.to_json()
     again = functional()
@@ -122,7 +117,7 @@ def test_the_file_is_the_one_that_keras_writes(tmp_path: Path) -> None:
     for one, other, third in zip(model.get_weights(), loaded.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
         np.testing.assert_array_equal(one, third)
-    assert caught(lambda: again.fit(X, Y, verbose=0)) == []
+    assert said(lambda: again.fit(X, Y, verbose=0)) == []
     assert tuple(nb.last_report().stages) == PLAN
 
 
@@ -130,15 +125,15 @@ def test_the_file_is_the_one_that_keras_writes(tmp_path: Path) -> None:
 def test_what_is_made_from_a_config_says_it_when_it_runs(build: Callable[[], keras.Model]) -> None:
     model = build()
     made: list[keras.Model] = []
-    assert caught(lambda: made.append(type(model).from_config(model.get_config()))) == []
-    (message,) = caught(lambda: compiled(made[0]).fit(X, Y, verbose=0))
+    assert said(lambda: made.append(type(model).from_config(model.get_config()))) == []
+    (message,) = said(lambda: compiled(made[0]).fit(X, Y, verbose=0))
     assert "runs uncut" in message
 
 
 def test_checkpoints_of_whole_models_say_it_once_and_those_of_weights_do_not(tmp_path: Path) -> None:
     def fit(**options: Any) -> list[str]:
         kept = keras.callbacks.ModelCheckpoint(**options)
-        return caught(lambda: functional().fit(X, Y, epochs=2, callbacks=[kept], verbose=0))
+        return said(lambda: functional().fit(X, Y, epochs=2, callbacks=[kept], verbose=0))
 
     assert fit(filepath=tmp_path / "kept.weights.h5", save_weights_only=True) == []
     assert len(fit(filepath=tmp_path / "kept.keras")) == 1
@@ -152,7 +147,7 @@ def test_copies_made_under_scopes_have_those() -> None:
             made = keras.models.clone_model(model)
         compiled(made).fit(X, Y, verbose=0)
 
-    assert caught(again) == []
+    assert said(again) == []
     assert tuple(nb.last_report().stages) == ("c",)
 
 
@@ -165,7 +160,7 @@ def test_a_clone_made_while_only_the_cluster_is_open_has_lost_its_stages() -> No
                 model = keras.Model(inputs, layers.Dense(1)(hidden), name="original")
             keras.models.clone_model(model)
 
-    (message,) = caught(clone)
+    (message,) = said(clone)
     assert "the clone of model 'original' has no scopes" in message
 
 
@@ -176,7 +171,7 @@ def test_models_without_scopes_are_copied_in_silence(tmp_path: Path) -> None:
         model.save(tmp_path / "model.keras")
         keras.models.load_model(tmp_path / "model.keras").fit(X, Y, verbose=0)
 
-    assert caught(use) == []
+    assert said(use) == []
 
 
 def test_a_part_that_bears_none_itself_is_saved_in_silence(tmp_path: Path) -> None:
@@ -186,8 +181,8 @@ def test_a_part_that_bears_none_itself_is_saved_in_silence(tmp_path: Path) -> No
     with nb.cluster(), nb.stage(cluster="a"):
         outputs = inner(inputs)
     outer = compiled(keras.Model(inputs, outputs))
-    assert caught(lambda: inner.save(tmp_path / "inner.keras")) == []
-    assert len(caught(lambda: outer.save(tmp_path / "outer.keras"))) == 1
+    assert said(lambda: inner.save(tmp_path / "inner.keras")) == []
+    assert len(said(lambda: outer.save(tmp_path / "outer.keras"))) == 1
 
 
 @keras.saving.register_keras_serializable("copies")
@@ -210,5 +205,5 @@ def test_scopes_in_a_call_are_not_lost(tmp_path: Path) -> None:
         keras.models.load_model(path).fit(X, Y, verbose=0)
         copy.deepcopy(model).fit(X, Y, verbose=0)
 
-    assert caught(use) == []
+    assert said(use) == []
     assert tuple(nb.last_report().stages) == ("a",)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.unit.capture.built import X, Y, built_later, compiled, functional, sequential
+from tests.unit.capture.built import X, Y, built_later, caught, compiled, functional, sequential
 from whale_nebula.errors import NebulaWarning, UnsupportedError
 
 layers = keras.layers
@@ -52,14 +52,6 @@ def loop(model: keras.Model, decorator: Callable[..., Any]) -> None:
 
     step(tf.constant(X), tf.constant(Y))
     step(tf.constant(X), tf.constant(Y))
-
-
-def caught(run: Callable[[], Any]) -> list[warnings.WarningMessage]:
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", NebulaWarning)
-        run()
-    return found
 
 
 ALL = [functional, sequential, built_later, subclass]

@@ -2,59 +2,44 @@
 
 from typing import Any
 
-import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
+from tests.unit.capture import built
+from tests.unit.capture.built import X, Y, two_stages
 from whale_nebula.errors import StageIdentityError
 from whale_nebula.scopes import numbering
-
-layers = keras.layers
-X, Y = np.ones((4, 4), "float32"), np.ones((4, 1), "float32")
-
-
-def functional(first: dict[str, Any], second: dict[str, Any]) -> keras.Model:
-    """No block around: the stages may belong to several programs."""
-    inputs = keras.Input((4,))
-    with nb.stage(**first):
-        hidden = layers.Dense(4)(inputs)
-    with nb.stage(**second):
-        outputs = layers.Dense(1)(hidden)
-    model = keras.Model(inputs, outputs)
-    model.compile("sgd", "mse")
-    return model
 
 
 @pytest.mark.parametrize("first", [{"cluster": "a", "name": "s"}, {"cluster": "s"}])
 def test_a_functional_model_without_a_block(first: dict[str, Any]) -> None:
-    model = functional(first, {"cluster": "b", "name": "s"})
+    model = two_stages(first, {"cluster": "b", "name": "s"})
     with pytest.raises(StageIdentityError) as caught:
         model.fit(X, Y, verbose=0)
     error = caught.value
-    assert error.what.startswith(f"stage 's' is on cluster 'b' at {__file__}:")
-    assert f", and on '{first['cluster']}' at {__file__}:" in error.what
+    assert error.what.startswith(f"stage 's' is on cluster 'b' at {built.__file__}:")
+    assert f", and on '{first['cluster']}' at {built.__file__}:" in error.what
     assert error.mend == "give the second a name of its own: nb.stage(cluster='b', name='s_2')"
 
 
 def test_what_the_mend_says_are_two_stages() -> None:
-    model = functional({"cluster": "a", "name": "s"}, {"cluster": "b", "name": "s_2"})
+    model = two_stages({"cluster": "a", "name": "s"}, {"cluster": "b", "name": "s_2"})
     assert {name: stage.cluster for name, stage in nb.plan(model, X, Y).stages.items()} == {"s": "a", "s_2": "b"}
 
 
 def test_one_that_names_no_cluster_continues_the_stage() -> None:
     nb.init({"clusters": {"a": {}, "b": {}}})
-    model = functional({"name": "s"}, {"name": "s"})
+    model = two_stages({"name": "s"}, {"name": "s"})
     assert list(nb.plan(model, X, Y).stages) == ["s"]
     with numbering():  # as the first stage of a script, whatever tests ran before
-        model = functional({"name": "s"}, {"name": "s"})
+        model = two_stages({"name": "s"}, {"name": "s"})
     assert {name: stage.cluster for name, stage in nb.plan(model, X, Y).stages.items()} == {"s": "a"}
 
 
 def test_two_models_may_use_one_name_as_they_like() -> None:
     for cluster in ("a", "b"):
-        model = functional({"cluster": cluster, "name": "s"}, {"cluster": "c"})
+        model = two_stages({"cluster": cluster, "name": "s"}, {"cluster": "c"})
         assert [stage.cluster for stage in nb.plan(model, X, Y).stages.values()] == [cluster, "c"]
 
 

@@ -4,26 +4,18 @@ import warnings
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 
 import whale_nebula as nb
+from tests.unit.capture import built
+from tests.unit.capture.built import X, Y, two_stages
 from whale_nebula.errors import NebulaWarning, OptionError
-
-layers = keras.layers
-X, Y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
 
 
 def functional(first: dict[str, Any], second: dict[str, Any] | None = None) -> keras.Model:
-    """A stage in each of two pipelines; without a second, both stages in one."""
-    inputs = keras.Input((4,))
-    with nb.pipeline(**first), nb.stage(cluster="a"):
-        hidden = layers.Dense(4)(inputs)
-    with nb.pipeline(**(first if second is None else second)), nb.stage(cluster="b"):
-        outputs = layers.Dense(1)(hidden)
-    model = keras.Model(inputs, outputs)
-    model.compile("sgd", "mse")
-    return model
+    """A stage in each of two pipelines, the second as the first where nothing is said of it."""
+    said = (first, first if second is None else second)
+    return two_stages({"cluster": "a"}, {"cluster": "b"}, around=lambda number: nb.pipeline(**said[number]))
 
 
 def rows(model: Any) -> tuple[int, ...]:
@@ -37,9 +29,9 @@ def test_two_that_differ_are_refused_with_both_lines() -> None:
         model.fit(X, Y, verbose=0)
     error = caught.value
     mine, other = "micro_batch=2, schedule='eager-1f1b'", "micro_batch=4, schedule='gpipe'"
-    assert f"says {mine}, and at {__file__}:" in error.what
+    assert f"says {mine}, and at {built.__file__}:" in error.what
     assert error.what.endswith(f"says {other}")
-    assert error.where.startswith(f"{__file__}:")
+    assert error.where.startswith(f"{built.__file__}:")
     assert error.where not in error.what
     assert "one nb.pipeline(...) around all stages" in error.mend
 
@@ -59,7 +51,7 @@ def test_the_models_own_goes_before_one_around_fit_and_says_so_once() -> None:
     told = [warning for warning in caught if isinstance(warning.message, NebulaWarning)]
     assert len(told) == 1
     assert told[0].filename == __file__
-    assert f"the model has its own at {__file__}:" in str(told[0].message)
+    assert f"the model has its own at {built.__file__}:" in str(told[0].message)
 
 
 def test_one_around_fit_that_says_the_same_is_no_news() -> None:

@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 
 import whale_nebula as nb
-from whale_nebula.errors import NebulaWarning
+from tests.unit.capture.built import X, Y, compiled, said, two_stages
 
 Dense = keras.layers.Dense
-X, Y = np.ones((6, 4), "float32"), np.ones((6, 1), "float32")
-
-
-def said(run: Callable[[], Any]) -> list[str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        run()
-    return [str(each.message) for each in caught if issubclass(each.category, NebulaWarning)]
-
-
-def staged() -> keras.Model:
-    inputs = keras.Input((4,))
-    with nb.cluster():
-        with nb.stage(cluster="gpu"):
-            hidden = Dense(3)(inputs)
-        with nb.stage(cluster="npu"):
-            outputs = Dense(1)(hidden)
-    return compiled(keras.Model(inputs, outputs, name="staged"))
-
-
-def compiled(model: keras.Model) -> keras.Model:
-    model.compile("sgd", "mse")
-    return model
 
 
 def fit(model: keras.Model) -> None:
@@ -45,14 +19,14 @@ def fit(model: keras.Model) -> None:
 class TestNeverEntered:
     def test_it_is_said_of_a_model_with_stages_too(self) -> None:
         nb.pipeline(4)
-        model = staged()
+        model = two_stages({"cluster": "gpu"}, {"cluster": "npu"}, name="staged")
         (message,) = said(lambda: fit(model))
         assert "nb.pipeline(micro_batch=4" in message and "is never entered" in message
         assert "step 'staged.train_step' runs without it" in message and "or the call of fit" in message
         assert said(lambda: fit(model)) == []
 
     def test_nor_is_one_around_the_call(self) -> None:
-        around, model = nb.pipeline(2), staged()
+        around, model = nb.pipeline(2), two_stages({"cluster": "gpu"}, {"cluster": "npu"}, name="staged")
 
         def run() -> None:
             with around:
@@ -66,7 +40,7 @@ class Partly(keras.Model):
 
     def __init__(self, all_of_it: bool = False) -> None:
         super().__init__(name="partly")
-        self.front, self.back, self.all_of_it = Dense(3, name="front"), Dense(1, name="back"), all_of_it
+        self.front, self.back, self.all_of_it = Dense(3, name="front"), Dense(3, name="back"), all_of_it
 
     def call(self, x: Any) -> Any:
         with nb.replica(2):
@@ -86,7 +60,7 @@ class TestCopies:
         inputs = keras.Input((4,))
         with nb.replica(2):
             hidden = Dense(3)(inputs)
-        model = compiled(keras.Model(inputs, Dense(1, name="rest")(hidden)))
+        model = compiled(keras.Model(inputs, Dense(3, name="rest")(hidden)))
         (message,) = said(lambda: fit(model))
         assert "rest/" in message
 
@@ -94,7 +68,7 @@ class TestCopies:
         assert said(lambda: fit(compiled(Partly(all_of_it=True)))) == []
 
     def test_nor_where_it_stands_around_fit(self) -> None:
-        model = compiled(keras.Sequential([keras.Input((4,)), Dense(3), Dense(1)]))
+        model = compiled(keras.Sequential([keras.Input((4,)), Dense(3), Dense(3)]))
 
         def run() -> None:
             with nb.replica(2):
@@ -105,7 +79,7 @@ class TestCopies:
     def test_one_around_the_step_gives_way_to_the_models_own_and_says_so(self) -> None:
         inputs = keras.Input((4,))
         with nb.cluster(), nb.replica(2):
-            outputs = Dense(1)(inputs)
+            outputs = Dense(3)(inputs)
         model = compiled(keras.Model(inputs, outputs))
 
         def run() -> None:
@@ -130,7 +104,7 @@ class TestNames:
         assert said(lambda: found.append(nb.here().runs("gpu"))) == [] and found == [True]
 
     def test_those_that_stages_name_are_known(self) -> None:
-        fit(staged())
+        fit(two_stages({"cluster": "gpu"}, {"cluster": "npu"}, name="staged"))
         assert said(lambda: nb.here().runs("gpu")) == []
         assert "did you mean 'gpu'?" in said(lambda: nb.here().runs("gpuu"))[0]
         assert said(lambda: nb.here().runs("tpu")) == []  # it may come to be by being named
@@ -138,7 +112,7 @@ class TestNames:
     def test_what_a_plan_of_a_model_that_is_not_compiled_leaves_out(self) -> None:
         inputs = keras.Input((4,))
         with nb.stage(cluster="gpu"):
-            model = keras.Model(inputs, Dense(1)(inputs), name="raw")
+            model = keras.Model(inputs, Dense(3)(inputs), name="raw")
         (message,) = said(lambda: nb.plan(model, X, Y))
         assert "nb.plan leaves y out: it plans the predict step of model 'raw'" in message
         assert said(lambda: nb.plan(model, X)) == []

@@ -67,7 +67,7 @@ def test_both_ends_here(capsys: Capture) -> None:
     assert bench.main(["link", "--all", "--clusters", "b,a", "--json", *QUICK]) == arguments.DONE
     (line,) = json.loads(capsys.readouterr().out)["lines"]
     assert (line["first"], line["second"], line["config"]) == ("a/0", "b/0", None)
-    assert all(each["there"] > 0 and each["cpu_seconds_per_gb"] > 0 for each in line["crossings"])
+    assert all(each["there"] > 0 for each in line["crossings"])
 
 
 def test_an_end_leaves_with_who_started_it() -> None:

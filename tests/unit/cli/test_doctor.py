@@ -18,7 +18,7 @@ from whale_nebula.cli import doctor
 from whale_nebula.cli.checks import local
 from whale_nebula.cli.checks.local import config_checks, requirements, within
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.resolve import Placement
+from whale_nebula.launch.placement import Placement
 
 Capture = pytest.CaptureFixture[str]
 

@@ -26,7 +26,7 @@ from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.link_advice import Crossing, LineFound, path_of, save
 from whale_nebula.launch.link_measurement import sheet
-from whale_nebula.security import Credentials, Files, Identity, making
+from whale_nebula.security import Credentials, Files, Identity, files
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 
 Capture = pytest.CaptureFixture[str]
@@ -40,7 +40,7 @@ class Site:
 
     def __init__(self, folder: Path, capsys: Capture) -> None:
         self.folder, self._capsys = folder, capsys
-        self.home = Home.at(folder / "certs", at=making.now() - timedelta(days=10))
+        self.home = Home.at(folder / "certs", at=files.now() - timedelta(days=10))
         (folder / "certs" / "ca.key").rename(folder / "ca.key")
         self.addresses = {"gpu": free_address(), "npu": free_address()}
         self.write(links="links: [{between: [gpu, npu], rate: 60mbit, delay: 20ms}]")
@@ -222,8 +222,8 @@ class TestCertificates:
     @pytest.mark.parametrize(
         ("make", "found"),
         [
-            (lambda home: home.outside_its_dates(NPU, making.now() - timedelta(days=3)), "expired"),
-            (lambda home: home.outside_its_dates(NPU, making.now() + timedelta(hours=2)), "not valid"),
+            (lambda home: home.outside_its_dates(NPU, files.now() - timedelta(days=3)), "expired"),
+            (lambda home: home.outside_its_dates(NPU, files.now() + timedelta(hours=2)), "not valid"),
             (lambda home: self_signed(home.folder / "own", NPU), "signed by itself"),
             (lambda home: home.files(GPU), "this is npu/0, and its certificate is that of gpu/0"),
         ],
@@ -315,7 +315,7 @@ class TestTheNetwork:
 
 
 class TestTheLine:
-    LARGE = Crossing(1 << 20, 7.2e6, 7.2e6, 7e6, 7e6, 2.0)
+    LARGE = Crossing(1 << 20, 7.2e6, 7.2e6, 7e6, 7e6)
 
     def keep(self, site: Site, **parts: object) -> None:
         sheets = {"gpu/0": sheet(), "npu/0": sheet()}

@@ -12,7 +12,7 @@ from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Parser, misspelt, split
 from whale_nebula.cli.run import parser
 from whale_nebula.launch.attach import EXIT_ORPHANED
-from whale_nebula.launch.leaving import EXIT_LEFT
+from whale_nebula.launch.ending import EXIT_LEFT
 
 OPTIONS = {"--json": (None, ""), "--links": ("LINE", ""), "--html": ("FILE", "")}
 

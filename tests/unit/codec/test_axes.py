@@ -58,15 +58,6 @@ def test_what_is_not_rounded_comes_back() -> None:
     assert spread[:8].sum() > 20 * spread[-32:].sum()  # the longest axes are first
 
 
-def test_axes_are_sent_at_first_and_now_and_then() -> None:
-    codec, state = Axes(), Held()
-    sent = []
-    for step in range(2 * RENEWED + 1):
-        state, news = codec.refresh(state, tf.constant(rows(60, seed=step)), step)
-        sent += [step] * (news is not None)
-    assert sent == [0, RENEWED, 2 * RENEWED]
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_does_not_enter_them(bad: float) -> None:
     spoilt = rows(100)
@@ -85,12 +76,6 @@ def test_what_is_not_finite_does_not_enter_them(bad: float) -> None:
 def test_any_magnitude_has_axes(scale: float) -> None:
     state, _ = Axes().refresh(Held(), tf.constant(rows(100) * np.float32(scale)), 0)
     np.testing.assert_allclose(state.q.T @ state.q, np.eye(N), atol=1e-5)
-
-
-def test_a_wide_tensor_keeps_its_axes_at_right_angles() -> None:
-    x = np.random.default_rng(0).normal(size=(900, 384)).astype("float32")
-    state, _ = Axes().refresh(Held(), tf.constant(x), 0)
-    np.testing.assert_allclose(state.q.T @ state.q, np.eye(384), atol=1e-4)
 
 
 def test_axes_that_are_none_are_refused() -> None:

@@ -168,15 +168,6 @@ def test_changes_of_no_sample_are_none_though_nothing_is_held() -> None:
     assert none.shape == (0, COLUMNS) and none.dtype == np.float16
 
 
-def test_an_empty_batch_writes_nothing() -> None:
-    cache = Cache(ROOM)
-    cache.put(ids(1), rows(1.0))
-    before = stored(cache)
-    cache.put(ids(), rows().reshape(0, COLUMNS))
-    cache.add(ids(), np.empty((0, COLUMNS), np.int8), np.empty((0, 2), np.float32), BLOCK)
-    assert stored(cache) == before
-
-
 def test_rows_that_are_held_do_not_hold_their_batch() -> None:
     cache, batch = Cache(ROOM), np.zeros((3, COLUMNS), np.float16)
     cache.put(ids(1, 2, 3), batch)

@@ -1,14 +1,142 @@
-"""A user's own codec: entered by its name, known to texts and plans, refused where something is missing."""
+"""Codecs as data: how they combine, how they are written, and those of a user's own."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import whale_nebula as nb
-from whale_nebula.codec import CODECS, Part, parse, register
+from whale_nebula.codec import (
+    BF16,
+    CODECS,
+    FP16,
+    INT4,
+    INT8,
+    SVD,
+    Codec,
+    Part,
+    Rank,
+    TopK,
+    parse,
+    register,
+)
+from whale_nebula.codec.objects import Precision, Structure
 from whale_nebula.errors import OptionError
+
+SHARES = st.floats(0, 1, exclude_min=True, allow_subnormal=False)
+PRECISIONS = st.sampled_from([FP16(), BF16(), INT8(), INT4()])
+STRUCTURES = st.one_of(
+    st.builds(SVD, SHARES),
+    st.builds(TopK, SHARES),
+    st.builds(Rank, st.integers(1, 10_000), st.sampled_from(["shared", "learned"])),
+)
+CHAINS = st.builds(lambda structure, precision: structure >> precision, STRUCTURES, PRECISIONS)
+ANY = st.one_of(PRECISIONS, STRUCTURES, CHAINS)
+
+
+@given(ANY)
+def test_the_text_of_a_codec_is_that_codec(codec: Codec) -> None:
+    assert parse(str(codec)) == codec
+
+
+@given(ANY)
+def test_codecs_are_values(codec: Codec) -> None:
+    assert hash(parse(str(codec))) == hash(codec)
+    assert eval(repr(codec), {**vars(nb.codec)}) == codec
+
+
+@given(PRECISIONS, ANY)
+def test_nothing_follows_a_precision(precision: Codec, other: Codec) -> None:
+    with pytest.raises(OptionError):
+        precision >> other
+
+
+@given(STRUCTURES, st.one_of(STRUCTURES, CHAINS))
+def test_at_most_one_structure(first: Codec, second: Codec) -> None:
+    with pytest.raises(OptionError, match="at most one structure"):
+        first >> second
+
+
+def test_the_error_for_a_wrong_order_writes_the_right_one() -> None:
+    with pytest.raises(OptionError) as caught:
+        FP16() >> SVD(0.6)
+    assert caught.value.mend == "SVD(ratio=0.6) >> FP16()"
+    with pytest.raises(OptionError, match="keep one of FP16"):
+        FP16() >> INT8()
+
+
+def test_only_codecs_are_joined() -> None:
+    with pytest.raises(OptionError, match="'fp16' is no codec"):
+        SVD(0.6) >> "fp16"  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("value", [0, -0.1, 1.1, "0.6", None, True, float("nan")])
+@pytest.mark.parametrize("kind", [SVD, TopK])
+def test_a_share_is_a_share(kind: type[Codec], value: object) -> None:
+    with pytest.raises(OptionError, match="share"):
+        kind(value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "96", True])
+def test_a_rank_counts(value: object) -> None:
+    with pytest.raises(OptionError, match="rank"):
+        Rank(value)  # type: ignore[arg-type]
+
+
+def test_numpy_numbers_are_written_as_numbers() -> None:
+    import numpy as np
+
+    assert str(SVD(np.float64(0.5))) == "svd(0.5)"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("fp61", "did you mean 'fp16'"),
+        ("svd(0.6) >> zip", "choose one of"),
+        ("svd(0.6", "write it like"),
+        ("", "write it like"),
+        ("svd", "does not take 0 arguments"),
+        ("fp16(1)", "does not take 1 arguments"),
+        ("svd(0.6) >> fp16 >> int8", "keep one of"),
+        ("svd(word)", "share"),
+    ],
+)
+def test_texts_that_are_no_codec_say_so(text: str, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        parse(text)
+
+
+@pytest.mark.parametrize("kind", [Precision, Structure])
+def test_what_has_no_functions_is_no_codec(kind: type[Codec]) -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        kind()
+
+
+def test_whole_numbers_in_bits_follow_no_structure() -> None:
+    with pytest.raises(OptionError, match="is no codec"):
+        parse("rank(8) >> bits")
+
+
+def test_a_structure_whose_gradient_has_no_form_says_so() -> None:
+    with pytest.raises(OptionError, match="a gradient cannot cross in the form of svd") as caught:
+        SVD(0.5).reduce_back(None, None)
+    assert "returns = False" in caught.value.mend
+
+
+def test_words_to_choose_from_are_those_that_may_be_written() -> None:
+    with pytest.raises(OptionError) as caught:
+        parse("fp8", ("auto",))
+    assert "'int4', 'coded', 'auto'" in caught.value.mend
+    assert "bits" not in caught.value.mend
+    with pytest.raises(OptionError) as caught:
+        parse("svd(0.6) >> fp8", ("auto",))
+    assert "auto" not in caught.value.mend
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ import pytest
 
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.identity import Identity
+from whale_nebula.launch.attach import Identity
 from whale_nebula.launch.placed import identities
-from whale_nebula.launch.resolve import Placement
+from whale_nebula.launch.placement import Placement
 
 
 def config(*devices: str | None) -> dict[str, object]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -22,7 +24,6 @@ from whale_nebula.errors import (
     DeadlineError,
     IdentityError,
     LinkClosedError,
-    NebulaError,
     TransportError,
     WrongNameError,
 )
@@ -31,7 +32,8 @@ from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.relay import Side
 from whale_nebula.gateway.route import Route
 from whale_nebula.gateway.site import Site
-from whale_nebula.security import Credentials, CurrentCredentials, Files, making
+from whale_nebula.security import Credentials, CurrentCredentials, Files
+from whale_nebula.security import files as security_files
 from whale_nebula.security.audit import Head, read_heads
 from whale_nebula.security.issue import renew, revoke
 from whale_nebula.transport.grpc import options
@@ -68,6 +70,19 @@ def make(tmp_path: Path, files: dict[str, Files]) -> Iterator[Callable[..., Town
         yield one
 
 
+def call(made: Town, credentials: Credentials, knock: Knock, lane: Lane | None = None, *, gateway: bool = True) -> Lane:
+    """A stream to gpu's gateway."""
+    lane = lane or Lane()
+    aim = Target.of(RUN, "gpu/gateway", made.sites["gpu"].listen, CurrentCredentials(credentials), gateway=gateway)
+    dial(aim, knock, lane, lambda frame: None, deadlines=QUICK)
+    return lane
+
+
+def actions(site: Site, *names: str) -> list[dict[str, Any]]:
+    """The records of these actions."""
+    return [each for each in records(site) if each["action"] in names]
+
+
 class TestWhatCrosses:
     @pytest.mark.parametrize("dials", [CLUSTERS, ("gpu",), ("npu",)])
     def test_either_gateway_may_dial(self, make: Callable[..., Town], dials: tuple[str, ...]) -> None:
@@ -77,6 +92,19 @@ class TestWhatCrosses:
         made.cross(range(3), size=1 << 19)
         fars = [made.gateways[one]._pair(*pair).half(Side.FAR) for one, pair in PAIRS.items()]
         assert sorted(half.dialled for half in fars if half is not None) == [False, True]
+
+    def test_an_address_that_leads_nowhere_keeps_nobody_waiting(self, tmp_path: Path, files: dict[str, Files]) -> None:
+        """Its own attempts have precedence, each takes until `connect`, and the other gateway dials meanwhile."""
+        hole = socket.create_server(("127.0.0.1", 0))  # it takes connections and says nothing
+        nowhere = f"127.0.0.1:{hole.getsockname()[1]}"
+        with hole, town(tmp_path, files, deadlines=replace(QUICK, connect=SOON)) as made:
+            made.start("gpu")
+            made.start("npu", gateways={"gpu": nowhere})
+            made.join()
+            began = time.monotonic()
+            made.meet()
+            assert time.monotonic() - began < SOON / 2
+            made.cross(range(3))
 
     def test_what_a_codec_made_crosses_sealed_as_it_was(self, make: Callable[..., Town]) -> None:
         made = make()
@@ -129,8 +157,7 @@ class TestWhatBreaks:
         made.meet()
         made.link()._carrier.drop("a test")
         made.cross(range(2))
-        ends = [each for each in records(made.sites["gpu"]) if each["action"] == "end"]
-        assert {each["side"] for each in ends} == {"near", "far"}
+        assert {each["side"] for each in actions(made.sites["gpu"], "end")} == {"near", "far"}
 
     def test_a_worker_that_is_killed_is_named_to_the_other_at_once(self, make: Callable[..., Town]) -> None:
         made = make()
@@ -141,7 +168,7 @@ class TestWhatBreaks:
         with pytest.raises(LinkClosedError, match="worker 'npu/0' is gone: its gateway has seen") as raised:
             made.link().receive(key(0, NPU, GPU), SOON)
         assert "has refused twice" in str(raised.value)
-        [gone] = [each for each in records(made.sites["npu"]) if each["action"] == "gone"]
+        [gone] = actions(made.sites["npu"], "gone")
         assert (gone["object"], gone["state"]) == (NPU, "dead")
 
     def test_a_worker_that_is_started_again_begins_without_the_past(self, make: Callable[..., Town]) -> None:
@@ -188,27 +215,13 @@ class TestWhatIsSaid:
         made.cross(range(2))
         made.leave()
 
-        def ended(cluster: str) -> bool:
-            found = records(made.sites[cluster])
-            return any(each["action"] == "end" and each["side"] == "near" for each in found)
-
-        until(lambda: all(map(ended, CLUSTERS)))
+        until(lambda: all(any(e["side"] == "near" for e in actions(made.sites[one], "end")) for one in CLUSTERS))
         until(lambda: not any(thread.name.startswith("nebula-liveness") for thread in threading.enumerate()))
-        actions = [each["action"] for cluster in CLUSTERS for each in records(made.sites[cluster])]
-        assert not {"gone", "final"} & set(actions) and actions.count("left") == 2
+        said = [each["action"] for one in CLUSTERS for each in actions(made.sites[one], "gone", "final", "left")]
+        assert said == ["left"] * 2
 
 
 class TestWhatIsRefused:
-    def knock(
-        self, made: Town, files: Files, who: str, source: str, destination: str, cluster: str = "gpu"
-    ) -> NebulaError:
-        current = CurrentCredentials(Credentials.of(files))
-        address = made.sites[cluster].listen
-        aim = Target.of(RUN, f"{cluster}/gateway", address, current, gateway=True)
-        with pytest.raises(NebulaError) as raised:
-            dial(aim, Knock(RUN, source, destination, "00112233aabbccdd"), Lane(), lambda frame: None, deadlines=QUICK)
-        return raised.value
-
     def test_its_own_files_where_they_are_another_gateways(self, tmp_path: Path, files: dict[str, Files]) -> None:
         theirs, audit = files["npu/gateway"], tmp_path / "a.jsonl"
         made = Site(RUN, "gpu", "127.0.0.1:0", {}, {"npu": None}, files=theirs, audit=audit)
@@ -234,10 +247,10 @@ class TestWhatIsRefused:
         self, make: Callable[..., Town], files: dict[str, Files], who: str, source: str, destination: str, why: str
     ) -> None:
         made = make(dials=())
-        error = self.knock(made, files[who], who, source, destination)
-        assert isinstance(error, IdentityError)
-        assert why in error.what
-        [refused] = [each for each in records(made.sites["gpu"]) if each["action"] == "refuse"]
+        with pytest.raises(IdentityError) as raised:
+            call(made, Credentials.of(files[who]), Knock(RUN, source, destination, "00112233aabbccdd"))
+        assert why in raised.value.what
+        [refused] = actions(made.sites["gpu"], "refuse")
         assert (refused["decision"], refused["times"]) == ("deny", 1)
         assert why in refused["reason"]
 
@@ -248,16 +261,14 @@ class TestWhatIsRefused:
         home.issue(GPU, "gpu/7", "gpu/gateway", "npu/gateway")
         names = (GPU, "gpu/7", *ALL[2:])
         made = make(files={name: Files.under(home.folder, home.identity(name)) for name in names}, dials=())
-        aim = Target.of(
-            RUN, "gpu/gateway", made.sites["gpu"].listen, CurrentCredentials(home.of("gpu/7")), gateway=True
-        )
-        revoke(home.folder, home.authority, [home.of("gpu/7").serial], "a test")
+        held = home.of("gpu/7")
+        revoke(home.folder, home.authority, [held.serial], "a test")
         for number in range(30):
             knock = Knock(RUN, "gpu/7", f"npu/{number}" + "x" * 150, f"{number:016x}")  # another text each time
             with pytest.raises(IdentityError, match="was revoked"):
-                dial(aim, knock, Lane(), lambda frame: None, deadlines=QUICK)
+                call(made, held, knock)
         made.gateways["gpu"].stop("a test")
-        refused = [each for each in records(made.sites["gpu"]) if each["action"] == "refuse"]
+        refused = actions(made.sites["gpu"], "refuse")
         assert len(refused) < 15 and sum(each["times"] for each in refused) == 30
         assert all(len(each["object"]) <= 200 and len(each["reason"]) <= 200 for each in refused)
 
@@ -266,14 +277,11 @@ class TestWhatIsRefused:
     ) -> None:
         """A cluster that does not list its workers may have any."""
         made = make(workers=(GPU,), dials=())
-        gateway = made.gateways["gpu"]
-        aim = Target.of(
-            RUN, "gpu/gateway", made.sites["gpu"].listen, CurrentCredentials(Credentials.of(files["npu/gateway"]))
-        )
+        gateway, theirs = made.gateways["gpu"], Credentials.of(files["npu/gateway"])
         for number in range(20):
             knock = Knock(RUN, f"npu/{number}", GPU, f"{number:016x}")
             with pytest.raises(TransportError, match="has not come to its gateway yet"):
-                dial(aim, knock, Lane(), lambda frame: None, deadlines=QUICK)
+                call(made, theirs, knock, gateway=False)
             gateway._gone_there(knock.source, "it says")
         assert not gateway._all()
         assert not gateway._final_errors._gone
@@ -282,16 +290,14 @@ class TestWhatIsRefused:
         self, make: Callable[..., Town], files: dict[str, Files], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Whatever workers of this cluster it speaks of, where the cluster does not list them."""
-        monkeypatch.setattr("whale_nebula.gateway.quota.most_streams", lambda pairs: 3)
+        monkeypatch.setattr("whale_nebula.gateway.entry.most_streams", lambda pairs: 3)
         monkeypatch.setattr(Gateway, "_is_awaited", lambda gateway, here, there: True)  # as if all these had been here
         made = make(workers=(NPU,), dials=())
-        current = CurrentCredentials(Credentials.of(files["npu/gateway"]))
-        aim = Target.of(RUN, "gpu/gateway", made.sites["gpu"].listen, current)
-        lanes = [Lane() for _ in range(4)]
+        theirs, lanes = Credentials.of(files["npu/gateway"]), [Lane() for _ in range(4)]
         for number, lane in enumerate(lanes):
             knock = Knock(RUN, NPU, f"gpu/{number}", f"{number:016x}")
             with contextlib.nullcontext() if number < 3 else pytest.raises(TransportError) as told:
-                dial(aim, knock, lane, lambda frame: None, deadlines=QUICK)
+                call(made, theirs, knock, lane, gateway=False)
         assert "3 streams here" in told.value.why
         assert len(made.gateways["gpu"]._pairs) == 3
         for lane in lanes:
@@ -313,13 +319,11 @@ class TestWhatIsRefused:
 
     def test_a_frame_that_names_another_pair(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
         made = make(workers=(GPU, NPU, OTHER))
-        lane, current = Lane(), CurrentCredentials(Credentials.of(files[GPU]))
-        aim = Target.of(RUN, "gpu/gateway", made.sites["gpu"].listen, current, gateway=True)
-        dial(aim, Knock(RUN, GPU, NPU, "00112233aabbccdd"), lane, lambda frame: None, deadlines=QUICK)
+        lane = call(made, Credentials.of(files[GPU]), Knock(RUN, GPU, NPU, "00112233aabbccdd"))
         header = Header(Kind.BEAT, Flag.LAST, epoch=1, source=0, destination=2)
         assert lane.send(pack(header, 0))
-        until(lambda: [each for each in records(made.sites["gpu"]) if each["action"] == "end"])
-        [end] = [each for each in records(made.sites["gpu"]) if each["action"] == "end"]
+        until(lambda: actions(made.sites["gpu"], "end"))
+        [end] = actions(made.sites["gpu"], "end")
         until(lambda: lane.over)
         assert end["decision"] == "deny"
         assert "a frame from worker 0 to worker 2" in end["reason"]
@@ -387,8 +391,8 @@ class TestRevokedOnTheHostsOfOneSide:
         """Its certificate has expired, so both its own workers and the other gateway leave it; once it is renewed they
         go on, though they were refused more than twice.
         """
-        home, present, later = Certificates(tmp_path / "home"), making.now, [timedelta(0)]
-        monkeypatch.setattr(making, "now", lambda: present() + later[0])
+        home, present, later = Certificates(tmp_path / "home"), security_files.now, [timedelta(0)]
+        monkeypatch.setattr(security_files, "now", lambda: present() + later[0])
         home.issue(GPU, NPU, "gpu/gateway", days=7.0)
         home.issue("npu/gateway", days=1.0)
         made = make(files={name: Files.under(home.folder, home.identity(name)) for name in ALL})
@@ -427,19 +431,19 @@ class TestItsEnd:
         gateway = made.gateways["gpu"]
         route, pair = gateway._routes["npu"], gateway._pair(GPU, NPU)
         half = route.half(pair, Connection("00112233aabbccdd"), dialled=True)
-        route._told.opened(pair, half)  # as a thread does that dials, and has not handed it to the pair yet
+        gateway.journal.note_opened(pair, half)  # as a thread does that dials, and has not handed it to the pair yet
 
         def give_up() -> None:
             gateway._stopping.wait(SOON)
             until(lambda: gateway.journal._ending)
-            route._told.ended(pair, half, "the gateway ends")
+            gateway.journal.note_ended(pair, half, "the gateway ends")
 
         dials = threading.Thread(target=give_up)
         dials.start()
         gateway.stop("a test")
         dials.join(SOON)
         with pytest.raises(TransportError, match="is ending"):
-            route._told.opened(pair, half)
+            gateway.journal.note_opened(pair, half)
         said = [(each["action"], each.get("connection")) for each in records(made.sites["gpu"])]
         assert said.index(("end", "00112233aabbccdd")) < said.index(("end", None))
         assert not [each for each in caplog.messages if "the audit log is closed" in each]

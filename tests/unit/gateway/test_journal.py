@@ -28,10 +28,10 @@ def made(tmp_path: Path) -> Iterator[Journal]:
 def test_refusals_that_were_left_out_are_counted_once_a_minute_and_at_the_end(made: Journal) -> None:
     begin = made._next_summary
     for number in range(20):
-        made.refused(NPU, f"{NPU} - another each time {number}", IdentityError("it was revoked"))
+        made.note_refused(NPU, f"{NPU} - another each time {number}", IdentityError("it was revoked"))
     made.look_after(begin)
     for _ in range(5):
-        made.refused(NPU, "once more", IdentityError("it was revoked"))
+        made.note_refused(NPU, "once more", IdentityError("it was revoked"))
     made.look_after(begin + 59.0)
     made.close("a test")
     made.note("refuse", actor="after the end")
@@ -42,7 +42,7 @@ def test_refusals_that_were_left_out_are_counted_once_a_minute_and_at_the_end(ma
 def test_refusals_are_not_waited_for(made: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr("whale_nebula.security.audit.os.fsync", synced.append)
-    made.refused(NPU, "gpu/0", IdentityError("it was revoked"))
+    made.note_refused(NPU, "gpu/0", IdentityError("it was revoked"))
     assert synced == []
     made.note("trunk", decision="allow")
     assert len(synced) == 1

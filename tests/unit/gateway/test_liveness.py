@@ -16,8 +16,8 @@ WHERE = "10.0.0.1:7101"
 class Watched:
     """A worker, what is found at its address in turn, and what was told of it."""
 
-    def __init__(self, *found: str, back: Iterator[bool] | None = None) -> None:
-        self.found = iter(("open", *found))
+    def __init__(self, *found: str, first: str = "open", back: Iterator[bool] | None = None) -> None:
+        self.found = iter((first, *found))
         self.left = len(found) + 1
         self.told: list[tuple[str, str, str]] = []
         self.connected = True
@@ -71,26 +71,15 @@ def test_one_that_does_not_answer_is_that_of_a_frozen_host() -> None:
 
 def test_a_stream_that_ends_while_somebody_still_looks_is_mourned() -> None:
     """Between the last question whether the worker is heard and the end of the look that asked it."""
-    told: list[tuple[str, str, str]] = []
-    found = iter(("open", "refused", "refused"))
-    answers = iter((True, False, False, False))
 
-    def back(worker: str) -> bool:
-        heard = next(answers)
-        if heard:
-            liveness.check_ended(worker)  # it dies as the answer is given
-        return heard
+    class Dying(Watched):
+        def _back(self, worker: str) -> bool:
+            heard, self.connected = self.connected, False
+            if heard:
+                self.liveness.check_ended(worker)  # it dies as the answer is given
+            return heard
 
-    liveness = Liveness(
-        {"gpu/0": WHERE},
-        back,
-        lambda *what: told.append(what),
-        look=lambda address, seconds: Probe(next(found), ""),
-        rest=lambda seconds: None,
-    )
-    liveness.check_new("gpu/0")
-    until(lambda: not liveness._looking)
-    [(worker, state, _)] = told
+    [(worker, state, _)] = Dying("refused", "refused").told
     assert (worker, state) == ("gpu/0", "dead")
 
 
@@ -116,21 +105,9 @@ def test_a_host_that_answers_is_no_matter_for_the_gateway_whatever_its_process_d
 
 
 def test_an_address_that_was_never_open_from_here_says_nothing() -> None:
-    watched = Watched.__new__(Watched)
-    watched.told = []
-    liveness = Liveness(
-        {"gpu/0": WHERE},
-        lambda worker: False,
-        lambda *told: watched.told.append(told),
-        look=lambda address, seconds: Probe("refused", ""),
-        rest=lambda seconds: None,
-    )
-    liveness.check_new("gpu/0")
-    until(lambda: not liveness._looking)
-    liveness.check_ended("gpu/0")
-    liveness.check_ended("gpu/1")
-    until(lambda: not liveness._looking)
-    assert watched.told == []
+    watched = Watched("refused", "refused", first="refused")
+    watched.liveness.check_ended("gpu/1")
+    assert watched.check_ended() == []
 
 
 def test_it_is_told_once() -> None:

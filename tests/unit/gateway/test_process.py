@@ -19,7 +19,7 @@ from whale_nebula.cli.main import main
 from whale_nebula.config import load
 from whale_nebula.gateway.site import Site
 from whale_nebula.launch.gateways import at_hand, sites, start
-from whale_nebula.launch.resolve import Placement
+from whale_nebula.launch.placement import Placement
 from whale_nebula.security import Files
 from whale_nebula.security.audit import read_heads
 from whale_nebula.security.verdict import verify

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from whale_nebula.errors import TransportError
-from whale_nebula.gateway import quota
-from whale_nebula.gateway.quota import Quota, Quotas, connections, most_streams, pairs_of
+from whale_nebula.gateway import entry
+from whale_nebula.gateway.entry import Quota, Quotas, connections, most_streams, pairs_of
 from whale_nebula.gateway.site import Site
 from whale_nebula.security.identity import GATEWAY, Identity
 from whale_nebula.transport.grpc.connection import Lane
@@ -34,7 +34,7 @@ def test_streams_at_a_time_are_bounded_and_come_back_when_they_end() -> None:
 
 
 def test_streams_that_end_at_once_are_bounded_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota, "TokenBucket", lambda burst, rate: TokenBucket(burst, rate, now=lambda: 0.0))
+    monkeypatch.setattr(entry, "TokenBucket", lambda burst, rate: TokenBucket(burst, rate, now=lambda: 0.0))
     found = Quota("npu/gateway", 4)
 
     def knock(number: int) -> None:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.unit.gateway.town import GPU, NPU, until
-from whale_nebula.errors import DamagedFrameError, RemoteProtocolError, TransportError
-from whale_nebula.gateway.quota import Quotas
+from whale_nebula.errors import RemoteProtocolError, TransportError
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
-from whale_nebula.gateway.site import Site
-from whale_nebula.security.identity import GATEWAY, Identity
 from whale_nebula.transport.grpc.connection import END, Connection, Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.wire.frame import FRAME_CAP, HEADER_BYTES, TAG_BYTES, Direction, Flag, Header, Kind, pack
@@ -172,20 +167,34 @@ class TestTwoAttemptsThatCross:
     def test_while_ours_is_on_its_way_theirs_is_refused(self) -> None:
         meeting = Meeting()
         near, _ = meeting.come(NEAR)
-        with meeting.pair.attempt(near) as needed:
+        half, _ = meeting.half(FAR, dialled=True)
+        with meeting.pair.attempt(half, near) as needed:
             assert needed
-            with pytest.raises(TransportError, match="have crossed"):
-                meeting.come(FAR)
-            half, _ = meeting.half(FAR, dialled=True)
+            for take in (meeting.pair.give_way, lambda: meeting.come(FAR)):
+                with pytest.raises(TransportError, match="have crossed"):
+                    take()
             assert meeting.pair.reach(half, near)
         assert near.partner is half
+
+    def test_ours_gives_way_once_it_takes_too_long(self) -> None:
+        """Its address may lead nowhere, and each attempt takes seconds: theirs would find no gap between two."""
+        meeting = Meeting()
+        near, _ = meeting.come(NEAR)
+        half, _ = meeting.half(FAR, dialled=True)
+        with meeting.pair.attempt(half, near):
+            meeting.now += 1.5
+            meeting.pair.give_way()
+            assert half.connection.over
+            theirs, _ = meeting.come(FAR)
+            assert not meeting.pair.reach(half, near)
+        assert near.partner is theirs
 
     def test_who_yields_takes_theirs_and_drops_his_own(self) -> None:
         meeting = Meeting(yields=True)
         near, _ = meeting.come(NEAR)
-        with meeting.pair.attempt(near):
+        half, _ = meeting.half(FAR, dialled=True)
+        with meeting.pair.attempt(half, near):
             theirs, _ = meeting.come(FAR)
-            half, _ = meeting.half(FAR, dialled=True)
             assert not meeting.pair.reach(half, near)
         assert near.partner is theirs
 
@@ -230,24 +239,6 @@ class TestSeveralLanes:
             lane.end("in order")
         assert not half.connection.over
         assert len(half._lanes) == 2
-
-    def test_nothing_of_another_gateway_is_read_before_its_worker_is_there(self) -> None:
-        meeting = Meeting()
-        _, lane = meeting.come(FAR)
-        read = threading.Event()
-
-        def incoming() -> Iterator[bytes]:
-            read.set()
-            yield from ()
-
-        reader = threading.Thread(target=lane.read, args=(incoming(), lambda frame: None), daemon=True)
-        reader.start()
-        reader.join(0.05)
-        assert reader.is_alive()
-        assert not read.is_set()
-        meeting.come(NEAR)
-        reader.join(5.0)
-        assert read.is_set()
 
     def test_numbered_frames_wait_for_the_greeting(self) -> None:
         meeting = Meeting()
@@ -295,17 +286,6 @@ class TestSeveralLanes:
         reader.join(10.0)
         assert not reader.is_alive()
 
-    def test_a_number_is_taken_once(self) -> None:
-        """Nothing is kept of a lane that is refused, however often it comes."""
-        near, _ = Meeting().come(NEAR)
-        near.lane(1, Lane())
-        for _ in range(3):
-            again = Lane()
-            with pytest.raises(TransportError, match="lane 1 came twice"):
-                near.lane(1, again)
-            assert again.over
-        assert near.connection.over is False
-
 
 def test_nothing_is_read_of_a_stranger_before_there_is_somebody_to_hand_it_to() -> None:
     meeting = Meeting()
@@ -324,30 +304,6 @@ def test_nothing_is_read_of_a_stranger_before_there_is_somebody_to_hand_it_to() 
     assert next(out.outgoing()) == beat(0, source=1)
     reader.join(10.0)
     assert events == ["joined", "read"]
-
-
-def test_an_identity_has_so_many_streams_and_no_more(tmp_path: Path) -> None:
-    """Whatever pairs it names: four for each that it may speak for, and four more."""
-    site = Site("mt", "gpu", "", {GPU: ""}, {"npu": None, "cpu": None}, audit=tmp_path / "audit.jsonl")
-    quotas, lanes = Quotas(site), [Lane() for _ in range(4 * 8 + 4)]
-    npu, cpu = (Identity("mt", cluster, GATEWAY) for cluster in ("npu", "cpu"))
-    for lane in lanes:
-        quotas.take(npu, lane, 1)
-    with pytest.raises(TransportError, match="has 36 streams here, and is given no more"):
-        quotas.take(npu, Lane(), 1)
-    quotas.take(cpu, Lane(), 1)
-    lanes[0].end("a test")
-    quotas.take(npu, Lane(), 1)
-
-
-def test_an_identity_opens_so_many_streams_in_a_row(tmp_path: Path) -> None:
-    site = Site("mt", "gpu", "", {GPU: ""}, {"npu": None}, audit=tmp_path / "audit.jsonl")
-    quotas, npu = Quotas(site), Identity("mt", "npu", GATEWAY)
-    with pytest.raises(TransportError, match="come too often"):
-        for _ in range(200):
-            lane = Lane()
-            quotas.take(npu, lane, 0)
-            lane.end("a test")
 
 
 def test_a_half_that_waits_for_its_partner_is_not_quiet() -> None:
@@ -430,20 +386,6 @@ def test_a_length_that_is_not_the_header_s(change: bytes) -> None:
         Inspection.of(ROSTER, "gpu/0", "npu/1").check(data, outward=True)
 
 
-def test_every_changed_bit_of_a_header_is_found_and_none_of_a_payload() -> None:
-    pair, whole = Inspection.of(ROSTER, "gpu/0", "npu/1"), np.frombuffer(frame(), np.uint8)
-    for bit in range(8 * HEADER_BYTES):
-        broken = whole.copy()
-        broken[bit // 8] ^= 1 << (bit % 8)
-        with pytest.raises(RemoteProtocolError):
-            pair.check(broken.tobytes(), outward=True)
-    broken = whole.copy()
-    broken[-1] ^= 1
-    pair.check(broken.tobytes(), outward=True)  # the worker finds it: it has the seal, or the checksum
-
-
-def test_damage_is_told_from_a_lie() -> None:
-    data = bytearray(frame())
-    data[20] ^= 1
-    with pytest.raises(DamagedFrameError):
-        Inspection().check(bytes(data), outward=True)
+def test_a_changed_payload_passes() -> None:
+    """The worker finds it: it has the seal, or the checksum."""
+    Inspection.of(ROSTER, "gpu/0", "npu/1").check(frame()[:-1] + b"\1", outward=True)

@@ -1,28 +1,19 @@
 """Plans as text and as a flowchart, against golden files; the plans themselves are those of real traces."""
 
-import difflib
 import re
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 import whale_nebula as nb
+from tests.golden.files import FOLDER, check_golden
 from tests.unit.ir.traced import PLANS
-
-GOLDEN = Path(__file__).parents[2] / "golden" / "plans"
 
 
 @cache
 def plan(name: str) -> nb.Plan:
     return PLANS[name]()
-
-
-def check(name: str, text: str) -> None:
-    path = GOLDEN / name
-    golden = path.read_text("utf-8").splitlines() if path.exists() else []
-    assert text.splitlines() == golden, f"{name}\n" + "\n".join(difflib.ndiff(golden, text.splitlines()))
 
 
 def without_digests(text: str) -> str:
@@ -31,17 +22,17 @@ def without_digests(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_the_text_is_the_golden_one(name: str) -> None:
-    check(f"{name}.txt", without_digests(plan(name).to_text()))
+def test_the_text_is_the_golden_one(name: str, request: pytest.FixtureRequest) -> None:
+    check_golden(request, f"plans/{name}.txt", without_digests(plan(name).to_text()))
 
 
 @pytest.mark.parametrize("name", ["skipping", "adversaries"])
-def test_the_flowchart_is_the_golden_one(name: str) -> None:
-    check(f"{name}.mmd", plan(name).to_mermaid())
+def test_the_flowchart_is_the_golden_one(name: str, request: pytest.FixtureRequest) -> None:
+    check_golden(request, f"plans/{name}.mmd", plan(name).to_mermaid())
 
 
 def test_no_golden_file_is_left_over() -> None:
-    assert {path.stem for path in GOLDEN.iterdir()} == set(PLANS)
+    assert {path.stem for path in (FOLDER / "plans").iterdir()} == set(PLANS)
 
 
 @pytest.mark.parametrize("name", PLANS)

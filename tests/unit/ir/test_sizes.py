@@ -10,7 +10,7 @@ from keras import layers
 
 from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.integers import Site, broadcast, integers
+from whale_nebula.ir.integers import COMPUTE, ELEMENTWISE, Site, broadcast, compute_outputs, integers
 from whale_nebula.ir.sizes import Sizes, fill_shape
 from whale_nebula.plan.flops import Effort
 from whale_nebula.spec import Spec, Value
@@ -128,6 +128,52 @@ def test_what_a_loop_lists_is_measured() -> None:
     assert [effort.nbytes(value) for value in lists] == [4 * ROWS * 3 * 4]
 
 
+# ---------------------------------------------------------------------- numbers are TensorFlow's
+GRID = np.arange(1, 7).reshape(2, 3)
+COMPUTED: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "Transpose": ([GRID, [1, 0]], {}),
+    "Reshape": ([GRID, [-1, 2]], {}),
+    "ExpandDims": ([GRID, -1], {}),
+    "Squeeze": ([GRID[None]], {"squeeze_dims": (0,)}),
+    "GatherV2": ([GRID, [[1, 0]], 1], {}),
+    "Pack": ([(GRID, GRID)], {"axis": 1}),
+    "Unpack": ([GRID], {"axis": 1, "num": 3}),
+    "ConcatV2": ([(GRID, GRID), 1], {}),
+    "Split": ([1, GRID], {"num_split": 3}),
+    "StridedSlice": ([GRID, [0, 2, 0], [0, 0, 0], [1, -1, 1]], {"begin_mask": 1, "end_mask": 3, "new_axis_mask": 4}),
+    "Slice": ([GRID, [0, 1], [-1, 2]], {}),
+    "Range": ([3, 12, 4], {}),
+    "Fill": ([[2, 2], 7], {}),
+    "InvertPermutation": ([[2, 0, 1]], {}),
+    "DynamicStitch": ([([0, 2], [1, 2]), ([5, 6], [7, 8])], {}),
+    "BroadcastArgs": ([[3, 1], [2, 1, 4]], {}),
+    "SelectV2": ([[True, False], [1, 2], [3, 4]], {}),
+    "LogicalAnd": ([[True, True], [True, False]], {}),
+    "All": ([[[True, False], [True, True]], [1]], {}),
+    "Neg": ([GRID], {}),
+    **{kind: ([GRID, [1]], {"keep_dims": kind == "Sum"}) for kind in ("Prod", "Sum", "Max", "Min")},
+}
+for _kind in ELEMENTWISE:
+    COMPUTED.setdefault(_kind, ([GRID, [4, 2, 2]], {}))
+
+
+@pytest.mark.parametrize("kind", COMPUTE)
+def test_what_is_computed_is_what_tensorflow_computes(kind: str) -> None:
+    """A tuple among the operands is a list of tensors."""
+    operands, attributes = COMPUTED[kind]
+    raw, options = (
+        getattr(tf.raw_ops, kind),
+        {name.replace("squeeze_dims", "axis"): v for name, v in attributes.items()},
+    )
+    names = [name for name in raw.__signature__.parameters if name not in (*options, "name")]
+    called = raw(**dict(zip(names, operands, strict=False)), **options)
+    expected = [np.asarray(each) for each in tf.nest.flatten(called)]
+    given = [np.asarray(each) for part in operands for each in (part if isinstance(part, tuple) else [part])]
+    found = compute_outputs(op(kind, *[Spec("int32", None)] * len(expected), **attributes), given)
+    for each, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(each, other)
+
+
 # ---------------------------------------------------------------------- what is not known stays unknown
 def op(kind: str, *outputs: Spec, **attributes: Any) -> Op:
     return Op(0, kind, outputs=outputs or (Spec("int32", (1,)),), attributes=attributes)
@@ -140,7 +186,6 @@ def op(kind: str, *outputs: Spec, **attributes: Any) -> Op:
         ("Range", ((), (), ()), ((0,), (10**9,), (1,))),
         ("GatherV2", ((2,), (1,), ()), ((1, 2), (5,), (0,))),
         ("FloorDiv", ((), ()), ((1,), (0,))),
-        ("Prod", ((2, 2), (1,)), ((1, 2, 3, 4), (0,))),
         ("Fill", ((1,), ()), ((10**6,), (0,))),
         ("ConcatV2", ((1,), (1,), ()), ((1,), None, (0,))),
     ],

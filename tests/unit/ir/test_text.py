@@ -80,10 +80,10 @@ def test_numbers_with_gaps_are_made_dense() -> None:
     [
         ("%0 = Neg(%7) float32[]", "%7 is read, but no line makes it"),
         ("%0 = Neg\n%0 = Neg", "two ops have the same number"),
-        ("%0 Neg", "line 1: '=' should stand where 'Neg' does"),
-        ("%0 = Neg {a=maybe}", "'maybe' is no value"),
-        ("%0 = Neg ;", "cannot read ';'"),
-        ("\nreturn %0 extra", "line 2: the line should end"),
+        ("%0 Neg", "line 1 cannot be read: '%0 Neg'"),
+        ("%0 = Neg {a=maybe}", "attributes cannot be read: 'a=maybe'"),
+        ("%0 = Neg ;", "line 1 cannot be read: '%0 = Neg ;'"),
+        ("\nreturn %0 extra", "line 2 cannot be read: 'return %0 extra'"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(text: str, why: str) -> None:

@@ -8,7 +8,7 @@ import keras
 import pytest
 
 import whale_nebula as nb
-from whale_nebula.codec.sizes import CALL
+from whale_nebula.codec.costs import CALL
 from whale_nebula.config.schema import parse_links
 from whale_nebula.plan.codec_advice import Direction, judge_codecs, slowest
 from whale_nebula.plan.timing import duration, times

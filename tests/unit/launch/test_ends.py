@@ -6,17 +6,20 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests.unit.transport.crossing import free_address
 from whale_nebula.config.schema import Line
-from whale_nebula.errors import DeadlineError, IdentityError, NebulaError, RunError
+from whale_nebula.errors import DeadlineError, IdentityError, NebulaError, RemoteProtocolError, RunError
 from whale_nebula.launch import link_measurement
 from whale_nebula.launch.link_advice import LineFound
-from whale_nebula.launch.link_measurement import SIZES, End, Seat, measure, others
+from whale_nebula.launch.link_measurement import SIZES, End, Seat, expect_tensor, measure, others
 from whale_nebula.security import Credentials, ephemeral
 from whale_nebula.transport.memory import MemoryNetwork
+from whale_nebula.transport.protocol import Key
 
 GPU, NPU, TPU = "gpu/0", "npu/0", "tpu/0"
 SHORT = 0.05  # seconds of each burst
@@ -83,6 +86,66 @@ def test_one_that_is_connected_and_says_nothing_is_waited_for_in_words() -> None
     assert "waiting for worker 'npu/0'" in told[0] and "another line first" in told[0]
 
 
+BURST = {"program": 1, "step": 1, "count": 4, "size": SIZES[0], "last": False}
+
+
+@pytest.mark.parametrize(
+    ("leads", "said", "why"),
+    [
+        (False, [{"kind": "PING", "last": False}] * 30, "asks for the round trip more than 20 times"),
+        (False, [{"kind": "PING", "last": True, "found": [1.0]}], "1 numbers came for a round trip"),
+        (False, [{"kind": "PING", "last": True}], "0 numbers came"),
+        (True, [{"kind": "BURST", **BURST, "count": 1 << 40}], "tensors of 65536 bytes are announced"),
+        (True, [{"kind": "BURST", **BURST, "count": 0}], "0 tensors of"),
+        (True, [{"kind": "BURST", **BURST, "size": 1 << 30}], "tensors of 1073741824 bytes are announced"),
+        (True, [{"kind": "BURST", **BURST, "step": step} for step in range(30)], "more than 16 bursts of one size"),
+    ],
+)
+def test_who_keeps_to_no_measure_is_refused(leads: bool, said: list[dict[str, object]], why: str) -> None:
+    """One that has greeted, and goes on for ever, or announces more than there may be."""
+    network = MemoryNetwork()
+    there = network.link(NPU, GPU, "npu", "gpu")
+    end = End(network.link(GPU, NPU, "gpu", "npu"), leads=leads, seconds=0.001, patience=SOON, tell=silence)
+    there.post({"kind": "SESSION", "about": "HELLO", "bench": "bench link", "connections": "many"})
+    for _ in range(20 if leads else 0):
+        there.post({"kind": "PONG", "clock": 0.0})
+        there.post({"kind": "ARRIVED", "rate": 1.0, "seconds": 1.0})
+    for each in said:
+        there.post(each)
+        for slot in range(4 if each["kind"] == "BURST" else 0):
+            key = Key("forward", 1, int(each.get("step", 0)), 0, -1, slot, NPU, GPU)
+            there.send(key, np.zeros(SIZES[0], np.uint8))
+    with pytest.raises(RemoteProtocolError, match="in a way of its own") as refused:
+        end.measure(SHEET, "direct", 0.0)
+    assert why in refused.value.why
+
+
+def test_a_burst_takes_no_longer_than_the_slowest_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though each of its tensors comes in time."""
+    now, waits = [0.0], list[float]()
+
+    def receive(key: Key, deadline: float) -> None:
+        waits.append(deadline)
+        if not deadline:
+            raise DeadlineError("waited")
+        now[0] += 0.9 * deadline
+
+    burst = {**BURST, "count": 1 << 14}
+    link = SimpleNamespace(here=GPU, there=NPU, take=lambda kind, seconds: burst, receive=receive)
+    end = End(link, leads=True, seconds=0.0, patience=10.0, tell=silence)
+    monkeypatch.setattr(link_measurement, "time", SimpleNamespace(monotonic=lambda: round(now[0], 3)))
+    with pytest.raises(DeadlineError):
+        end._hear_burst(SIZES[0])
+    assert waits[:4] == [10.0, 10.0, 10.0, 10.0] and now[0] <= 40.0 and len(waits) < 20
+
+
+def test_a_link_of_a_measurement_takes_its_tensors_and_no_others() -> None:
+    one = Key("forward", 1, 3, 0, -1, 7, NPU, GPU)
+    assert expect_tensor(one).admits("uint8", (SIZES[-1],)) and expect_tensor(one).due == 0
+    for change in ({"slot": 1 << 20}, {"kind": "control"}, {"program": 2}, {"micro_batch": 0}, {"phase": 1}):
+        assert expect_tensor(replace(one, **change)) is None
+
+
 def test_the_first_worker_of_every_other_cluster_is_at_the_other_end() -> None:
     everyone = ["gpu/0", "gpu/1", "npu/0", "npu/1", "tpu/0"]
     assert others(everyone, "npu") == [GPU, TPU]
@@ -121,7 +184,6 @@ class TestOverMutualTLS:
         line = found[GPU][0]
         assert line.crossings == found[NPU][0].crossings
         assert (line.path, line.broken) == ("direct", 0)
-        assert all(each.cpu_seconds_per_gb > 0 for each in line.crossings)
 
     def test_who_does_not_come_is_named_with_the_command_that_is_missing(self, seats: dict[str, Seat]) -> None:
         seat = replace(seats[NPU], peers={GPU: seats[GPU].listen})

@@ -23,8 +23,8 @@ from whale_nebula.launch.link_advice import (
 )
 from whale_nebula.launch.link_measurement import notes
 
-SMALL = Crossing(1 << 16, 6e6, 6e6, 5e6, 5e6, 5.0)
-LARGE = Crossing(1 << 20, 7.2e6, 7.15e6, 7e6, 6.9e6, 2.1)
+SMALL = Crossing(1 << 16, 6e6, 6e6, 5e6, 5e6)
+LARGE = Crossing(1 << 20, 7.2e6, 7.15e6, 7e6, 6.9e6)
 SHEETS = {"gpu/0": {"congestion_control": "bbr"}, "npu/0": {"congestion_control": "cubic"}}
 FOUND = LineFound("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (SMALL, LARGE), SHEETS, 4, 0, 0.0)
 

@@ -7,8 +7,7 @@ import socket
 import pytest
 
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.resolve import ANY, Placement
-from whale_nebula.launch.resolve.placement import is_local, listening, settle_ports
+from whale_nebula.launch.placement import ANY, Placement, is_local, listening, settle_ports
 
 
 def test_what_is_local() -> None:

@@ -5,20 +5,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.unit.gateway.town import until
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, DeadlineError, RemoteFailureError
 from whale_nebula.launch import Job, Result, spawn
-from whale_nebula.launch.identity import Identity
+from whale_nebula.launch.attach import Identity
 from whale_nebula.launch.job import end_group, members
 from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
+from whale_nebula.launch.placement import Placement
 from whale_nebula.launch.processes import Sink
-from whale_nebula.launch.resolve import Placement
 from whale_nebula.security import Files
 
 SOON = 60.0
@@ -56,7 +57,7 @@ time.sleep(300)
 """
     ready: list[str] = []
     with spawn(["-c", START + code], TWO, echo=lambda worker, stream, line: ready.append(line)) as job:
-        wait_for(lambda: ready.count("ready\n") == 2)
+        until(lambda: ready.count("ready\n") == 2)
         start = time.monotonic()
         job.signal("npu/0", signal.SIGKILL)
         result = job.wait(SOON)
@@ -82,7 +83,7 @@ time.sleep(300)
 """
     ready: list[str] = []
     with spawn(["-c", START + code], TWO, echo=lambda worker, stream, line: ready.append(line)) as job:
-        wait_for(lambda: ready.count("ready\n") == 2)
+        until(lambda: ready.count("ready\n") == 2)
         (tmp_path / "go").touch()
         result = job.wait(SOON, grace=0.2)
     assert result.codes == {"gpu/0": -signal.SIGKILL, "npu/0": 1}
@@ -126,7 +127,7 @@ with spawn(["-c", {code!r}], {{"gpu/0": "gpu"}}, echo=lambda *told: print(told[2
     process.wait(SOON)
     process.stdout.close()
     try:
-        wait_for(lambda: not any(alive(pid) for pid in pids))
+        until(lambda: not any(alive(pid) for pid in pids))
     finally:
         for pid in filter(alive, pids):
             os.kill(pid, signal.SIGKILL)
@@ -209,7 +210,7 @@ def test_a_worker_that_is_stopped_is_found_frozen_and_killed(tmp_path: Path) -> 
     told: list[str] = []
     code = "print('ready', flush=True); time.sleep(300)"
     with started(code, tmp_path, silence=2.0, notice=told.append) as job:
-        wait_for(lambda: (tmp_path / "out").read_text().count("ready") == 2)
+        until(lambda: (tmp_path / "out").read_text().count("ready") == 2)
         time.sleep(1.2)  # a beat at least
         os.kill(job.pids["npu/0"], signal.SIGSTOP)
         result = job.wait(SOON, grace=0.1)
@@ -258,9 +259,9 @@ else:
     time.sleep(300)
 """
     with started(code, tmp_path) as job:
-        wait_for(lambda: (tmp_path / "out").read_text().endswith("\n"))
+        until(lambda: (tmp_path / "out").read_text().endswith("\n"))
         pid = int((tmp_path / "out").read_text())
-        wait_for(lambda: not alive(pid))
+        until(lambda: not alive(pid))
         assert alive(job.pids["npu/0"])
 
 
@@ -300,11 +301,3 @@ def alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """Until the condition holds; the deadline is there only so that a failure ends."""
-    limit = time.monotonic() + SOON
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.01)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.last_error import Kept, ends_by, last_sentence, own_lines, same_cause
+from whale_nebula.launch.ending import Kept, ends_by, last_sentence, own_lines, same_cause
 
 OURS = "import whale_nebula.errors as errors\n"
 

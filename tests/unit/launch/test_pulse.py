@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 
 import pytest
 
+from tests.unit.gateway.town import until
 from whale_nebula.launch import pulse
 from whale_nebula.launch.pulse import Heard, Heart, Vitals, Ward, encode_last_word, find_last_word, listen, vitals
 
@@ -102,7 +101,7 @@ def test_a_ward_tells_once_of_who_is_frozen_and_not_of_who_beats(monkeypatch: py
     monkeypatch.setattr("whale_nebula.launch.pulse.vitals", lambda pid: Vitals("S", 1))
     monkeypatch.setattr("whale_nebula.launch.pulse.runnable", lambda pid: False)
     ward = Ward({"gpu/0": alive[0], "npu/0": still[0]}, {"gpu/0": 1, "npu/0": 2}, told.append, silence=0.5)
-    wait_for(lambda: told)
+    until(lambda: told)
     ward.close()
     assert told == ["npu/0"]
     beating.join(SOON)
@@ -136,7 +135,7 @@ def test_who_has_said_its_last_word_may_stand_still_for_longer(monkeypatch: pyte
     monkeypatch.setattr("whale_nebula.launch.pulse.vitals", lambda pid: Vitals("S", 1))
     monkeypatch.setattr("whale_nebula.launch.pulse.runnable", lambda pid: False)
     ward = Ward({"gpu/0": ending[0], "npu/0": still[0]}, {"gpu/0": 1, "npu/0": 2}, told.append, 0.1, ending=0.4)
-    wait_for(lambda: len(told) == 2)
+    until(lambda: len(told) == 2)
     ward.close()
     assert (told, ward.ended) == (["npu/0", "gpu/0"], {"gpu/0": 1})
     for fd in (ending[1], still[1]):
@@ -145,10 +144,3 @@ def test_who_has_said_its_last_word_may_stand_still_for_longer(monkeypatch: pyte
 
 def test_a_ward_of_nobody_costs_nothing() -> None:
     Ward({}, {}, pytest.fail).close()
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    limit = time.monotonic() + SOON
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.005)

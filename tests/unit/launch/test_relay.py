@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula.launch.last_error import last_word
+from whale_nebula.launch.ending import last_word
 from whale_nebula.launch.processes import Relay, Sink
 
 

@@ -10,8 +10,8 @@ import yaml
 
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.resolve import ANY, CHAIN, Asked, Placement, everything, resolve
-from whale_nebula.launch.resolve.environments import nodes, tasks
+from whale_nebula.launch.placement import ANY, Asked, Placement, everything
+from whale_nebula.launch.resolve import CHAIN, nodes, resolve, tasks
 
 CASES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "placements.yaml").read_text())
 

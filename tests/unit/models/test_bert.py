@@ -10,7 +10,6 @@ import pytest
 import whale_nebula as nb
 from whale_nebula.errors import OptionError
 from whale_nebula.models.bert import Bert, BertSizes
-from whale_nebula.models.masked_lm import masked_lm
 
 SIZES = {"vocabulary": 11, "length": 6, "width": 8, "heads": 2, "layers": 2, "inner": 16, "spread": 0.5}
 TOKENS = np.array([[2, 5, 3, 0], [2, 7, 9, 3]], "int32")
@@ -64,27 +63,6 @@ def test_it_is_the_same_after_save_and_load(norm: str, tmp_path: Path) -> None:
     assert isinstance(again, Bert)
     assert again.sizes == bert.sizes
     np.testing.assert_array_equal(again(TOKENS), bert(TOKENS))
-
-
-def test_two_become_one_model_that_can_be_saved(tmp_path: Path) -> None:
-    source, target = made("source"), made("target")
-    tokens = keras.Input((None,), dtype="int32", name="tokens")
-    hidden, visible = target.embedding(tokens), target.visible(tokens)
-    for ours, theirs in zip(source.sub_layers, target.sub_layers, strict=True):
-        hidden = theirs.attention(ours.inner(hidden), visible, causal=True)
-    model = keras.Model(tokens, hidden)
-    model.save(tmp_path / "both.keras")
-    again = keras.models.load_model(tmp_path / "both.keras")
-    np.testing.assert_array_equal(again(TOKENS), model(TOKENS))
-
-
-def test_what_keras_is_told_beforehand_is_what_comes_out() -> None:
-    bert = made()
-    visible, lm = bert.visible(keras.Input((4,), dtype="int32")), masked_lm(bert)
-    assert (visible.dtype, bert.visible(TOKENS).dtype.name) == ("bool", "bool")
-    scores = lm({"tokens": TOKENS, "places": np.zeros((2, 3), "int32")})
-    told = lm({"tokens": keras.Input((4,), dtype="int32"), "places": keras.Input((3,), dtype="int32")})
-    assert (told.shape[1:], told.dtype) == (tuple(scores.shape[1:]), scores.dtype.name)
 
 
 def test_cut_between_its_sub_layers_it_trains_as_uncut() -> None:

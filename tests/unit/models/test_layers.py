@@ -122,12 +122,6 @@ def test_what_keras_is_told_beforehand_is_what_comes_out() -> None:
     assert [(each.shape[1:], each.dtype) for each in told] == [(tuple(x.shape[1:]), x.dtype.name) for x in come]
 
 
-def test_a_frozen_layer_trains_nothing() -> None:
-    for layer in sub_layers():
-        layer.trainable = False
-        assert layer.trainable_variables == []
-
-
 @pytest.mark.parametrize("wrong", [{"norm": "before"}, {"activation": "swish"}])
 def test_options_that_do_not_exist_are_refused_with_those_that_do(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="is not known") as caught:

@@ -45,7 +45,6 @@ from whale_nebula.passes.label import label
 from whale_nebula.passes.pipeline import cut_program, list_cut
 from whale_nebula.spec import Spec, Value
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "passes"
 _DIRECTIVES = ("stages", "micro", "codecs", "request", "arrival", "flow", "part", "end", "gradient", "returns")
 
 
@@ -214,13 +213,6 @@ def check(text: str, say: Callable[[Program], Callable[[int], str]]) -> Program:
     assert got == expected, "\n" + "\n".join(difflib.ndiff(expected, got))
     assert expected, "nothing is expected of any op"
     return found.program
-
-
-def check_golden(name: str, text: str) -> None:
-    """Compare a text with a golden file; the difference is shown line by line."""
-    path = GOLDEN / f"{name}.txt"
-    golden = path.read_text("utf-8").splitlines() if path.exists() else []
-    assert text.splitlines() == golden, f"{path.name}\n" + "\n".join(difflib.ndiff(golden, text.splitlines()))
 
 
 def cases(name: str) -> list[Any]:

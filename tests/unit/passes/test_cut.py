@@ -1,27 +1,26 @@
 """Cuts: fragments and what they are fed, what crosses between stages and how, and which worker runs what."""
 
+from typing import Any
+
 import pytest
 
+from tests.golden.files import FOLDER, check_golden
 from tests.unit.passes.examples import CUT_BATCH, DESCENT, EXAMPLES, ONCE, SKIP, TWO_STAGES
-from tests.unit.passes.programs import GOLDEN, alone, apart, check_golden, cut, cut_text, program_of
+from tests.unit.passes.programs import alone, apart, cut, cut_text, program_of
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.cut import Boundary, Worker
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.pipeline import cut_program
 
 
+@pytest.mark.parametrize("workers", [alone, apart], ids=["alone", "apart"])
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_alone(name: str) -> None:
-    check_golden(f"{name}.alone", cut_text(EXAMPLES[name]))
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_a_worker_for_each_stage(name: str) -> None:
-    check_golden(f"{name}.apart", cut_text(EXAMPLES[name], apart))
+def test_a_cut_is_the_golden_one(name: str, workers: Any, request: pytest.FixtureRequest) -> None:
+    check_golden(request, f"passes/{name}.{workers.__name__}.txt", cut_text(EXAMPLES[name], workers))
 
 
 def test_no_golden_file_is_left_over() -> None:
-    assert {path.stem.partition(".")[0] for path in GOLDEN.glob("*.txt")} == set(EXAMPLES)
+    assert {path.stem.partition(".")[0] for path in (FOLDER / "passes").iterdir()} == set(EXAMPLES)
 
 
 def test_a_backward_reads_variables_anew_instead_of_keeping_them() -> None:

@@ -62,30 +62,29 @@ def test_what_nb_place_gave_names_its_layers() -> None:
     assert caught.value.mend.endswith("name='a_2') in the map of nb.place")
 
 
-def test_stages_are_put_in_the_order_of_the_flow() -> None:
-    """A functional model runs its nodes by depth: the decoder's embedding may come before the encoder's."""
-    program = program_of("""
-        stages decoder encoder loss
-        %0 = input x float32[?,4]
-        %1 = Exp(%0) float32[?,4] @decoder
-        %2 = Neg(%0) float32[?,4] @encoder
-        %3 = Sin(%2) float32[?,4]
-        %4 = Add(%1, %3) float32[?,4] @decoder
-        %5 = Cos(%4) float32[?,4] @loss
-    """)
-    assert in_flow_order(program.graph, ["decoder", "encoder", "loss"]) == ["encoder", "decoder", "loss"]
+DECODER_FIRST = """
+    stages decoder encoder loss
+    %0 = input x float32[?,4]
+    %1 = Exp(%0) float32[?,4] @decoder
+    %2 = Neg(%0) float32[?,4] @encoder
+    %3 = Sin(%2) float32[?,4]
+    %4 = Add(%1, %3) float32[?,4] @decoder
+    %5 = Cos(%4) float32[?,4] @loss
+"""
+SIDE_BY_SIDE = """
+    stages b a c
+    %0 = input x float32[?,4]
+    %1 = Exp(%0) float32[?,4] @b
+    %2 = Neg(%0) float32[?,4] @a
+    %3 = Add(%1, %2) float32[?,4] @c
+"""
 
 
-def test_stages_that_do_not_feed_each_other_stay_as_they_were_entered() -> None:
-    program = program_of("""
-        stages a b c
-        %0 = input x float32[?,4]
-        %1 = Exp(%0) float32[?,4] @b
-        %2 = Neg(%0) float32[?,4] @a
-        %3 = Add(%1, %2) float32[?,4] @c
-    """)
-    assert in_flow_order(program.graph, ["b", "a", "c"]) == ["b", "a", "c"]
-
-
-def test_stages_that_go_in_a_circle_stay_as_they_were_entered() -> None:
-    assert in_flow_order(program_of(BACK_AND_FORTH).graph, ["a", "b"]) == ["a", "b"]
+@pytest.mark.parametrize(
+    ("text", "order"),
+    [(DECODER_FIRST, ["encoder", "decoder", "loss"]), (SIDE_BY_SIDE, ["b", "a", "c"]), (BACK_AND_FORTH, ["a", "b"])],
+    ids=["as a functional model runs its nodes", "as entered where none feeds another", "as entered in a circle"],
+)
+def test_stages_are_put_in_the_order_of_the_flow(text: str, order: list[str]) -> None:
+    program = program_of(text)
+    assert in_flow_order(program.graph, [stage.key for stage in program.stages]) == order

@@ -1,15 +1,21 @@
 """What may arrive: every tensor of the plan within its bound, and nothing else."""
 
 import dataclasses
+import math
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.unit.passes.examples import DESCENT, EXAMPLES, GLOBAL_NORM, TWO_STAGES
 from tests.unit.passes.programs import apart, cut
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.runtime.exchange.expected import ANY_SIZE, Expected, slots
+from whale_nebula.feed.checks import Missing
+from whale_nebula.ir.program import Leaf
+from whale_nebula.runtime.exchange.expected import ANY_SIZE, Expected, known_rows, slots
+from whale_nebula.spec import Spec
 from whale_nebula.transport.protocol import Key
-from whale_nebula.wire.assembly import Bound
+from whale_nebula.wire.buffers import Bound
 
 PLAN = cut("codecs fp16 none\nmicro 2\n" + TWO_STAGES.replace("@a\n%6", "@a compress=0\n%6") + DESCENT, apart)
 FORWARD = Key("forward", 3, step=5, phase=0, micro_batch=1, slot=0, source="a/0", destination="b/0")
@@ -23,14 +29,58 @@ def expected() -> Expected:
 
 def test_a_boundary_has_the_dtype_of_its_codec_and_the_sizes_that_the_plan_knows() -> None:
     bound = expected()(FORWARD)
-    assert bound == Bound("float16", (ANY_SIZE, 8))
+    assert bound == Bound("float16", (ANY_SIZE, 8), due=0)
     assert bound.admits("float16", (4, 8)) and not bound.admits("float16", (4, 9))
     assert not bound.admits("float32", (4, 8))
 
 
 def test_its_gradient_goes_the_other_way() -> None:
     back = dataclasses.replace(FORWARD, kind="backward", source="b/0", destination="a/0")
-    assert expected()(back) == Bound("float32", (ANY_SIZE, 8))
+    assert expected()(back) == Bound("float32", (ANY_SIZE, 8), due=0)
+
+
+def test_a_step_that_has_begun_is_due_as_many_bytes_as_its_rows_have() -> None:
+    made = expected()
+    back = dataclasses.replace(FORWARD, kind="backward", source="b/0", destination="a/0")
+    loss = Key("scalar", 3, step=5, phase=0, micro_batch=-1, slot=0, source="b/0", destination="a/0")
+    assert [made(each).due for each in (FORWARD, back, loss)] == [0, 0, 0]
+    made.begin_step(3, 5, [4, 3])
+    assert [made(each).due for each in (FORWARD, back, loss)] == [3 * 8 * 2, 3 * 8 * 4, math.inf]
+    assert made(dataclasses.replace(FORWARD, micro_batch=0)).due == 4 * 8 * 2
+    assert made(dataclasses.replace(FORWARD, step=6)).due == 0
+
+
+X, Y, TABLE = (
+    Leaf(op, name, Spec("float32", (None,)), batched)
+    for op, (name, batched) in enumerate((("x", True), ("y", True), ("table", False)))
+)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "counts", "known"),
+    [
+        ((np.zeros(7), np.zeros(7), np.zeros(9)), [4, 3], [4, 3]),
+        ((np.zeros(7), Missing("y", None), np.zeros(9)), [4, 3], [4, 3]),
+        ((np.zeros(7), np.zeros(7), np.zeros(9)), [7], [7]),
+        ((np.zeros(7), np.zeros(8), np.zeros(9)), [7], []),
+        ((np.zeros(7), Missing("y", None), np.zeros(9)), [7], []),
+    ],
+)
+def test_inputs_of_an_only_micro_batch_may_differ_in_their_rows(
+    tensors: tuple[Any, ...], counts: list[int], known: list[int]
+) -> None:
+    """Then nobody knows how many rows a boundary has: it may have any, and is held for none."""
+    assert list(known_rows((X, Y, TABLE), tensors, counts)) == known
+    made = expected()
+    made.begin_step(3, 5, known)
+    assert (made(FORWARD).due == math.inf) == (len(known) < 2)
+
+
+def test_lengths_that_only_a_step_knows_may_be_any() -> None:
+    made = Expected()
+    made.add(3, cut("micro 2\n" + TWO_STAGES.replace("[?,8]", "[?,?]") + DESCENT, apart))
+    made.begin_step(3, 5, [4, 3])
+    assert made(FORWARD).due == math.inf
 
 
 @pytest.mark.parametrize(
@@ -53,7 +103,7 @@ def test_what_no_plan_knows_is_refused(change: dict[str, object]) -> None:
 
 def test_a_result_is_no_micro_batch() -> None:
     loss = Key("scalar", 3, step=5, phase=0, micro_batch=-1, slot=0, source="b/0", destination="a/0")
-    assert expected()(loss) == Bound("float32", ())
+    assert expected()(loss) == Bound("float32", (), due=0)
     with pytest.raises(RemoteProtocolError, match="0 micro-batches"):
         expected()(dataclasses.replace(loss, micro_batch=0))
 

@@ -6,8 +6,7 @@ import pytest
 
 from tests.fuzz import sheets
 from whale_nebula.errors import LocalProtocolError
-from whale_nebula.wire.message import KINDS, build_message, find_fault
-from whale_nebula.wire.states import TABLE
+from whale_nebula.wire.message import KINDS, TABLE, build_message, find_fault
 
 
 def test_a_sample_of_hostile_sheets() -> None:

@@ -75,11 +75,6 @@ def test_what_the_benchmark_is_to_reach() -> None:
         assert f"{run(shape, '1f1b').seconds / run(shape).seconds:.2f}" == ratio
 
 
-def test_formula_two_over_estimates_from_three_stages_on() -> None:
-    bubble = run((4, 16, 1.0, 2.0, 1.5, 0.0), "gpipe", blocking=True, fused=False).bubble
-    assert digits(bubble) == ".568"
-
-
 @settings(max_examples=150, deadline=None)
 @given(shapes((1, 6), (0.0, 0.0)), st.sampled_from(["gpipe", "1f1b"]), st.booleans())
 def test_gpipe_and_one_f_one_b_over_free_links(shape: Shape, name: str, fused: bool) -> None:
@@ -178,18 +173,3 @@ def test_the_best_m_by_brute_force(stages: int, compute: float, overhead: float,
         fast[m] = closed.eager_seconds(stages, m, c, x, delay)
     assert abs(brute(blocking) - closed.best_blocking(stages, compute, overhead, delay)) < 1
     assert abs(brute(fast) - closed.best_eager(stages, compute, overhead, line)) < 1
-
-
-def test_the_example_of_the_best_m() -> None:
-    """C 4 s, o 3 ms, λ 30 ms, 30 MB over 60 Mbit/s: m 8 and 13.0 s blocking, m 63 and 4.44 s eager."""
-    line = 30e6 / (60e6 / 8)
-    assert f"{closed.best_blocking(2, 4.0, 0.003, 0.03):.1f}" == "8.0"
-    assert f"{closed.best_eager(2, 4.0, 0.003, line):.1f}" == "63.2"
-
-    def timed(m: int, name: str, blocking: bool) -> float:
-        works = [Work(1.0 / m, 3.0 / m, overhead=0.003)] * 2
-        hops = uniform(2, seconds=line / m, delay=0.03)
-        return simulate(works, hops, m, name=name, blocking=blocking, fused=not blocking).seconds
-
-    assert f"{timed(8, 'gpipe', True):.1f}" == "13.0"
-    assert f"{timed(63, 'eager-1f1b', False):.2f}" == "4.44"

@@ -16,13 +16,6 @@ def test_a_narrow_drawing_has_digits() -> None:
     ]
 
 
-def test_sixteen_micro_batches_on_four_stages_fit_a_page() -> None:
-    drawn = picture("eager-1f1b", stages=4, micro_batches=16, seconds=1.5)
-    assert all(len(row) <= 100 for row in drawn.splitlines())
-    for row in drawn.splitlines():
-        assert all(row.count(f"{digit}=") == 1 for digit in "0123456789abcdef")
-
-
 def test_more_micro_batches_than_digits_are_drawn_as_fill() -> None:
     drawn = picture("1f1b", stages=1, micro_batches=40, width=200)
     assert drawn.count("z") == 2
@@ -44,12 +37,6 @@ def test_a_message_that_is_shorter_than_a_column_leaves_a_mark() -> None:
     rows = dict(row.split("|")[:2] for row in draw(timeline, lines=True).splitlines())
     assert re.fullmatch(r"012\.+", rows["a->b    "])
     assert rows["b->a    "].count("=") == 3
-
-
-def test_messages_over_a_line_of_any_rate_leave_marks() -> None:
-    hop = Hop(Line("a->b", delay=1.0), Line("b->a", delay=1.0), 1000, None)
-    drawn = draw(simulate([Work(1.0), Work(1.0)], {(0, 1): hop}, 2), lines=True)
-    assert drawn.splitlines()[2] == "a->b    |...0..1.....|"
 
 
 def test_stages_keep_their_names_beside_short_messages() -> None:

@@ -44,6 +44,10 @@ def test_the_phase_is_part_of_each_instruction() -> None:
     assert to_text(instructions(1, 2, 2, 1, phase=1, backward=False)) == "1:F0 1:F1"
 
 
+def test_kinds_differ_even_for_the_same_micro_batch() -> None:
+    assert len({Forward(1), Backward(1), Fused(1), Forward(1, phase=1)}) == 4
+
+
 @pytest.mark.parametrize(
     ("given", "word"),
     [

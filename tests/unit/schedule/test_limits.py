@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from whale_nebula.errors import OptionError
 from whale_nebula.schedule import SCHEDULES, Pace, limit_of, limits, pace, uniform
 from whale_nebula.schedule.lines import Work
-from whale_nebula.schedule.schedules import descending
 
 
 def alike(stages: int, compute: float, seconds: float, delay: float = 0.0) -> Pace:
@@ -84,12 +83,6 @@ def test_a_users_word_that_is_no_count_is_refused(in_flight: int) -> None:
 def test_a_limit_for_each_stage_or_one_for_all() -> None:
     with pytest.raises(OptionError, match="2 limits for 3 stages"):
         limits("1f1b", 3, 8, in_flight=[2, 1])
-
-
-@given(st.lists(st.integers(1, 9), min_size=1))
-def test_descending_takes_no_more_than_it_must(values: list[int]) -> None:
-    made = list(descending(values))
-    assert made == [min(values[: s + 1]) for s in range(len(values))]
 
 
 @given(

@@ -87,4 +87,4 @@ def test_an_order_says_who_takes_what() -> None:
     assert [routing.replica(1, m) for m in range(6)] == [1, 0, 1, 1, 0, 1]
     assert routing.turns(0, "a/0", 4) == (0, 2) and routing.turns(1, "b/0", 4) == (1,)
     assert routing.pairs(0, (1,), 3) == (("a/0", "b/1"), ("a/1", "b/0"))
-    assert set(routing.joined(0, (1,))) == {(a, b) for a in ("a/0", "a/1") for b in ("b/0", "b/1")}
+    assert set(routing.pair_hosts(0, (1,))) == {(a, b) for a in ("a/0", "a/1") for b in ("b/0", "b/1")}

@@ -51,13 +51,6 @@ def test_two_stages_and_a_slow_line_by_hand() -> None:
     assert timeline.lines == ("0->1", "1->0")
 
 
-def test_a_line_is_full_duplex() -> None:
-    """Both directions carry a message at the same time."""
-    timeline = simulate([EVEN, EVEN], uniform(2, seconds=3.0), 8)
-    there, back = timeline.of("0->1"), timeline.of("1->0")
-    assert any(a.start < b.end and b.start < a.end for a in there for b in back)
-
-
 def test_hops_that_share_a_line_take_turns() -> None:
     shared: Hops = {
         (0, 1): hop_of_seconds("a->b", "b->a", seconds=2.0),
@@ -97,12 +90,6 @@ def test_a_skip_connection_is_waited_for() -> None:
     assert simulate(works, skip, 1).seconds == 1.0 + 10.5 + 3.0 + 10.5 + 2.0
 
 
-def test_inference_has_forwards_only() -> None:
-    timeline = simulate([Work(1.0), Work(2.0), Work(1.0)], uniform(3, seconds=0.5), 4)
-    assert {span.what for span in timeline.spans} == {"F"}
-    assert timeline.seconds == 1.0 + 0.5 + 4 * 2.0 + 0.5 + 1.0
-
-
 def test_no_gradient_crosses_to_a_frozen_stage() -> None:
     timeline = simulate([Work(1.0), EVEN, EVEN], uniform(3, seconds=0.5), 3)
     assert "1->0" not in timeline.lines
@@ -124,22 +111,11 @@ def test_a_last_stage_without_a_backward_holds_nobody_up() -> None:
     assert timeline.seconds == 9.0
 
 
-def test_blocking_lets_the_sender_stand_still() -> None:
-    timeline = simulate([EVEN, EVEN], uniform(2, seconds=2.0, delay=1.0), 2, name="gpipe", blocking=True)
-    assert [span.start for span in timeline.of(0)][:2] == [0.0, 4.0]
-
-
-def test_lists_that_wait_for_each_other_are_named() -> None:
+def test_limits_that_rise_wait_for_ever_are_named_and_never_given() -> None:
+    """What `descending` is for: the same limits as lists of their own, and through `simulate`."""
     lists = [instructions(stage, 3, 2, limit) for stage, limit in enumerate((1, 2, 1))]
     with pytest.raises(OptionError, match="stage 0 at B0, stage 1 at F1, stage 2 at FB1"):
         run_lists(lists, [EVEN] * 3, uniform(3))
-
-
-def test_limits_that_rise_wait_for_ever_and_so_are_never_given() -> None:
-    """What `descending` is for: the same limits as lists of their own, and through `simulate`."""
-    rising = [instructions(stage, 3, 4, limit) for stage, limit in enumerate((1, 2, 1))]
-    with pytest.raises(OptionError, match="wait for each other"):
-        run_lists(rising, [EVEN] * 3, uniform(3))
     assert simulate([EVEN] * 3, uniform(3), 4, in_flight=[1, 2, 1]).seconds == 4 * 9.0
 
 

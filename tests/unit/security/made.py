@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import NameOID
 
-from whale_nebula.security import Credentials, Files, Identity, authority, files, issue, making
+from whale_nebula.security import Credentials, Files, Identity, authority, files, issue
 from whale_nebula.security.authority import Authority
 
 RUN = "mt"
@@ -42,24 +42,26 @@ class Home:
 
     def certificate(self, identity: Identity = GPU, days: float = 7, at: datetime | None = None) -> x509.Certificate:
         """One that lies in no file."""
-        moment = at or making.now()
-        public = making.new_key().public_key()
+        moment = at or files.now()
+        public = authority.new_key().public_key()
         signs = self.authority
-        return making.process_certificate(
+        return authority.process_certificate(
             identity, public, signs.certificate, signs.key, moment + timedelta(days=days), moment
         )
 
     def outside_its_dates(self, identity: Identity, begin: datetime) -> Files:
         """Files with a certificate of one day, whenever it begins."""
         paths = Files.under(self.folder / "odd", identity)
-        signs, key = self.authority, making.new_key()
-        made = making.process_certificate(identity, key.public_key(), signs.certificate, signs.key, begin + DAY, begin)
-        return put(paths, made, making.key_bytes(key), self.folder)
+        signs, key = self.authority, authority.new_key()
+        made = authority.process_certificate(
+            identity, key.public_key(), signs.certificate, signs.key, begin + DAY, begin
+        )
+        return put(paths, made, authority.key_bytes(key), self.folder)
 
 
 def self_signed(folder: Path, identity: Identity) -> Files:
     """Files with a certificate that names the right process, and that its own key signed."""
-    key, now = making.new_key(), making.now()
+    key, now = authority.new_key(), files.now()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)])
     names = [x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)]
     made = (
@@ -73,11 +75,11 @@ def self_signed(folder: Path, identity: Identity) -> Files:
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(key, hashes.SHA256())
     )
-    return put(Files.under(folder, identity), made, making.key_bytes(key), folder)
+    return put(Files.under(folder, identity), made, authority.key_bytes(key), folder)
 
 
 def put(paths: Files, made: x509.Certificate, key_pem: bytes, ca_folder: Path) -> Files:
     paths.cert.parent.mkdir(parents=True, exist_ok=True)
-    files.write(paths.cert, making.certificate_bytes(made), files.PUBLIC)
+    files.write(paths.cert, authority.certificate_bytes(made), files.PUBLIC)
     files.write(paths.key, key_pem, files.SECRET)
     return paths._replace(ca=ca_folder / "ca.pem", revoked=None)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.security.chain import START, BrokenError, Follower, Link, canonical, follow, forge, parse, tail_of
+from whale_nebula.security.chain import START, BrokenError, Link, canonical, follow, follow_all, forge, parse
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
@@ -25,11 +25,7 @@ def lines(records: list[dict]) -> list[bytes]:
 
 
 def walk(given_lines: list[bytes]) -> Link:
-    follower = Follower()
-    for line in given_lines:
-        follower.next(line)
-    follower.end()
-    return follower.link
+    return follow_all(given_lines, START)
 
 
 @settings(max_examples=40)
@@ -47,7 +43,7 @@ def test_what_is_forged_is_followed_and_is_one_line(records: list[dict]) -> None
 @given(RECORDS, st.data())
 def test_any_byte_that_is_changed_is_seen(records: list[dict], data: st.DataObject) -> None:
     made = lines(records)
-    made.append(forge(tail_of(made, START)[0], {"action": "end"})[0])
+    made.append(forge(walk(made), {"action": "end"})[0])
     which = data.draw(st.integers(0, len(made) - 2))
     where = data.draw(st.integers(0, len(made[which]) - 1))
     other = data.draw(st.integers(0, 255).filter(lambda byte: byte not in (made[which][where], 10)))

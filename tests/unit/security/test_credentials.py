@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from tests.unit.security.made import DAY, GPU, NPU, Home
 from whale_nebula.config.schema import Security
 from whale_nebula.errors import CredentialsError, IdentityError, WrongAuthorityError, WrongNameError
-from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, files, issue, making
+from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, authority, files, issue
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ class TestLoading:
         paths = home.files(GPU)
         found = Credentials.load(paths.ca, str(paths.cert), paths.key)
         assert (found.identity, found.key_pem) == (GPU, paths.key.read_bytes())
-        assert found.not_after - making.now() <= 7 * DAY
+        assert found.not_after - files.now() <= 7 * DAY
         assert len(found.serial) == 40
 
     def test_its_text_shows_no_key(self, home: Home) -> None:
@@ -116,11 +116,11 @@ class TestRenewal:
     ) -> None:
         first = home.credentials(GPU)
         current = CurrentCredentials(first)
-        monkeypatch.setattr(making, "now", lambda: datetime.now(UTC) + 2 * DAY)  # the clock of the authority is ahead
+        monkeypatch.setattr(files, "now", lambda: datetime.now(UTC) + 2 * DAY)  # the clock of the authority is ahead
         issue.renew(home.folder, home.authority, [GPU])
         monkeypatch.undo()
         assert current() is first
-        monkeypatch.setattr(making, "now", lambda: datetime.now(UTC) + 3 * DAY)
+        monkeypatch.setattr(files, "now", lambda: datetime.now(UTC) + 3 * DAY)
         assert current() is first
         monkeypatch.setattr(current, "_again", 0.0)
         assert current().serial != first.serial
@@ -145,7 +145,7 @@ class TestEndsThatAreNear:
         caplog: pytest.LogCaptureFixture,
     ) -> list[str]:
         caplog.clear()
-        monkeypatch.setattr(making, "now", lambda: datetime.now(UTC) + days * DAY)
+        monkeypatch.setattr(files, "now", lambda: datetime.now(UTC) + days * DAY)
         monkeypatch.setattr(current, "_warn_again", 0.0)
         with caplog.at_level(logging.WARNING, "whale_nebula.security"):
             current(), current()
@@ -175,7 +175,7 @@ class TestEndsThatAreNear:
         monkeypatch.undo()
         renewed = issue.renew_authority(home.folder)
         with open(home.folder / "ca.pem", "ab") as file:  # both are trusted: the later one counts
-            file.write(making.certificate_bytes(home.authority.certificate))
+            file.write(authority.certificate_bytes(home.authority.certificate))
         assert current().trust.authorities[0] == renewed.certificate
         assert all("authority" not in each for each in self.warnings_on(25, current, monkeypatch, caplog))
 

@@ -27,7 +27,7 @@ from whale_nebula.errors import (
     WrongAuthorityError,
     WrongNameError,
 )
-from whale_nebula.security import Credentials, Files, Identity, issue, making
+from whale_nebula.security import Credentials, Files, Identity, files, issue
 from whale_nebula.security.diagnose import KINDS, Diagnosis, probe, read_grpc_error
 
 
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("diagnose")
-    home = Home.at(folder / "certs", at=making.now() - 10 * DAY)
+    home = Home.at(folder / "certs", at=files.now() - 10 * DAY)
     return Place(home, Home.at(folder / "other"), home.credentials(NPU))
 
 
@@ -127,9 +127,9 @@ SHOWN: dict[str, tuple[Callable[[Place, Path], Files | None], type[TransportErro
     # what a server shows who should be gpu/0, the error, and words of it
     "another authority": (lambda place, _: place.other.files(GPU), WrongAuthorityError, ""),
     "itself": (lambda _, folder: self_signed(folder, GPU), SelfSignedError, "signed by itself"),
-    "ended": (lambda place, _: place.home.outside_its_dates(GPU, making.now() - 3 * DAY), ExpiredError, "has expired"),
+    "ended": (lambda place, _: place.home.outside_its_dates(GPU, files.now() - 3 * DAY), ExpiredError, "has expired"),
     "not begun": (
-        lambda place, _: place.home.outside_its_dates(GPU, making.now() + 3 * DAY),
+        lambda place, _: place.home.outside_its_dates(GPU, files.now() + 3 * DAY),
         ExpiredError,
         "not valid",
     ),
@@ -171,10 +171,10 @@ class TestTheOtherEnd:
 
 class TestThisSide:
     def test_expired_is_told_before_anything_is_dialled(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-        now = making.now()
+        now = files.now()
         paths = place.home.outside_its_dates(GPU, now - 3 * DAY)
         with monkeypatch.context() as patch:
-            patch.setattr(making, "now", lambda: now - 2.5 * DAY)
+            patch.setattr(files, "now", lambda: now - 2.5 * DAY)
             held = Credentials.load(*paths)
         expect(probe("no-such-host.invalid:1", held), ExpiredError, "here")
 
@@ -228,7 +228,7 @@ class TestWhatGrpcSays:
             assert isinstance(read_grpc_error(self.call(address, place.npu, GPU), address), WrongNameError)
 
     def test_what_a_client_is_told(self, place: Place, tmp_path: Path) -> None:
-        now = making.now()
+        now = files.now()
         bad = {
             ExpiredError: place.home.outside_its_dates(GPU, now - 3 * DAY),
             WrongAuthorityError: Home.at(tmp_path / "third").files(GPU),
@@ -239,7 +239,7 @@ class TestWhatGrpcSays:
                 assert type(read_grpc_error(self.call(address, place.npu, GPU), address)) is kind
 
     def test_what_a_server_writes_about_its_clients(self, place: Place, tmp_path: Path) -> None:
-        now = making.now()
+        now = files.now()
         good = place.home.files(Identity("mt", "i"))
         clients: dict[type[IdentityError], Files | bytes | None] = {
             NoCertificateError: None,

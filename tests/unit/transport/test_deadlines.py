@@ -59,20 +59,20 @@ def test_deadlines_follow_from_silence_and_from_the_rate() -> None:
 
 def test_trying_again_takes_longer_each_time_and_never_the_same() -> None:
     deadlines = Deadlines()
-    assert deadlines.again(3, 0.0) < deadlines.again(3, 0.9) < deadlines.again(4, 0.9)
-    assert deadlines.again(10_000, 0.99) <= 3.0
+    assert deadlines.retry_pause(3, 0.0) < deadlines.retry_pause(3, 0.9) < deadlines.retry_pause(4, 0.9)
+    assert deadlines.retry_pause(10_000, 0.99) <= 3.0
 
 
 def test_idle_time_does_not_count_as_slow() -> None:
     meter = Meter()
     meter.busy(0.0)
-    meter.carried(1000, 2.0, more=False)
+    meter.note_carried(1000, 2.0, more=False)
     assert meter.rate == 500.0
-    meter.carried(10**9, 50.0, more=True)  # nothing was on its way
+    meter.note_carried(10**9, 50.0, more=True)  # nothing was on its way
     meter.busy(100.0)
     meter.idle()
     meter.busy(200.0)
-    meter.carried(1000, 202.0, more=False)
+    meter.note_carried(1000, 202.0, more=False)
     assert meter.rate == 500.0
 
 

@@ -5,6 +5,8 @@ What has to do with the order of threads runs in one thread's time, as simulated
 
 from __future__ import annotations
 
+import contextlib
+import math
 import random
 import threading
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from tests.simulation import carrier
 from tests.simulation.carrier import Cable
 from tests.simulation.stepping import Turns
 from tests.unit.transport.cable import SOON, Pair
+from tests.unit.transport.crossing import workers
 from whale_nebula.errors import RemoteFailureError, RemoteProtocolError
 from whale_nebula.transport import base, deadlines, mailbox, outbox, peer
 from whale_nebula.transport.deadlines import Deadlines
@@ -28,20 +31,34 @@ from whale_nebula.transport.mailbox import Waiters
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire import frame
+from whale_nebula.wire.buffers import Bound
 from whale_nebula.wire.greeting import Greeting
 from whale_nebula.wire.message import build_message
 
 ROW = ("gpu/0", "npu/0", "tpu/0")
 BUDGET, CHUNK = 4096, 512
 SWAPPED: tuple[ModuleType, ...] = (peer, outbox, mailbox, deadlines, base, carrier)
-STEP = build_message("SESSION", "STEP", program=1, step=0, rows=1, inputs={})
+
+
+def announce(step: int) -> dict[str, object]:
+    return build_message("SESSION", "STEP", program=1, step=step, rows=1, inputs={})
+
+
+class Due:
+    """What a plan allows: any bytes, of which none are due before their step has begun, and then `most`."""
+
+    def __init__(self, most: float = math.inf) -> None:
+        self.step, self.most = -1, most
+
+    def __call__(self, key: Key) -> Bound:
+        return Bound("uint8", (1 << 32,), due=self.most if key.step <= self.step else 0)
 
 
 class Sent:
     """A tensor of a course: from whom to whom, of which size, and after how many later ones it is taken."""
 
-    def __init__(self, number: int, ends: tuple[str, str], size: int, late: int) -> None:
-        self.key = Key("forward", 1, 0, 0, -1, number, *ends)
+    def __init__(self, step: int, number: int, ends: tuple[str, str], size: int, late: int) -> None:
+        self.key = Key("forward", 1, step, 0, -1, number, *ends)
         self.array = np.full(size, number, np.uint8)
         self.taken_at = number + late
 
@@ -49,13 +66,17 @@ class Sent:
         return f"{self.key} of {self.array.size} bytes, taken at {self.taken_at}"
 
 
+Course = list[list[Sent]]
+
+
 @st.composite
-def courses(draw: st.DrawFn) -> list[Sent]:
-    """Tensors in the order in which all send them; each is taken then or later, in any order."""
+def courses(draw: st.DrawFn) -> Course:
+    """By step, tensors in the order in which all send them; each is taken then or later in the step, in any order."""
     row = ROW[: draw(st.integers(2, 3))]
     pairs = st.sampled_from([(one, other) for one in row for other in row if one != other])
     one = st.tuples(pairs, st.integers(0, 2 * BUDGET), st.integers(0, 30))
-    return [Sent(number, *each) for number, each in enumerate(draw(st.lists(one, max_size=30)))]
+    steps = draw(st.lists(st.lists(one, max_size=30), min_size=1, max_size=3))
+    return [[Sent(step, number, *each) for number, each in enumerate(sent)] for step, sent in enumerate(steps)]
 
 
 def programs(course: list[Sent]) -> dict[str, list[tuple[bool, Sent]]]:
@@ -78,42 +99,48 @@ class World:
         self.cables: dict[frozenset[str], Cable] = {}
         self.got: dict[Key, bytes] = {}
 
-    def run(self, course: list[Sent]) -> None:
+    def run(self, course: Course) -> None:
         chunk, frame.CHUNK_BYTES = frame.CHUNK_BYTES, CHUNK
         try:
             with self.turns.instead_of_threads(SWAPPED):
                 for number, one in enumerate(ROW):
                     for other in ROW[number + 1 :]:
                         self.cables[frozenset((one, other))] = Cable(one, other)
-                for worker, moves in programs(course).items():
+                steps = [programs(step) for step in course]
+                for worker in ROW:
+                    moves = [step[worker] for step in steps]
                     self.turns.spawn(partial(self._script, worker, moves), worker, worker, awaited=True)
                 self.turns.run()
         finally:
             frame.CHUNK_BYTES = chunk
 
-    def _script(self, worker: str, moves: list[tuple[bool, Sent]]) -> None:
-        waiters = Waiters()
-        links = {there: self._link(worker, there, waiters) for there in ROW if there != worker}
-        for link in links.values():
-            link.post(STEP)
-        for link in links.values():
-            link.take("SESSION", SOON)
-        for sends, each in moves:
-            if sends:
-                links[each.key.destination].send(each.key, each.array)
-            else:
-                self.got[each.key] = links[each.key.source].receive(each.key, SOON).tobytes()
+    def _script(self, worker: str, steps: list[list[tuple[bool, Sent]]]) -> None:
+        """Each step is announced at its beginning, and what the others announce is heard at its end, as runs do."""
+        waiters, due = Waiters(), Due()
+        links = {there: self._link(worker, there, waiters, due) for there in ROW if there != worker}
+        for number, moves in enumerate(steps):
+            due.step = number
+            for link in links.values():
+                link.post(announce(number))
+            for sends, each in moves:
+                if sends:
+                    links[each.key.destination].send(each.key, each.array)
+                else:
+                    self.got[each.key] = links[each.key.source].receive(each.key, SOON).tobytes()
+            for link in links.values():
+                link.take("SESSION", SOON)
         for link in links.values():
             link.part()
         for link in links.values():
             link.close()
 
-    def _link(self, here: str, there: str, waiters: Waiters) -> PeerLink:
+    def _link(self, here: str, there: str, waiters: Waiters, due: Due) -> PeerLink:
         end = next(each for each in self.cables[frozenset((here, there))].ends if each.here == here)
         return PeerLink(
             end,
             Greeting("flow", here, there),
             ROW,
+            expect=due,
             budget=BUDGET,
             deadlines=Deadlines(patience=SOON, grace=2.0),
             waiters=waiters,
@@ -123,12 +150,14 @@ class World:
 
 @settings(deadline=None, max_examples=60)
 @given(courses(), st.integers(0, 1 << 30))
-def test_nobody_waits_for_ever_and_all_arrives_as_it_was_sent(course: list[Sent], seed: int) -> None:
-    """However much is taken late, and though all send more than anybody has room for: no deadline is near."""
+def test_nobody_waits_for_ever_and_all_arrives_as_it_was_sent(course: Course, seed: int) -> None:
+    """However much is taken late, though all send more than anybody has room for, and though some are a step ahead of
+    others: no deadline is near.
+    """
     world = World(seed)
     world.run(course)
     assert (world.turns.broken, world.turns.hangs) == ([], False)
-    assert world.got == {each.key: each.array.tobytes() for each in course}
+    assert world.got == {each.key: each.array.tobytes() for step in course for each in step}
     assert world.turns.time < SOON
 
 
@@ -186,3 +215,69 @@ def test_values_that_nobody_asks_for_are_bounded(pair: Pair, awaited: bool) -> N
         with pytest.raises(RemoteProtocolError, match=r"bytes are not acknowledged|that nobody has asked for"):
             waits.result(SOON) if waits else pair.there.take("SESSION", SOON)
     assert pair.there._inbox.held <= 3 * len(value) + (16 << 20)
+
+
+@contextlib.contextmanager
+def linked(carried: str, due: Due) -> Iterator[tuple[PeerLink, PeerLink]]:
+    """Two links that have announced step 0, over the simulated carrier or over gRPC."""
+    options = {"expect": due, "budget": 1 << 20}
+    with contextlib.ExitStack() as stack:
+        if carried == "gRPC":
+            pair = stack.enter_context(workers(None, **options))
+            here, there = pair.gpu, pair.npu
+        else:
+            made = Pair(**options)
+            stack.callback(made.close)
+            here, there = made.here, made.there
+        for link in (here, there):
+            link.post(announce(0))
+        for link in (here, there):
+            link.take("SESSION", SOON)
+        yield here, there
+        for link in (here, there):
+            link.part()
+
+
+@pytest.mark.parametrize("carried", ["simulated", "gRPC"])
+@pytest.mark.parametrize(("step", "most"), [(1, math.inf), (0, 1 << 10)], ids=["of the next step", "of too many rows"])
+def test_what_is_not_due_is_bounded_while_something_else_is_awaited(carried: str, step: int, most: float) -> None:
+    """A sender that keeps to no budget is refused, though a thread waits: that lets in only what the step has."""
+    due = Due(most)
+    due.step = 0
+    with linked(carried, due) as (here, there), ThreadPoolExecutor(2) as beside:
+        waits = beside.submit(there.receive, Key("forward", 1, 0, 0, -1, 1000, *ROW[:2]), SOON)
+        here._conversation._replay.budget = 1 << 40
+        value = np.zeros(1 << 20, np.uint8)
+
+        def send() -> None:
+            here.post(announce(step))
+            for slot in range(200):
+                here.send(Key("forward", 1, step, 0, -1, slot, *ROW[:2]), value)
+
+        sends = beside.submit(send)
+        with pytest.raises(RemoteProtocolError, match=r"bytes are not acknowledged"):
+            waits.result(SOON)
+        with pytest.raises(RemoteFailureError, match="could not understand"):
+            sends.result(SOON)
+        assert there._inbox.held <= 3 * len(value) + (16 << 20)
+
+
+@pytest.mark.parametrize("carried", ["simulated", "gRPC"])
+def test_who_is_a_step_ahead_is_held_until_the_step_begins(carried: str) -> None:
+    due = Due()
+    due.step = 0
+    with linked(carried, due) as (here, there), ThreadPoolExecutor(2) as beside:
+        value = np.arange(1 << 18).astype(np.uint8)
+        keys = [Key("forward", 1, 1, 0, -1, slot, *ROW[:2]) for slot in range(40)]
+        here.post(announce(1))
+        sends = beside.submit(lambda: [here.send(key, value) for key in keys])
+        assert there.take("SESSION", SOON)["step"] == 1
+        waits = beside.submit(there.receive, keys[-1], SOON)  # a thread of this process waits for something
+        assert not waits.done() and not sends.done()
+        assert there._inbox.held <= 3 << 20
+        due.step = 1
+        there.post(announce(1))
+        assert waits.result(SOON).tobytes() == value.tobytes()
+        for key in keys[:-1]:
+            assert there.receive(key, SOON).tobytes() == value.tobytes()
+        sends.result(SOON)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from whale_nebula.errors import (
     TransportError,
     WrongAuthorityError,
 )
-from whale_nebula.security import making
+from whale_nebula.security import files
 from whale_nebula.security.issue import renew, revoke
 from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.grpc import options
@@ -260,12 +261,12 @@ class TestIdentity:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
     ) -> None:
         """TLS itself does not look again at a connection that stands. It may be renewed as long as patience lasts."""
-        certificates, present = Certificates(tmp_path / "home"), making.now
+        certificates, present = Certificates(tmp_path / "home"), files.now
         certificates.issue(*{GPU, NPU} - {whose}, days=7.0)
         certificates.issue(whose, days=1.0)
         with workers(certificates, deadlines=Deadlines(patience=1.0, grace=0.2, look=0.02)) as pair:
             pair.meet()
-            monkeypatch.setattr(making, "now", lambda: present() + timedelta(days=2))
+            monkeypatch.setattr(files, "now", lambda: present() + timedelta(days=2))
             other = pair.npu if whose == GPU else pair.gpu
             with pytest.raises(IdentityError, match=f"the certificate of {whose} has expired"):
                 other.take("SESSION", SOON)
@@ -274,8 +275,8 @@ class TestIdentity:
     def test_a_certificate_that_is_renewed_late_goes_on(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
     ) -> None:
-        certificates, present, later = Certificates(tmp_path / "home"), making.now, [timedelta(0)]
-        monkeypatch.setattr(making, "now", lambda: present() + later[0])
+        certificates, present, later = Certificates(tmp_path / "home"), files.now, [timedelta(0)]
+        monkeypatch.setattr(files, "now", lambda: present() + later[0])
         certificates.issue(*{GPU, NPU} - {whose}, days=7.0)
         certificates.issue(whose, days=1.0)
         with workers(certificates, line=True) as pair:
@@ -302,6 +303,22 @@ class TestIdentity:
             if whose == NPU:
                 with pytest.raises(IdentityError, match="revoked"):
                     pair.npu.take("SESSION", SOON)
+
+    @pytest.mark.parametrize("whose", [GPU, NPU], ids=["dialled", "dials"])
+    def test_an_authority_that_is_taken_out_ends_its_connections(self, tmp_path: Path, whose: str) -> None:
+        """Each worker has a certificate of an authority of its own, and both trust both, until one does not."""
+        homes = {worker: Certificates(tmp_path / worker[:3]) for worker in (GPU, NPU)}
+        shown = {worker: (home.folder / "ca.pem").read_bytes() for worker, home in homes.items()}
+        for worker, home in homes.items():
+            home.issue(worker)
+            (home.folder / "ca.pem").write_bytes(shown[GPU] + shown[NPU])
+        both = SimpleNamespace(of=lambda worker: homes[worker].of(worker))
+        with workers(both, deadlines=Deadlines(patience=SOON, grace=0.2, look=0.02)) as pair:
+            pair.meet()
+            other, link = (NPU, pair.npu) if whose == GPU else (GPU, pair.gpu)
+            (homes[other].folder / "ca.pem").write_bytes(shown[other])
+            with pytest.raises(WrongAuthorityError, match=whose):
+                link.take("SESSION", SOON)
 
     def test_a_connection_that_comes_while_the_last_one_is_ended_takes_its_place(self, trusted: Certificates) -> None:
         """The side that is dialled has begun to end the old one, and the link was not told yet."""

@@ -9,9 +9,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -398,6 +400,38 @@ class TestListener:
     def test_a_stream_that_does_not_introduce_itself_is_refused(self, listener: Listener) -> None:
         with pytest.raises(IdentityError, match="connection number"):
             dial(Target(listener.address), KNOCK._replace(connection="?"), Lane(), print, deadlines=Deadlines())
+
+
+class Silent(grpc.GenericRpcHandler):
+    """A service that is none of ours: it takes every call, answers nothing that a worker would, and goes on."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def service(self, details: Any) -> Any:
+        def talk(incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
+            context.send_initial_metadata(())
+            yield b"hello"
+            self.over.wait(SOON)
+
+        return grpc.stream_stream_rpc_method_handler(talk)
+
+
+def test_what_answers_and_is_no_worker_holds_no_thread() -> None:
+    server, silent = grpc.server(ThreadPoolExecutor(2)), Silent()
+    server.add_generic_rpc_handlers((silent,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        connection, lane = Connection("0" * 16), Lane()
+        hear = connection.hearer(0, lambda frame: None)  # which waits for a link that never hears of it
+        with pytest.raises(IdentityError, match="is no worker of ours"):
+            dial(Target(f"127.0.0.1:{port}"), KNOCK, lane, hear, deadlines=Deadlines(connect=0.2))
+        assert lane.over
+        until(lambda: not [each for each in threading.enumerate() if each.name == "nebula-hear"])
+    finally:
+        silent.over.set()
+        server.stop(0.0)
 
 
 class Strangers:

@@ -1,8 +1,8 @@
 """The mailbox: by key in any order, each once, none late, and an end that everybody hears of."""
 
 import dataclasses
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from whale_nebula.errors import (
 )
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.protocol import Key
-from whale_nebula.wire.replay import held_bytes
+from whale_nebula.wire.buffers import held_bytes
 
 
 def key(slot: int = 0, step: int = 0, program: int = 1) -> Key:
@@ -153,25 +153,10 @@ def test_a_failure_that_was_heard_stays_the_reason_after_closing(mailbox: Mailbo
 
 def waiting(*attempts: Callable[[], object]) -> Callable[[], list[object]]:
     """Start each attempt in a thread; the call of what this gives waits for what they return or raise."""
-    results: dict[int, object] = {}
-
-    def run(number: int, attempt: Callable[[], object]) -> None:
-        try:
-            results[number] = attempt()
-        except Exception as error:
-            results[number] = error
-
-    threads = [threading.Thread(target=run, args=each) for each in enumerate(attempts)]
-    for thread in threads:
-        thread.start()
-
-    def join() -> list[object]:
-        for thread in threads:
-            thread.join(20.0)
-            assert not thread.is_alive()
-        return [results[number] for number in range(len(attempts))]
-
-    return join
+    pool = ThreadPoolExecutor(len(attempts))
+    futures = [pool.submit(attempt) for attempt in attempts]
+    pool.shutdown(wait=False)
+    return lambda: [future.exception(20.0) or future.result() for future in futures]
 
 
 def test_the_end_wakes_everybody_with_an_error_of_his_own() -> None:
@@ -279,16 +264,26 @@ class TestWindow:
                 bounded.put(replaced(key(slot), kind), large)
         assert bounded.held < 32 << 20
 
-    def test_nobody_is_many_steps_ahead(self, bounded: Mailbox) -> None:
-        with pytest.raises(RemoteProtocolError, match="tensors of 8 steps before it are not taken"):
-            for step in range(20):
-                self.fill(bounded, 1, step)
+    def test_more_than_is_due_holds_the_sender_though_somebody_waits(self, bounded: Mailbox) -> None:
+        due = {0: self.SIZE, 1: 0}
+        bounded._due = lambda key: due[key.step]
+        with bounded._waiters.waiting():
+            self.fill(bounded, 4)
+            ahead = self.fill(bounded, 2, step=1)
+            assert bounded.flows
+            bounded.put(key(9, step=1), np.zeros(self.SIZE, np.uint8))
+            assert not bounded.flows
+            due[1] = self.SIZE  # the step begins
+            assert bounded.flows
+            due[1] = 0
+            bounded.later(ahead[0])
+            assert bounded.flows
 
-    def test_what_a_past_step_left_is_no_step_ahead(self, bounded: Mailbox) -> None:
+    def test_what_nobody_asked_for_in_a_past_step_is_let_go(self, bounded: Mailbox) -> None:
         for step in range(20):
-            bounded.put(key(0, step), np.zeros(1))
-            bounded.put(key(1, step), np.zeros(1))
+            self.fill(bounded, 2, step)
             bounded.take(key(0, step), 0.0)
+        assert bounded.held == held_bytes(self.SIZE)
 
     def test_messages_are_few(self, bounded: Mailbox) -> None:
         """A large one is let in beside small ones: two programs that differ are told line by line."""

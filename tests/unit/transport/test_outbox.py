@@ -1,7 +1,7 @@
 """What waits to be sent: order, budget, end."""
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ def message(number: int) -> Parcel:
 def outbox(budget: int, **options: Any) -> Outbox:
     """One whose side is in a step, and has a connection."""
     made = Outbox(opened(stepping=True)[0], budget, beat=1000.0, **options)
-    made.connected(1, ())
+    made.connect(1, ())
     return made
 
 
@@ -40,16 +40,10 @@ def sizes(out: Outbox, count: int) -> list[int | None]:
 
 def in_thread(call: Callable[[], object]) -> Callable[[], object]:
     """Start the call; what this gives waits for its result."""
-    results: list[object] = []
-    thread = threading.Thread(target=lambda: results.append(call()))
-    thread.start()
-
-    def join() -> object:
-        thread.join(20.0)
-        assert not thread.is_alive()
-        return results[0]
-
-    return join
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(call)
+    pool.shutdown(wait=False)
+    return lambda: future.result(20.0)
 
 
 def test_a_parcel_knows_its_bytes_on_the_wire() -> None:

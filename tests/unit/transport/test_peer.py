@@ -22,7 +22,7 @@ from whale_nebula.transport.base import lost_error
 from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.peer import Faults, PeerLink
 from whale_nebula.transport.protocol import Key
-from whale_nebula.wire.assembly import Bound
+from whale_nebula.wire.buffers import Bound
 from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Kind, checksum, pack, unpack
 from whale_nebula.wire.greeting import Greeting
 

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.wire.assembly import MessageArrived, TensorArrived
+from whale_nebula.wire.buffers import Acknowledged, MessageArrived, Packet, TensorArrived
 from whale_nebula.wire.conversation import Answer, Conversation, Event, Opened
 from whale_nebula.wire.frame import HEADER_BYTES, Header, Kind, checksum, chunks, pack, unpack
 from whale_nebula.wire.greeting import Greeting
 from whale_nebula.wire.message import encode_message
-from whale_nebula.wire.replay import Acknowledged, Packet
 from whale_nebula.wire.tensor import array_bytes, dtype_code
 
 NAMES = ("gpu/0", "npu/0")
@@ -98,7 +97,7 @@ def sent(talk: Conversation, frames: list[tuple[Header, np.ndarray]]) -> list[by
 
 def greet(a: Conversation, b: Conversation) -> tuple[list[Event], list[Event]]:
     """Let both greet on a new connection; gives what each learned by it."""
-    hellos = whole(a.connected()[0]), whole(b.connected()[0])
+    hellos = whole(a.connect()[0]), whole(b.connect()[0])
     (to_b,), (to_a,) = a.receive(hellos[1]), b.receive(hellos[0])
     assert isinstance(to_b, Answer) and isinstance(to_a, Answer)
     return a.receive(whole(to_a.packets[0])), b.receive(whole(to_b.packets[0]))
@@ -116,7 +115,7 @@ def opened(*, stepping: bool = False, **options: Any) -> tuple[Conversation, Con
 
 def cut(*sides: Conversation) -> None:
     for side in sides:
-        side.disconnected()
+        side.disconnect()
 
 
 def contents(events: list[Event]) -> Iterator[bytes | dict[str, Any]]:
@@ -141,12 +140,12 @@ class Node:
     opened: list[bool] = field(default_factory=list)
 
     def up(self) -> None:
-        self.greetings += map(whole, self.talk.connected())
+        self.greetings += map(whole, self.talk.connect())
 
     def down(self) -> None:
         self.greetings.clear()
         self.line.clear()
-        self.talk.disconnected()
+        self.talk.disconnect()
 
     def say(self, frames: list[tuple[Header, np.ndarray]], content: bytes | dict[str, Any]) -> None:
         self.queue += frames

@@ -5,7 +5,7 @@ import pytest
 
 from tests.unit.wire.talk import opened, sent, tensor
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.wire.assembly import Assembly, Bound, TensorArrived
+from whale_nebula.wire.buffers import Assembly, Bound, TensorArrived
 from whale_nebula.wire.frame import CHUNK_BYTES, Header
 from whale_nebula.wire.tensor import dtype_code
 

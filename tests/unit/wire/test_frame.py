@@ -109,6 +109,7 @@ def test_an_encoded_tensor_may_have_any_number_of_bytes(size: int) -> None:
         pack(encoded._replace(codec=0, state=0), 0)
 
 
+MESSAGE = Header(Kind.CONTROL, flags=Flag.LAST, dtype=dtype_code("uint8"), dims=(4,), length=4, whole=4)
 BROKEN = {
     "kind": GOOD._replace(kind=99),
     "no kind": GOOD._replace(kind=0),
@@ -129,18 +130,12 @@ BROKEN = {
     "offset between chunks": GOOD._replace(offset=4, length=20),
     "offset beyond": GOOD._replace(offset=CHUNK_BYTES, length=0),
     "last is not marked": GOOD._replace(flags=0),
-    "message of a step": Header(
-        Kind.CONTROL, flags=Flag.LAST, dtype=dtype_code("uint8"), dims=(4,), length=4, whole=4, step=1
-    ),
-    "message of a micro-batch": Header(
-        Kind.CONTROL, flags=Flag.LAST, dtype=dtype_code("uint8"), dims=(4,), length=4, whole=4, micro_batch=0
-    ),
-    "message with a codec": Header(
-        Kind.CONTROL, flags=Flag.LAST, dtype=dtype_code("uint8"), dims=(4,), length=4, whole=4, codec=1
-    ),
+    "message of a step": MESSAGE._replace(step=1),
+    "message of a micro-batch": MESSAGE._replace(micro_batch=0),
+    "message with a codec": MESSAGE._replace(codec=1),
     "sealed without a tag": GOOD._replace(length=8, whole=8, dims=(1, 2), flags=Flag.LAST | Flag.SEALED),
     "acknowledgement with a number": Header(Kind.ACK, flags=Flag.LAST, sequence=1),
-    "beat with a payload": Header(Kind.BEAT, flags=Flag.LAST, dtype=dtype_code("uint8"), dims=(4,), length=4, whole=4),
+    "beat with a payload": MESSAGE._replace(kind=Kind.BEAT),
     "message of floats": GOOD._replace(kind=Kind.CONTROL, direction=Direction.NONE),
 }
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.fuzz.hostile import CAP, Hostile, fed, peer, recorded, victim
 from tests.unit.wire.talk import STEP, contents, conversation, cut, greet, said, sent, tensor, whole
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.wire.assembly import Assembly
+from whale_nebula.wire.buffers import Assembly
 from whale_nebula.wire.conversation import Conversation
 from whale_nebula.wire.frame import Header, Kind, pack
 
@@ -43,7 +43,7 @@ def test_hostile_frames_parse_or_are_refused(draw: random.Random, window: int, s
 @given(st.binary(max_size=400))
 def test_any_bytes_at_all(data: bytes) -> None:
     talk = victim()
-    talk.connected()
+    talk.connect()
     _, refused = fed(talk, iter([data]))
     assert refused
 
@@ -77,7 +77,7 @@ def test_every_flipped_bit_of_a_small_frame_is_refused_and_the_frame_comes_again
             here.receive(bytes(data))
         here._error = None  # as after a new connection, which would take a while for each bit
     for side in (here, there):
-        side.disconnected()
+        side.disconnect()
     (packet,) = greet(here, there)[1][-1].resend
     assert list(contents(here.receive(whole(packet)))) == [np.array([1.5], np.float32).tobytes()]
 
@@ -85,7 +85,7 @@ def test_every_flipped_bit_of_a_small_frame_is_refused_and_the_frame_comes_again
 def test_what_is_only_announced_is_refused() -> None:
     """A header that announces the largest message there may be, and nothing behind it."""
     talk = victim()
-    talk.connected()
+    talk.connect()
     size = 8_000_000
     header = Header(Kind.CONTROL, flags=2, source=1, dtype=3, dims=(size,), length=size, whole=size)
     assert fed(talk, iter([pack(header, 0)])) == ([], True)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
-from whale_nebula.wire.replay import Arrivals, Packet, Replay, Turn, held_bytes
+from whale_nebula.wire.buffers import Arrivals, Packet, Replay, Turn, held_bytes
 
 
 def packet(number: int, size: int = 10) -> Packet:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from whale_nebula.wire.frame import Header, Kind
-from whale_nebula.wire.message import Word, kind_of
-from whale_nebula.wire.states import GREETING_STATES, OPEN_STATES, TABLE, Side, State, speak
+from whale_nebula.wire.message import GREETING_STATES, OPEN_STATES, TABLE, Side, State, Word, kind_of, speak
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-a-step-crosses.md"
 

@@ -30,13 +30,11 @@ from whale_nebula.launch.link_advice import (
     rate_text,
 )
 from whale_nebula.launch.link_measurement import unlike, versions
-from whale_nebula.launch.resolve import Placement, host_of
-from whale_nebula.launch.resolve.placement import listening
+from whale_nebula.launch.placement import Placement, host_of, listening
 from whale_nebula.security import Credentials, Files
 from whale_nebula.security.authority import KEY as AUTHORITY_KEY
 from whale_nebula.security.diagnose import probe as probe_tls
-from whale_nebula.security.files import find_other_keys
-from whale_nebula.security.making import now
+from whale_nebula.security.files import find_other_keys, now
 from whale_nebula.transport.grpc.options import LANES_WITHOUT_BBR, congestion_control
 from whale_nebula.transport.grpc.options import probe as probe_tcp
 

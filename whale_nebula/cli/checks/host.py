@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError, IdentityError
-from whale_nebula.launch.resolve import Asked, cluster_of, host_of, resolve
-from whale_nebula.launch.resolve.placement import is_local
+from whale_nebula.launch.placement import Asked, cluster_of, host_of, is_local
+from whale_nebula.launch.resolve import resolve
 from whale_nebula.security import Credentials, Files, Identity
 
 GATEWAY = "gateway"

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from whale_nebula.config import Config, load
-from whale_nebula.launch.resolve.placement import same_address
+from whale_nebula.launch.placement import same_address
 from whale_nebula.report.records import size
 
 

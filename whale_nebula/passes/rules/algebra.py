@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from math import prod
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from whale_nebula.ir.integers import compute_outputs
 from whale_nebula.passes.rules.axes import match_rows
 from whale_nebula.passes.rules.registry import (
     COUNT,
@@ -17,14 +16,16 @@ from whale_nebula.passes.rules.registry import (
     EMPTY,
     INVERSE,
     MEAN,
-    OWN,
     ROWS,
     SHAPE,
     SUM,
     UNKNOWN,
     WHOLE,
     Fold,
+    Rest,
+    Result,
     Site,
+    Undecided,
     count,
     vector,
     whole,
@@ -100,21 +101,15 @@ def pack_entries(site: Site, parts: tuple[Fold, ...]) -> Fold:
 
 
 def move_by_wholes(site: Site, folds: Sequence[Fold]) -> Fold:
-    """Entries are moved, left out or repeated, the first operand's, as wholes say: its state stays."""
+    """Entries are follow_entries, left out or repeated, the first operand's, as wholes say: its state stays."""
     if all(fold.kind == WHOLE for fold in folds[1:]) and folds[0].kind != SHAPE:
         return folds[0].bare
     return site.nonlinear(folds)
 
 
-def own_order(site: Site) -> tuple[int, ...]:
-    """An order of rows that equals no other op's."""
-    return (OWN, site.owner, site.op.index)
-
-
 def join_folds(site: Site, left: Fold, right: Fold) -> Fold:
     """The state of a value that may come from either side: a branch, or a turn of a loop."""
-    inputs = left.inputs and right.inputs
-    return _join(site, left, right)._replace(inputs=inputs)
+    return _join(site, left, right)._replace(inputs=left.inputs and right.inputs)
 
 
 def _join(site: Site, left: Fold, right: Fold) -> Fold:
@@ -130,23 +125,20 @@ def _join(site: Site, left: Fold, right: Fold) -> Fold:
         pairs = zip(left.parts, right.parts, strict=True)
         parts = tuple(_join(site, one, other) for one, other in pairs)
         return left.bare._replace(kind=left.kind if left.kind == right.kind else SHAPE, parts=parts)
+    if left.kind == right.kind == ROWS:
+        try:
+            both = match_rows(left.bare, right.bare)
+        except Undecided as error:
+            return site.couple(str(error))
+        return both if left.per == right.per else both._replace(per=UNKNOWN)
     if ROWS in (left.kind, right.kind):
-        return _join_rows(site, left.bare, right.bare)
+        return site.couple(f"one case gives {left.spoken}, and another {right.spoken}")
     if left.kind == right.kind == COUNT:
         return count(UNKNOWN)
     return add_folds(site, [left, right])
 
 
-def _join_rows(site: Site, left: Fold, right: Fold) -> Fold:
-    if left.kind != right.kind:
-        return site.coupled(f"one case gives {left.spoken}, and another {right.spoken}")
-    both = match_rows(site, left, right)
-    return both if left.per == right.per or both.kind == COUPLED else both._replace(per=UNKNOWN)
-
-
 _MANY = 64
-Numbers = npt.NDArray[np.int64]
-Move = Callable[[Site, Sequence[Numbers]], Numbers | None]
 
 
 def entries(site: Site, place: int) -> tuple[Fold, ...] | None:
@@ -164,49 +156,28 @@ def entries(site: Site, place: int) -> tuple[Fold, ...] | None:
     return (whole(),) * count if fold.kind == WHOLE and 0 < count <= _MANY else None
 
 
-def move_entries(site: Site, data: Sequence[int], move: Move) -> Fold | None:
-    """The state of what an op makes that moves the entries of its inputs `data`; None where they cannot be followed."""
-    lanes = [entries(site, place) for place in data]
+def move_entries(site: Site, data: Sequence[int]) -> Result | None:
+    """The states of what is made by moving the entries of the inputs `data`; None where they cannot be followed."""
     known: list[Fold] = []
-    numbered: list[Numbers] = []
-    for place, lane in zip(data, lanes, strict=True):
-        if lane is None:
+    inputs: list[tuple[Sequence[int], list[int]]] = []
+    for place in range(len(site.folds)):
+        numbers: Sequence[int] | None = site.ints(place)
+        if place in data:
+            lane = entries(site, place)
+            numbers = None if lane is None else range(len(known), len(known) + len(lane))
+            known.extend(lane or ())
+        if numbers is None:
             return None
-        shape = [size or 0 for size in site.spec(place).shape or ()]
-        numbered.append(np.arange(len(known), len(known) + len(lane)).reshape(shape))
-        known.extend(lane)
-    places = move(site, numbered)
-    if places is None or not places.size:
+        shape = site.spec(place).shape
+        inputs.append((numbers, [-1] if shape is None else [-1 if size is None else size for size in shape]))
+    try:
+        made = compute_outputs(site.op, [np.array(numbers, np.int64).reshape(sizes) for numbers, sizes in inputs])
+    except (ArithmeticError, LookupError, TypeError, ValueError):
         return None
-    found = tuple(known[place] for place in places.ravel())
-    return found[0] if places.ndim == 0 else pack_entries(site, found)
+    found = [tuple(known[number] for number in each.ravel()) for each in made]
+    return tuple(pack_entries(site, own) if each.ndim else own[0] for own, each in zip(found, made, strict=True))
 
 
-def transpose_entries(site: Site, data: Sequence[Numbers]) -> Numbers | None:
-    """By a known order of axes."""
-    order = site.ints(1)
-    return None if order is None else np.transpose(data[0], order)
-
-
-def reshape_entries(site: Site, data: Sequence[Numbers]) -> Numbers | None:
-    """To a shape that is known without running."""
-    shape: Any = site.op.outputs[0].shape
-    return None if shape is None or None in shape else data[0].reshape(shape)
-
-
-def slice_entries(site: Site, data: Sequence[Numbers]) -> Numbers | None:
-    """By a known `begin` and `size`."""
-    begin, size = site.ints(1), site.ints(2)
-    if begin is None or size is None:
-        return None
-    return data[0][tuple(slice(b, None if s < 0 else b + s) for b, s in zip(begin, size, strict=True))]
-
-
-def stack_entries(site: Site, data: Sequence[Numbers]) -> Numbers | None:
-    """Along a new axis."""
-    return np.stack(data, site.number("axis", 0)) if len({each.shape for each in data}) == 1 else None
-
-
-def concatenate_along(axis: int | None) -> Move:
-    """Along a known axis."""
-    return lambda site, data: None if axis is None else np.concatenate(data, axis)
+def follow_entries(*data: int) -> Rest:
+    """What an op does to values without rows that moves the entries of these of its inputs."""
+    return lambda site, folds: move_entries(site, data) or move_by_wholes(site, folds)

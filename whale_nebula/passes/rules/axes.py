@@ -18,8 +18,8 @@ import functools
 from collections.abc import Callable, Sequence
 
 from whale_nebula.passes.rules.registry import (
-    COUPLED,
     MEAN,
+    NO_RANK,
     ROWS,
     STRANGE,
     SUM,
@@ -31,10 +31,11 @@ from whale_nebula.passes.rules.registry import (
     Rest,
     Result,
     Site,
+    Undecided,
+    find_axes,
     rule,
 )
 
-NO_RANK = "the number of axes is not known, so neither is where the rows meet"
 TWO_AXES = "every row meets every other row: the batch lies along two axes"
 APART = "a tensor that is no part of the batch lies along the batch axis"
 
@@ -73,7 +74,7 @@ def fold_axes(
     site: Site, describe: Describe, rest: Rest, over: Callable[[Site, Fold, Axes], Fold] | None = None
 ) -> Result:
     """The states of an op's outputs: the batch stays an axis, is folded away (`over`), or couples the rows."""
-    found = describe(site)
+    found = find_axes(describe, site)
     inputs: Sequence[Labels | None] = () if isinstance(found, str) else found.inputs
     shapes = {place for place, labels in enumerate(inputs) if labels is None}
     folds = [fold for place, fold in enumerate(site.folds) if place not in shapes]
@@ -81,28 +82,25 @@ def fold_axes(
         return rest(site, folds)
     if isinstance(found, str):
         wide = [fold for place, fold in enumerate(site.folds) if site.rank(place) != 0]
-        alone = wide[0].bare if found == NO_RANK and len(wide) == 1 else site.coupled(found)
-        return find_mixed_rows(site, folds) or alone
+        alone = wide[0].bare if found == NO_RANK and len(wide) == 1 else site.couple(found)
+        check_mixed(folds)
+        return alone
     operands = [(place, labels) for place, labels in enumerate(found.inputs) if labels is not None]
-    wrong = find_mixed_rows(site, [site.folds[place] for place, _ in operands])
-    if wrong is not None:
-        return wrong
+    check_mixed([site.folds[place] for place, _ in operands])
     rows = [(site.folds[place], labels) for place, labels in operands if site.folds[place].kind == ROWS]
     if not rows:
-        return site.coupled(f"{site.op.type} with operands made of the batch")
+        return site.couple(f"{site.op.type} with operands made of the batch")
     batch = rows[0][1][rows[0][0].axis]
     if any(labels[fold.axis] != batch for fold, labels in rows):
-        return site.coupled(_explain_two_axes(site, found, operands))
-    met = functools.reduce(lambda one, fold: match_rows(site, one, fold._replace(axis=one.axis)), [f for f, _ in rows])
-    if met.kind == COUPLED:
-        return met
+        return site.couple(_explain_two_axes(site, found, operands))
+    met = functools.reduce(lambda one, fold: match_rows(one, fold._replace(axis=one.axis)), [f for f, _ in rows])
     for place, labels in operands:
         if site.folds[place].kind == WHOLE and batch in labels and site.size(place, list(labels).index(batch)) != 1:
-            return site.coupled(APART)
+            return site.couple(APART)
     if batch in found.mixed:
-        return site.coupled(found.mixed[batch])
+        return site.couple(found.mixed[batch])
     if any(fold.kind != WHOLE for fold in site.folds[len(found.inputs) :]):
-        return site.coupled(f"{site.op.type} with operands made of the batch")
+        return site.couple(f"{site.op.type} with operands made of the batch")
     gone = over or _fold_away
     outputs = [list(labels or ()) for labels in found.outputs]
     return tuple(
@@ -117,18 +115,15 @@ def first_of(result: Result) -> Fold:
 
 def _fold_away(site: Site, rows: Fold, found: Axes) -> Fold:
     if found.folded not in (SUM, MEAN):
-        return site.coupled(f"{site.op.type} over the batch is neither a sum nor a mean")
+        return site.couple(f"{site.op.type} over the batch is neither a sum nor a mean")
     return Fold(found.folded)
 
 
-def find_mixed_rows(site: Site, folds: Sequence[Fold]) -> Fold | None:
-    """Coupled, if rows meet anything that is folded over their own micro-batch only."""
-    other = next((fold for fold in folds if fold.kind not in (ROWS, WHOLE)), None)
-    if other is None:
-        return None
-    if other.kind == COUPLED:
-        return other.bare
-    return site.coupled(f"single rows are mixed with {other.spoken}")
+def check_mixed(folds: Sequence[Fold]) -> None:
+    """Rows may not meet anything that is folded over their own micro-batch only."""
+    for fold in folds:
+        if fold.kind not in (ROWS, WHOLE):
+            raise Undecided(f"single rows are mixed with {fold.spoken}")
 
 
 def _explain_two_axes(site: Site, found: Axes, operands: Sequence[tuple[int, Labels]]) -> str:
@@ -151,14 +146,12 @@ def _explain_two_axes(site: Site, found: Axes, operands: Sequence[tuple[int, Lab
     return TWO_AXES
 
 
-def match_rows(site: Site, left: Fold, right: Fold) -> Fold:
+def match_rows(left: Fold, right: Fold) -> Fold:
     """Two tensors with rows, entry by entry: the same row must meet itself."""
-    if COUPLED in (left.kind, right.kind):
-        return left if left.kind == COUPLED else right
     if left.axis != right.axis:
-        return site.coupled(TWO_AXES)
+        raise Undecided(TWO_AXES)
     if left.order != right.order or left.ragged != right.ragged:
-        return site.coupled("the rows of two tensors do not lie in the same order")
+        raise Undecided("the rows of two tensors do not lie in the same order")
     per = left.per if left.per == right.per else max(left.per, right.per)
     position = left.position or right.position
     if left.position and right.position and left.position != right.position:
@@ -172,10 +165,7 @@ def list_axes(site: Site, place: int = 0, axis: int = 0) -> list[str]:
     return [str(each) for each in range(max(axis, site.folds[place].axis) + 1 if rank is None else rank)]
 
 
-def describe_entries(site: Site) -> Axes | str:
+def describe_entries(site: Site) -> Axes:
     """Entry by entry, operands aligned from the right, as numpy does. One tensor among scalars needs no rank."""
-    ranks = [site.rank(place) for place in range(len(site.folds))]
-    known = [rank for rank in ranks if rank is not None]
-    if len(known) < len(ranks):
-        return NO_RANK
-    return Axes(tuple(number_axes(rank) for rank in known), (number_axes(max(known, default=0)),))
+    ranks = [site.need_rank(place) for place in range(len(site.folds))]
+    return Axes(tuple(map(number_axes, ranks)), (number_axes(max(ranks, default=0)),))

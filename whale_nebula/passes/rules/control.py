@@ -31,7 +31,7 @@ def branch(site: Site) -> Result:
     """Every micro-batch must go the same way."""
     test, arguments = site.folds[0], _forget_sources(site.folds[1:])
     if test.kind != WHOLE:
-        return test.bare if test.kind == COUPLED else site.coupled("micro-batches may go different ways at a condition")
+        return test.bare if test.kind == COUPLED else site.couple("micro-batches may go different ways at a condition")
     found = _run(site, site.op.functions[0], arguments, len(site.op.outputs))
     for name in site.op.functions[1:]:
         other = _run(site, name, arguments, len(found))
@@ -70,14 +70,14 @@ def _spoilt(site: Site, state: tuple[Fold, ...], reason: str) -> tuple[Fold, ...
     """All results are coupled, but for what the loop only hands through."""
     body = site.graph.functions[site.op.functions[1]]
     handed = {place for place, value in enumerate(body.returns) if value.op == body.arguments[place]}
-    coupled = site.coupled(reason)
+    coupled = site.couple(reason)
     return tuple(fold if place in handed or fold.kind == COUPLED else coupled for place, fold in enumerate(state))
 
 
 def _run(site: Site, name: str, arguments: tuple[Fold, ...], expected: int) -> tuple[Fold, ...]:
     """The results of a body. A body that calls itself has none yet."""
     found = site.caller.call(site.graph, name, arguments, site.owner)
-    return found if len(found) == expected else (site.coupled(f"{name!r} calls itself"),) * expected
+    return found if len(found) == expected else (site.couple(f"{name!r} calls itself"),) * expected
 
 
 def _forget_sources(folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
@@ -88,7 +88,7 @@ def _forget_sources(folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
 @rule("TensorListReserve", "EmptyTensorList", literal=True)
 def fresh(site: Site) -> Result:
     """Nothing is known of the elements until there are some."""
-    return Fold(EMPTY) if site.folds[1].kind == WHOLE else site.coupled("a list is as long as the batch")
+    return Fold(EMPTY) if site.folds[1].kind == WHOLE else site.couple("a list is as long as the batch")
 
 
 @rule("TensorListFromTensor")
@@ -97,7 +97,7 @@ def taken_apart(site: Site) -> Result:
     data = site.folds[0]
     if data.kind != ROWS:
         return data.bare
-    return data._replace(axis=data.axis - 1).bare if data.axis else site.coupled("the batch is looped over row by row")
+    return data._replace(axis=data.axis - 1).bare if data.axis else site.couple("the batch is looped over row by row")
 
 
 @rule("TensorListSetItem", "TensorListPushBack", raw=True)
@@ -105,12 +105,9 @@ def put(site: Site) -> Result:
     """The elements of a list have one state."""
     held, item = site.folds[0], site.folds[-1]
     if site.op.type == "TensorListSetItem" and site.folds[1].kind != WHOLE:
-        return _bad(site) or site.coupled("which element is set depends on the batch")
+        coupled = next((fold.bare for fold in site.folds if fold.kind == COUPLED), None)
+        return coupled or site.couple("which element is set depends on the batch")
     return join_folds(site, held, item.bare)
-
-
-def _bad(site: Site) -> Fold | None:
-    return next((fold.bare for fold in site.folds if fold.kind == COUPLED), None)
 
 
 @rule("TensorListGetItem")
@@ -118,7 +115,7 @@ def element(site: Site) -> Result:
     """One element."""
     held, number = site.folds[:2]
     if number.kind != WHOLE:
-        return site.coupled("which element is read depends on the batch")
+        return site.couple("which element is read depends on the batch")
     return whole() if held.kind == EMPTY else held.bare
 
 
@@ -127,7 +124,7 @@ def stack_list(site: Site) -> Result:
     """The elements along a new first axis."""
     held = site.folds[0]
     if site.op.type == "TensorListGather" and site.folds[1].kind != WHOLE:
-        return site.coupled("which elements are read depends on the batch")
+        return site.couple("which elements are read depends on the batch")
     if held.kind == EMPTY:
         return whole()
     return held._replace(axis=held.axis + 1).bare if held.kind == ROWS else held.bare
@@ -143,53 +140,25 @@ def pop(site: Site) -> Result:
 @rule("TensorListResize")
 def resize_list(site: Site) -> Result:
     """The same elements, fewer or more."""
-    return site.folds[0].bare if site.folds[1].kind == WHOLE else site.coupled("a list is as long as the batch")
+    return site.folds[0].bare if site.folds[1].kind == WHOLE else site.couple("a list is as long as the batch")
 
 
 @rule("TensorListLength", "TensorListElementShape")
 def length(site: Site) -> Result:
     """As many turns in every micro-batch."""
     if site.op.type == "TensorListElementShape" and site.folds[0].kind == ROWS:
-        return site.coupled("the shape of a list's elements is asked for")
+        return site.couple("the shape of a list's elements is asked for")
     return whole()
 
 
 @rule("TensorListConcat", "TensorListConcatV2")
 def put_behind(site: Site) -> Result:
     """The elements behind each other."""
-    return (
-        site.coupled("rows of a list are put behind each other") if site.folds[0].kind == ROWS else site.folds[0].bare
-    )
+    return site.couple("rows of a list are put behind each other") if site.folds[0].kind == ROWS else site.folds[0].bare
 
 
 @rule("EagerPyFunc", "PyFunc", "PyFuncStateless")
 def python(site: Site) -> Result:
     """It sees one micro-batch at a time."""
     called = "tf.py_function" if site.op.type == "EagerPyFunc" else "tf.numpy_function"
-    return site.coupled(f"{called} runs Python, which may do anything to the rows that it is given")
-
-
-@rule("BroadcastGradientArgs", literal=True)
-def summed_axes(site: Site) -> Result:
-    """The axes along which either operand of two was repeated."""
-    left, right = site.parts(0), site.parts(1)
-    if left is None or right is None:
-        return site.nonlinear(site.folds)
-    rank = max(len(left), len(right))
-    pairs = list(zip(_pad_folds(left, rank), _pad_folds(right, rank), strict=True))
-    return _axes(pairs), _axes([(other, one) for one, other in pairs])
-
-
-def _pad_folds(parts: tuple[Fold, ...], rank: int) -> tuple[Fold, ...]:
-    return (whole(1),) * (rank - len(parts)) + parts
-
-
-def _axes(pairs: list[tuple[Fold, Fold]]) -> Fold:
-    """Where the first of a pair is 1 and the second is not; a size that is not known may be 1."""
-    found: list[int] = []
-    for axis, (one, other) in enumerate(pairs):
-        if one.kind == WHOLE and one.literal is None and other.literal != (1,) and one != other:
-            return whole()
-        if one.literal == (1,) and other.literal != (1,):
-            found.append(axis)
-    return Fold(WHOLE, literal=tuple(found))
+    return site.couple(f"{called} runs Python, which may do anything to the rows that it is given")

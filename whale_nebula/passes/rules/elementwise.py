@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
+from whale_nebula.ir.integers import ELEMENTWISE
 from whale_nebula.passes.rules.algebra import (
     add_folds,
     divide_folds,
@@ -13,7 +15,7 @@ from whale_nebula.passes.rules.algebra import (
     multiply_folds,
     pack_entries,
 )
-from whale_nebula.passes.rules.axes import NO_RANK, describe_entries, first_of, fold_axes
+from whale_nebula.passes.rules.axes import describe_entries, first_of, fold_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     ROWS,
@@ -21,8 +23,6 @@ from whale_nebula.passes.rules.registry import (
     WHOLE,
     Axes,
     Fold,
-    Number,
-    Rest,
     Result,
     Site,
     blocks_of,
@@ -30,6 +30,8 @@ from whale_nebula.passes.rules.registry import (
     rule,
     whole,
 )
+
+Join = Callable[[Site, Sequence[Fold]], Fold]
 
 _UNARY = """
     Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Bitcast Bucketize Ceil ComplexAbs Cos Cosh
@@ -43,12 +45,6 @@ _BINARY = """
     Less LessEqual LogicalAnd LogicalOr Mod NextAfter NotEqual Polygamma Pow RightShift SquaredDifference
     TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta Igamma Igammac StringJoin
 """
-_NUMBERS: Mapping[str, Callable[..., Number]] = {
-    "Add": operator.add, "AddV2": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Maximum": max,
-    "Minimum": min, "Neg": operator.neg, "FloorDiv": operator.floordiv, "FloorMod": operator.mod,
-}  # fmt: skip
-
-
 _GRADIENTS = """
     TanhGrad SigmoidGrad ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad
     RsqrtGrad SqrtGrad InvGrad ReciprocalGrad
@@ -60,30 +56,6 @@ _OTHERS = "Betainc ClipByValue FakeQuantWithMinMaxVars FakeQuantWithMinMaxArgs"
 def any_function(site: Site) -> Result:
     """A function of entries that is not linear."""
     return fold_axes(site, describe_entries, Site.nonlinear)
-
-
-@rule("FloorMod", axes=describe_entries, literal=True)
-def remainder(site: Site) -> Result:
-    """Not linear, but used to reckon with shapes."""
-    return _lift_entries(site, Site.nonlinear)
-
-
-@rule("Maximum", "Minimum", axes=describe_entries, literal=True)
-def larger_or_smaller(site: Site) -> Result:
-    """Not linear, but of sizes of the batch it is one."""
-    return _lift_entries(site, extreme)
-
-
-@rule("Add", "AddV2", "AddN", "AccumulateNV2", axes=describe_entries, literal=True, positions=True)
-def addition(site: Site) -> Result:
-    """Added to positions, anything that is no position is an offset."""
-    return _offset(site, _lift_entries(site, add_folds))
-
-
-@rule("Sub", axes=describe_entries, literal=True, positions=True)
-def subtraction(site: Site) -> Result:
-    """As addition, apart from counts."""
-    return _offset(site, _lift_entries(site, _difference))
 
 
 def _difference(site: Site, folds: Sequence[Fold]) -> Fold:
@@ -101,7 +73,7 @@ def multiplication(site: Site) -> Result:
     found = _lift_entries(site, multiply_folds)
     if not found.position:
         return found
-    by = [site.known(place) for place, fold in enumerate(site.folds) if not fold.position]
+    by = [site.int_at(place) for place, fold in enumerate(site.folds) if not fold.position]
     known = len(by) == 1 and site.folds[0].kind != site.folds[1].kind
     if known and by[0] and found.position > 0:
         return found._replace(position=found.position * by[0])
@@ -121,11 +93,10 @@ def _by_size(site: Site) -> int:
     return blocks_of(shape.inputs[0]) if whole_graph and shape.type == "Shape" and begins == (1,) else STRANGE
 
 
-@rule("RealDiv", "Div", "DivNoNan", "FloorDiv", axes=describe_entries, literal=True)
-def division(site: Site) -> Result:
+def _quotient(site: Site, folds: Sequence[Fold]) -> Fold:
     """Linear in the dividend, but where what is left over is lost."""
     exact = site.spec(0).floating and site.op.type != "FloorDiv"
-    return _lift_entries(site, divide_folds if exact else _shared_out)
+    return divide_folds(site, folds) if exact else _shared_out(site, folds)
 
 
 def _shared_out(site: Site, folds: Sequence[Fold]) -> Fold:
@@ -138,10 +109,32 @@ def _shared_out(site: Site, folds: Sequence[Fold]) -> Fold:
     return site.nonlinear(folds)
 
 
-@rule("Neg", "Conj", "Real", "Imag", axes=describe_entries, literal=True)
-def linear(site: Site) -> Result:
-    """Linear functions of one operand."""
-    return _lift_entries(site, lambda _, folds: folds[0].bare)
+_JOINS: Mapping[str, Join] = {
+    "FloorMod": Site.nonlinear,
+    **dict.fromkeys(("Maximum", "Minimum"), extreme),
+    **dict.fromkeys(("Neg", "Conj", "Real", "Imag"), lambda site, folds: folds[0].bare),
+    **dict.fromkeys(("RealDiv", "Div", "DivNoNan", "FloorDiv"), _quotient),
+}
+_SHIFTS: Mapping[str, Join] = {
+    **dict.fromkeys(("Add", "AddV2", "AddN", "AccumulateNV2"), add_folds),
+    "Sub": _difference,
+}
+
+
+@rule(*_JOINS, axes=describe_entries, literal=True)
+def join_entries(site: Site) -> Result:
+    """Of values without rows these say what is made of them; of sizes of the batch it is one, entry by entry."""
+    return _lift_entries(site, _JOINS[site.op.type])
+
+
+@rule(*_SHIFTS, axes=describe_entries, literal=True, positions=True)
+def shift_entries(site: Site) -> Result:
+    """As these; added to positions, anything that is no position is an offset."""
+    found = _lift_entries(site, _SHIFTS[site.op.type])
+    marked = [fold for fold in site.folds if fold.position]
+    if not found.position or len(marked) == len(site.folds) == 1:
+        return found
+    return found._replace(offset=True) if len(marked) == 1 else found._replace(position=STRANGE)
 
 
 @rule("Cast", axes=describe_entries, literal=True, positions=True)
@@ -166,13 +159,10 @@ def same(site: Site) -> Result:
     return site.folds[0]
 
 
-def _describe_each(site: Site) -> Axes | str:
-    labels = [
-        [f"{place}:{axis}" for axis in range(site.rank(place) or 0)] if site.rank(place) is not None else None
-        for place in range(len(site.folds))
-    ]
-    known = [each for each in labels if each is not None]
-    return Axes(tuple(labels), tuple(known)) if len(known) == len(labels) else NO_RANK
+def _describe_each(site: Site) -> Axes:
+    ranks = [site.need_rank(place) for place in range(len(site.folds))]
+    labels = tuple([f"{place}:{axis}" for axis in range(rank)] for place, rank in enumerate(ranks))
+    return Axes(labels, labels)
 
 
 @rule("IdentityN", axes=_describe_each, literal=True, raw=True, positions=True)
@@ -181,10 +171,10 @@ def each_the_same(site: Site) -> Result:
     return site.folds
 
 
-def _describe_choice(site: Site) -> Axes | str:
+def _describe_choice(site: Site) -> Axes:
     """The old Select takes a vector that chooses along the first axis."""
     found = describe_entries(site)
-    if isinstance(found, str) or site.op.type == "SelectV2" or site.rank(0) != 1 or site.rank(1) == 1:
+    if site.op.type == "SelectV2" or site.rank(0) != 1 or site.rank(1) == 1:
         return found
     labels = found.outputs[0] or ()
     return found._replace(inputs=(labels[:1], *found.inputs[1:]))
@@ -193,14 +183,13 @@ def _describe_choice(site: Site) -> Axes | str:
 @rule("Select", "SelectV2", axes=_describe_choice)
 def choice(site: Site) -> Result:
     """A condition that is the same everywhere chooses among sums as an addition would mix them."""
-    return fold_axes(site, _describe_choice, Site.nonlinear if site.folds[0].kind != WHOLE else _join_choices)
+    same = site.folds[0].kind == WHOLE
+    return fold_axes(
+        site, _describe_choice, lambda site, folds: join_folds(site, *folds[1:]) if same else site.nonlinear(folds)
+    )
 
 
-def _join_choices(site: Site, folds: Sequence[Fold]) -> Fold:
-    return join_folds(site, folds[1], folds[2])
-
-
-def _lift_entries(site: Site, rest: Rest) -> Fold:
+def _lift_entries(site: Site, rest: Join) -> Fold:
     """Vectors of counts and known numbers are followed entry by entry."""
     lanes = _lanes(site)
     if lanes is None:
@@ -224,18 +213,15 @@ def _lanes(site: Site) -> list[tuple[Fold, ...]] | None:
     return lanes
 
 
-def _reckon(site: Site, folds: Sequence[Fold], rest: Rest) -> Fold:
+def _reckon(site: Site, folds: Sequence[Fold], rest: Join) -> Fold:
     known = [fold.literal[0] for fold in folds if fold.literal is not None and len(fold.literal) == 1]
-    work = _NUMBERS.get(site.op.type)
+    work = ELEMENTWISE.get(site.op.type)
     if work is None or len(known) < len(folds) or not all(fold.kind == WHOLE for fold in folds):
         return whole() if all(fold.kind == WHOLE for fold in folds) else rest(site, folds)
     if site.op.type.startswith("Floor") and known[1] == 0:
         return whole()
-    return whole(work(*known))
-
-
-def _offset(site: Site, found: Fold) -> Fold:
-    marked = [fold for fold in site.folds if fold.position]
-    if not found.position or len(marked) == len(site.folds) == 1:
-        return found
-    return found._replace(offset=True) if len(marked) == 1 else found._replace(position=STRANGE)
+    try:
+        with np.errstate(all="ignore"):
+            return whole(work(*known).item())
+    except OverflowError:  # an unsigned number of 64 bits beside a signed one
+        return whole()

@@ -55,7 +55,11 @@ FED = whole()._replace(inputs=True)
 
 def feed(site: Site, outcome: Outcome, asked: set[Value], *, always: bool) -> tuple[Site, Outcome]:
     """Read what comes from inputs alone as it is for the whole batch: always, or where that is better."""
-    places = [place for place, fold in enumerate(site.folds) if _feedable(site, place, fold)]
+    places = [
+        place
+        for place, fold in enumerate(site.folds)
+        if fold.inputs and (fold.kind in _ONCE or (fold.kind == COUNT and site.spec(place).floating))
+    ]
     if not places:
         return site, outcome
     mended, better = _try_fix(site, places, lambda _: FED)
@@ -70,12 +74,12 @@ def whole_for_check(site: Site) -> list[Value]:
 
     That something holds for all rows can be asserted of each micro-batch, which then has a name.
     """
+
+    def for_all(fold: Fold) -> bool:
+        return fold.kind == COUPLED and 0 <= fold.blame < len(site.graph) and site.graph.ops[fold.blame].type == "All"
+
     folds = zip(site.op.inputs, site.folds, strict=True)
-    return [value for value, fold in folds if fold.inputs and fold.kind in _ONCE and not _for_all(site, fold)]
-
-
-def _for_all(site: Site, fold: Fold) -> bool:
-    return fold.kind == COUPLED and 0 <= fold.blame < len(site.graph) and site.graph.ops[fold.blame].type == "All"
+    return [value for value, fold in folds if fold.inputs and fold.kind in _ONCE and not for_all(fold)]
 
 
 def recount(site: Site, recounts: list[Recount]) -> Site:
@@ -119,10 +123,10 @@ SHAPED = frozenset({"Shape", "ZerosLike", "OnesLike"})
 def grow(site: Site, outcome: Outcome, edges: list[Edge]) -> Outcome:
     """Multiply counts, sums or both by rows / rows_m, where nothing else helps."""
     for kinds in ({COUNT}, {SUM}, {COUNT, SUM}):
-        places = [place for place, fold in enumerate(site.folds) if _growable(site, place, fold, kinds)]
+        places = [at for at, fold in enumerate(site.folds) if fold.kind in kinds and site.spec(at).floating]
         if not places or badness(outcome) == 0:
             continue
-        mended, better = _try_fix(site, places, _grow_fold)
+        mended, better = _try_fix(site, places, lambda fold: whole() if fold.kind == COUNT else Fold(MEAN))
         if badness(better) < badness(outcome):
             edges.extend(Edge(site.op.index, place, site.op.inputs[place]) for place in places)
             site, outcome = mended, better
@@ -139,15 +143,3 @@ def _try_fix(site: Site, places: Sequence[int], mend: Callable[[Fold], Fold]) ->
     folds = tuple(mend(fold) if place in places else fold for place, fold in enumerate(site.folds))
     mended = replace(site, folds=folds)
     return mended, transfer(mended)
-
-
-def _feedable(site: Site, place: int, fold: Fold) -> bool:
-    return fold.inputs and (fold.kind in _ONCE or (fold.kind == COUNT and site.spec(place).floating))
-
-
-def _growable(site: Site, place: int, fold: Fold, kinds: set[str]) -> bool:
-    return fold.kind in kinds and site.spec(place).floating
-
-
-def _grow_fold(fold: Fold) -> Fold:
-    return whole() if fold.kind == COUNT else Fold(MEAN)

@@ -239,4 +239,4 @@ def _refine_specs(site: Site) -> dict[Value, Spec]:
 
 
 def _constant(op: Op) -> Fold:
-    return whole(*op.constant) if op.constant else whole()
+    return Fold(WHOLE, literal=op.constant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -9,20 +10,14 @@ from typing import NamedTuple
 
 from whale_nebula.passes.rules.algebra import (
     add_folds,
-    concatenate_along,
-    move_by_wholes,
+    follow_entries,
     move_entries,
-    own_order,
     pack_entries,
-    reshape_entries,
-    stack_entries,
-    transpose_entries,
 )
 from whale_nebula.passes.rules.axes import (
-    NO_RANK,
     add_axis,
     axes,
-    find_mixed_rows,
+    check_mixed,
     first_of,
     fold_axes,
     match_rows,
@@ -31,7 +26,9 @@ from whale_nebula.passes.rules.axes import (
 from whale_nebula.passes.rules.registry import (
     BESIDE,
     COUNT,
-    COUPLED,
+    FIXED,
+    NO_RANK,
+    OWN,
     ROWS,
     SUM,
     UNDER,
@@ -41,6 +38,7 @@ from whale_nebula.passes.rules.registry import (
     Fold,
     Result,
     Site,
+    Undecided,
     count,
     rule,
     whole,
@@ -49,17 +47,11 @@ from whale_nebula.passes.rules.registry import (
 Sizes = tuple[int | None, ...]
 
 
-def _move_transposed(site: Site, folds: Sequence[Fold]) -> Fold:
-    return move_entries(site, [0], transpose_entries) or move_by_wholes(site, folds)
-
-
-@axes("Transpose ConjugateTranspose", rest=_move_transposed, literal=True, positions=True)
-def transpose(site: Site) -> Axes | str:
+@axes("Transpose ConjugateTranspose", rest=follow_entries(0), literal=True, positions=True)
+def transpose(site: Site) -> Axes:
     """Axes in another order."""
-    order, rank = site.ints(1), site.rank(0)
-    if order is None or rank is None:
-        return "the order of a transposition is not known"
-    labels = number_axes(rank)
+    unknown = "the order of a transposition is not known"
+    order, labels = site.need_ints(1, unknown), number_axes(site.need_rank(0, unknown))
     return Axes((labels,), ([labels[axis] for axis in order],))
 
 
@@ -72,14 +64,9 @@ def inverse_order(site: Site) -> Result:
     return whole(*(order.index(axis) for axis in range(len(order))))
 
 
-def _move_reshaped(site: Site, folds: Sequence[Fold]) -> Fold:
-    return move_entries(site, [0], reshape_entries) or move_by_wholes(site, folds)
-
-
-def _describe_expanded(site: Site) -> Axes | str:
-    axis, rank = site.known(1), site.rank(0)
-    if axis is None or rank is None:
-        return "the place of a new axis is not known"
+def _describe_expanded(site: Site) -> Axes:
+    unknown = "the place of a new axis is not known"
+    axis, rank = site.need_int(1, unknown), site.need_rank(0, unknown)
     labels, new = number_axes(rank), axis % (rank + 1)
     return Axes((labels,), (add_axis(labels, new),))
 
@@ -87,21 +74,19 @@ def _describe_expanded(site: Site) -> Axes | str:
 @rule("ExpandDims", axes=_describe_expanded, literal=True, positions=True)
 def expand(site: Site) -> Result:
     """One more axis of size one; at the end it is a column of rows."""
-    data, rank = site.folds[0], site.rank(0)
-    if rank == 0:
-        return pack_entries(site, (data,))
-    found = first_of(fold_axes(site, _describe_expanded, _move_reshaped))
-    column = data.kind == found.kind == ROWS and site.known(1) in (-1, rank)
+    data = site.folds[0]
+    found = first_of(fold_axes(site, _describe_expanded, follow_entries(0)))
+    column = data.kind == found.kind == ROWS and site.int_at(1) in (-1, site.rank(0))
     return found._replace(parts=(data.bare,)) if column else found
 
 
-def _describe_squeezed(site: Site) -> Axes | str:
+def _describe_squeezed(site: Site) -> Axes:
     """Axes of size one go; the batch axis must not."""
     sizes, named, data = site.spec(0).shape, site.attribute("squeeze_dims", ()), site.folds[0]
     if sizes is None or (not named and None in sizes[: data.axis] + sizes[data.axis + 1 :]):
-        return "which axes are dropped depends on sizes"
+        raise Undecided("which axes are dropped depends on sizes")
     if not named and data.kind == ROWS:
-        return _DROPPED
+        raise Undecided(_DROPPED)
     labels = number_axes(len(sizes))
     axes = named if isinstance(named, tuple) else ()
     gone = [labels[axis] for axis in axes if isinstance(axis, int)] or [
@@ -117,20 +102,20 @@ _DROPPED = "the batch axis may be dropped: name the axes to squeeze"
 @rule("Squeeze", axes=_describe_squeezed, literal=True, positions=True)
 def squeeze(site: Site) -> Result:
     """Axes of size one go; of a column of rows that is known its one entry stays."""
-    found = first_of(fold_axes(site, _describe_squeezed, _move_reshaped))
+    found = first_of(fold_axes(site, _describe_squeezed, follow_entries(0)))
     named = site.attribute("squeeze_dims", ())
     known = found.kind == ROWS and isinstance(named, tuple) and len(named) == 1 and isinstance(named[0], int)
     column = site.columns(0, int(named[0])) if known and isinstance(named, tuple) else None  # type: ignore[arg-type]
     return column[0] if column is not None and len(column) == 1 else found
 
 
-def describe_reshape(site: Site) -> Axes | str:
+def describe_reshape(site: Site) -> Axes:
     """Runs of axes that have as many entries before as after belong together. Of each the first ones are the same axis,
     where one's size is a multiple of the other's.
     """
     before, after = site.spec(0).shape, _sizes(site)
     if before is None or after is None:
-        return NO_RANK
+        raise Undecided(NO_RANK)
     inputs, outputs = [f"in {n}" for n in range(len(before))], [f"out {n}" for n in range(len(after))]
     mixed: dict[str, str] = {}
     for old, new in group_axes(before, after):
@@ -181,15 +166,10 @@ def _next_run(before: Sizes, after: Sizes) -> tuple[int, int]:
 def reshape(site: Site) -> Result:
     """The batch axis may be merged with axes behind it, and split from them again."""
     data, target = site.folds
-    lane = site.parts(0) if site.rank(0) == 1 else (data,) if site.rank(0) == 0 else None
-    if lane is not None and data.kind != ROWS:
-        rank = site.op.outputs[0].rank
-        if rank == 1 or (rank == 0 and len(lane) == 1):
-            return pack_entries(site, lane) if rank else lane[0]
     if data.kind != ROWS:
-        return move_entries(site, [0], reshape_entries) or move_by_wholes(site, site.folds)
+        return follow_entries(0)(site, site.folds)
     if site.parts(1) is None and target.kind != WHOLE:
-        return site.coupled("the shape that rows are given depends on the batch")
+        return site.couple("the shape that rows are given depends on the batch")
     return _reshape_rows(site, data)
 
 
@@ -205,17 +185,13 @@ class _Move(NamedTuple):
 def _reshape_rows(site: Site, data: Fold) -> Fold:
     before, after = site.spec(0).shape, _sizes(site)
     if before is None or after is None:
-        return site.coupled("rows are given a shape with an unknown number of axes")
+        raise Undecided("rows are given a shape with an unknown number of axes")
     place = _batch_place(site, after)
-    if isinstance(place, Fold):
-        return place
     heads = before[: data.axis], after[:place]
     tails = before[data.axis + 1 :], after[place + 1 :]
     part = (site.parts(1) or (None,) * len(after))[place]
     move = _Move(place, heads, tails, part.per if part is not None and part.kind == COUNT else None)
-    per = _per(site, data, move)
-    if isinstance(per, Fold):
-        return per
+    per = _per(data, move)
     if data.order and data.order[0] == UNDER:
         return _from_under(site, data, move)
     return _keep_interleaved(site, data, move) if data.order or data.ragged else _move_rows(site, data, move, per)
@@ -226,12 +202,12 @@ def _move_rows(site: Site, data: Fold, move: _Move, per: int) -> Fold:
     if _same(*move.heads) or (move.counted == data.per > 0 and _same(*move.tails)):
         return data._replace(axis=move.place, per=per).bare
     if move.place or _count_known(move.heads[0]) == 1:
-        return site.coupled("a reshape puts the batch under other axes than before")
+        return site.couple("a reshape puts the batch under other axes than before")
     old, new = _count_known(move.tails[0]), _count_known(move.tails[1])
     if move.tails[1] and not _same(*move.tails) and (UNKNOWN in (old, new) or old % new):
-        return site.coupled("a reshape puts entries of several rows together")
+        return site.couple("a reshape puts entries of several rows together")
     merged = 1 if _same(*move.tails) else _count_known(move.tails[0]) if not move.tails[1] else UNKNOWN
-    order = (UNDER, data.per * merged) if data.per * merged else own_order(site)
+    order = (UNDER, data.per * merged) if data.per * merged else (OWN, site.owner, site.op.index)
     return data._replace(axis=0, per=UNKNOWN, order=order).bare
 
 
@@ -248,30 +224,32 @@ def _sizes(site: Site) -> Sizes | None:
     )
 
 
-def _batch_place(site: Site, after: Sizes) -> int | Fold:
+def _batch_place(site: Site, after: Sizes) -> int:
     """Where the batch lies in the new shape: at the count, or else at the -1."""
     parts = site.parts(1)
     if parts is None:
         places = [axis for axis, size in enumerate(after) if size is None]
-        return places[0] if len(places) == 1 else site.coupled("where a reshape puts the batch is not known")
+        if len(places) != 1:
+            raise Undecided("where a reshape puts the batch is not known")
+        return places[0]
     if any(part.kind not in (COUNT, WHOLE) for part in parts):
-        return site.coupled("the shape that rows are given depends on the batch")
+        raise Undecided("the shape that rows are given depends on the batch")
     counts = [axis for axis, part in enumerate(parts) if part.kind == COUNT]
     free = [axis for axis, part in enumerate(parts) if part.literal == (-1,) and after[axis] is None]
     found = counts or free
-    if len(found) == 1:
-        return found[0]
-    return site.coupled("rows are given a fixed shape" if not found else "a reshape makes two axes of the batch")
+    if len(found) != 1:
+        raise Undecided(FIXED if not found else "a reshape makes two axes of the batch")
+    return found[0]
 
 
-def _per(site: Site, data: Fold, move: _Move) -> int | Fold:
+def _per(data: Fold, move: _Move) -> int:
     """Entries a row along the batch axis: what is counted, or what the axes behind a -1 leave over."""
     if move.counted is not None or data.order or data.ragged:
         return data.per if move.counted is None else move.counted
     old, new = _left_over(*move.tails)
     has, needs = (prod(size for size in sizes if size is not None) for sizes in (old, new))
     if (max(data.per, 1) * has) % max(needs, 1) or new.count(None) > old.count(None):
-        return site.coupled("a reshape may put several rows together: give the batch axis its size, -1 to another")
+        raise Undecided("a reshape may put several rows together: give the batch axis its size, -1 to another")
     return UNKNOWN if None in old or data.per == UNKNOWN else data.per * has // max(needs, 1)
 
 
@@ -291,7 +269,7 @@ def _from_under(site: Site, data: Fold, move: _Move) -> Fold:
         return data.bare
     if move.place == 0 and not move.tails[1] and more != UNKNOWN:
         return data._replace(order=(UNDER, inner * more)).bare
-    return site.coupled("a reshape puts the batch under other axes than before")
+    return site.couple("a reshape puts the batch under other axes than before")
 
 
 def _keep_interleaved(site: Site, data: Fold, move: _Move) -> Fold:
@@ -299,7 +277,7 @@ def _keep_interleaved(site: Site, data: Fold, move: _Move) -> Fold:
     equal = _same(*move.tails) or _count_known(move.tails[0]) == _count_known(move.tails[1]) != UNKNOWN
     if equal and _same(*move.heads):
         return data._replace(axis=move.place).bare
-    return site.coupled("rows that do not lie one after the other are given another shape")
+    return site.couple("rows that do not lie one after the other are given another shape")
 
 
 def _same(old: Sizes, new: Sizes) -> bool:
@@ -327,7 +305,7 @@ def _shape(site: Site, place: int) -> Fold:
     if fold.kind not in (ROWS, WHOLE) and (sizes is None or None in sizes) and not fold.good:
         return site.nonlinear([fold])
     if sizes is None:
-        return site.coupled("the shape of rows with an unknown number of axes") if fold.kind == ROWS else whole()
+        return site.couple("the shape of rows with an unknown number of axes") if fold.kind == ROWS else whole()
     parts = [whole() if size is None else whole(size) for size in sizes]
     if fold.kind == ROWS:
         parts[fold.axis] = long(fold)
@@ -361,10 +339,8 @@ def rank(site: Site) -> Result:
     return whole() if axes is None else whole(axes)
 
 
-def _describe_pack(site: Site) -> Axes | str:
-    rank = site.rank(0)
-    if rank is None:
-        return NO_RANK
+def _describe_pack(site: Site) -> Axes:
+    rank = site.need_rank(0)
     labels, new = number_axes(rank), site.number("axis", 0) % (rank + 1)
     return Axes((labels,) * len(site.folds), (add_axis(labels, new),))
 
@@ -372,67 +348,44 @@ def _describe_pack(site: Site) -> Axes | str:
 @rule("Pack", axes=_describe_pack, literal=True, positions=True)
 def pack(site: Site) -> Result:
     """Numbers become a vector; tensors get one more axis."""
-    ranks = {site.rank(place) for place in range(len(site.folds))}
-    if ranks == {0}:
-        return pack_entries(site, site.folds)
     if not any(fold.kind == ROWS for fold in site.folds):
-        return move_entries(site, range(len(site.folds)), stack_entries) or add_folds(site, site.folds)
-    found = _alike(site, range(len(site.folds)))
-    own = site.rank(0)
-    if found.kind == COUPLED or own is None:
-        return found if found.kind == COUPLED else site.coupled("rows with an unknown number of axes are stacked")
+        return move_entries(site, range(len(site.folds))) or add_folds(site, site.folds)
+    found, own = _match_all(site.folds), site.need_rank(0, "rows with an unknown number of axes are stacked")
     axis = site.number("axis", 0) % (own + 1)
     put = found._replace(axis=found.axis + (axis <= found.axis))
     return put._replace(parts=tuple(fold.bare for fold in site.folds)) if axis == own else put
 
 
-def _alike(site: Site, places: range) -> Fold:
+def _match_all(folds: Sequence[Fold]) -> Fold:
     """Tensors of one shape, rows all of them."""
-    folds = [site.folds[place] for place in places]
-    wrong = find_mixed_rows(site, folds)
-    if wrong is not None:
-        return wrong
+    check_mixed(folds)
     if any(fold.kind == WHOLE for fold in folds):
-        return site.coupled(BESIDE)
-    found = folds[0].bare
-    for fold in folds[1:]:
-        if found.kind != COUPLED:
-            found = match_rows(site, found, fold.bare)
-    return found
+        raise Undecided(BESIDE)
+    return functools.reduce(match_rows, [fold.bare for fold in folds])
 
 
-def _describe_concat(site: Site) -> Axes | str:
-    first = site.op.type == "Concat"
-    along, rank = site.known(0 if first else len(site.folds) - 1), site.rank(1 if first else 0)
-    if along is None or rank is None:
-        return "the axis of a concatenation is not known"
-    labels: list[str] = number_axes(rank)
-    inputs = (None, *[labels] * (len(site.folds) - 1)) if first else (labels,) * (len(site.folds) - 1)
+def _describe_concat(site: Site) -> Axes:
+    unknown = "the axis of a concatenation is not known"
+    along, labels = site.need_int(len(site.folds) - 1, unknown), number_axes(site.need_rank(0, unknown))
+    inputs = (labels,) * (len(site.folds) - 1)
     return Axes(inputs, (labels,), mixed={labels[along]: "tensors are put behind each other along it"})
 
 
-@rule("ConcatV2", "Concat", axes=_describe_concat, literal=True, positions=True)
+@rule("ConcatV2", axes=_describe_concat, literal=True, positions=True)
 def concat(site: Site) -> Result:
     """Along another axis rows stay rows; along the batch axis they are interleaved."""
-    first = site.op.type == "Concat"
-    places = range(1, len(site.folds)) if first else range(len(site.folds) - 1)
-    folds = [site.folds[place] for place in places]
-    along, own = site.known(0 if first else len(site.folds) - 1), site.rank(places[0])
+    *folds, _ = site.folds
+    places = range(len(folds))
     if not any(fold.kind == ROWS for fold in folds):
-        return move_entries(site, places, concatenate_along(along)) or add_folds(site, folds)
-    found = _alike(site, places)
-    if found.kind == COUPLED or along is None or own is None:
-        return found if found.kind == COUPLED else site.coupled("the axis of a concatenation is not known")
+        return move_entries(site, places) or add_folds(site, folds)
+    found, unknown = _match_all(folds), "the axis of a concatenation is not known"
+    along, own = site.need_int(len(folds), unknown), site.need_rank(0, unknown)
     if along % own == found.axis:
-        return _behind(site, folds)
+        pers = tuple(fold.per for fold in folds)
+        if any(fold.order or fold.ragged or fold.per <= 0 for fold in folds):
+            return site.couple("rows in several orders are put behind each other")
+        return folds[0].bare._replace(per=sum(pers), order=pers) if len(pers) > 1 else folds[0].bare
     return found._replace(parts=_columns(site, places)) if along % own == own - 1 else found
-
-
-def _behind(site: Site, folds: list[Fold]) -> Fold:
-    if any(fold.order or fold.ragged or fold.per <= 0 for fold in folds):
-        return site.coupled("rows in several orders are put behind each other")
-    pers = tuple(fold.per for fold in folds)
-    return folds[0].bare._replace(per=sum(pers), order=pers) if len(pers) > 1 else folds[0].bare
 
 
 def _columns(site: Site, places: range) -> tuple[Fold, ...] | None:
@@ -448,7 +401,7 @@ def _columns(site: Site, places: range) -> tuple[Fold, ...] | None:
 @rule("ConcatOffset", literal=True)
 def offsets(site: Site) -> Result:
     """Where each tensor of a concatenation begins, given its axis and all shapes."""
-    axis, lanes = site.known(0), [site.parts(place) for place in range(1, len(site.folds))]
+    axis, lanes = site.int_at(0), [site.parts(place) for place in range(1, len(site.folds))]
     known = [lane for lane in lanes if lane is not None]
     if axis is None or len(known) < len(lanes):
         return site.nonlinear(site.folds)
@@ -457,25 +410,29 @@ def offsets(site: Site) -> Result:
     for lane in known:
         along = axis % len(lane)
         found.append(pack_entries(site, tuple(start if at == along else whole(0) for at in range(len(lane)))))
-        start = _sum_shapes(site, start, lane[along])
+        literals = (start.literal, lane[along].literal)
+        start = add_folds(site, [start, lane[along]])
+        start = whole(literals[0][0] + literals[1][0]) if literals[0] and literals[1] else start
     return tuple(found)
-
-
-def _sum_shapes(site: Site, left: Fold, right: Fold) -> Fold:
-    if left.literal is not None and right.literal is not None:
-        return whole(left.literal[0] + right.literal[0])
-    return add_folds(site, [left, right])
 
 
 @rule("BroadcastArgs", literal=True)
 def broadcast_shape(site: Site) -> Result:
     """The shape that two shapes broadcast to."""
+    pairs = pair_sizes(site)
+    if pairs is None:
+        return site.nonlinear(site.folds)
+    return pack_entries(site, tuple(_wider(site, one, other) for one, other in pairs))
+
+
+def pair_sizes(site: Site) -> list[tuple[Fold, Fold]] | None:
+    """The sizes of two shapes that meet where tensors of these are broadcast; None where they cannot be told apart."""
     left, right = site.parts(0), site.parts(1)
     if left is None or right is None:
-        return site.nonlinear(site.folds)
-    longer, shorter = (left, right) if len(left) >= len(right) else (right, left)
-    padded = (whole(1),) * (len(longer) - len(shorter)) + shorter
-    return pack_entries(site, tuple(_wider(site, one, other) for one, other in zip(longer, padded, strict=True)))
+        return None
+    rank = max(len(left), len(right))
+    left, right = ((whole(1),) * (rank - len(parts)) + parts for parts in (left, right))
+    return list(zip(left, right, strict=True))
 
 
 def _wider(site: Site, one: Fold, other: Fold) -> Fold:
@@ -488,27 +445,29 @@ def _wider(site: Site, one: Fold, other: Fold) -> Fold:
     return one if one.kind == other.kind == COUNT else site.nonlinear([one, other])
 
 
+@rule("BroadcastGradientArgs", literal=True)
+def summed_axes(site: Site) -> Result:
+    """The axes along which either operand of two was repeated."""
+    pairs = pair_sizes(site)
+    if pairs is None:
+        return site.nonlinear(site.folds)
+    return _find_repeated(pairs), _find_repeated([(other, one) for one, other in pairs])
+
+
+def _find_repeated(pairs: list[tuple[Fold, Fold]]) -> Fold:
+    """Where the first of a pair is 1 and the second is not; a size that is not known may be 1."""
+    found: list[int] = []
+    for axis, (one, other) in enumerate(pairs):
+        if one.kind == WHOLE and one.literal is None and other.literal != (1,) and one != other:
+            return whole()
+        if one.literal == (1,) and other.literal != (1,):
+            found.append(axis)
+    return Fold(WHOLE, literal=tuple(found))
+
+
 @rule("DynamicStitch", "ParallelDynamicStitch", literal=True)
 def stitch(site: Site) -> Result:
     """Entries of vectors, each put at its number; of two at one number the later stays."""
-    half = len(site.folds) // 2
-    found: dict[int, Fold] = {}
-    for place in range(half):
-        numbers, lane = site.ints(place), _lane(site, half + place)
-        if numbers is None or lane is None or len(numbers) != len(lane):
-            return _stitch_entries(site)
-        found.update(zip(numbers, lane, strict=True))
-    if sorted(found) != list(range(len(found))):
-        return _stitch_entries(site)
-    return pack_entries(site, tuple(found[number] for number in range(len(found))))
-
-
-def _lane(site: Site, place: int) -> tuple[Fold, ...] | None:
-    return (site.folds[place],) if site.rank(place) == 0 else site.parts(place)
-
-
-def _stitch_entries(site: Site) -> Fold:
-    """Entries that cannot be told apart, or that are rows."""
     if any(fold.kind == ROWS for fold in site.folds):
-        return site.coupled("rows are put side by side by number")
-    return site.nonlinear(site.folds)
+        return site.couple("rows are put side by side by number")
+    return move_entries(site, range(len(site.folds) // 2, len(site.folds))) or site.nonlinear(site.folds)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from whale_nebula.passes.rules.algebra import add_folds, move_by_wholes, multiply_folds
-from whale_nebula.passes.rules.axes import NO_RANK, axes, describe_entries, fold_axes, number_axes
-from whale_nebula.passes.rules.registry import ROWS, WHOLE, Axes, Fold, Result, Site, rule, whole
+from whale_nebula.passes.rules.axes import axes, describe_entries, fold_axes, number_axes
+from whale_nebula.passes.rules.registry import ROWS, WHOLE, Axes, Fold, Result, Site, Undecided, rule, whole
 
 
 @axes("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 SparseMatMul", rest=multiply_folds)
-def matmul(site: Site) -> Axes | str:
+def matmul(site: Site) -> Axes:
     """`[..., m, k] x [..., k, n]`, either transposed."""
-    ranks = site.rank(0), site.rank(1)
-    if ranks[0] is None or ranks[1] is None:
-        return "a product of rows with an unknown number of axes"
+    ranks = [site.need_rank(place, "a product of rows with an unknown number of axes") for place in (0, 1)]
     left = _matrix(site, "mk", ranks[0], ("transpose_a", "adj_x"))
     right = _matrix(site, "kn", ranks[1], ("transpose_b", "adj_y"))
     outer = max(left[:-2], right[:-2], key=len)
@@ -25,7 +23,7 @@ def _matrix(site: Site, names: str, rank: int, flags: tuple[str, str]) -> list[s
 
 
 @axes("Einsum", rest=multiply_folds)
-def einsum(site: Site) -> Axes | str:
+def einsum(site: Site) -> Axes:
     """The equation says which axes are free."""
     equation = str(site.attribute("equation", "")).replace(" ", "")
     terms, arrow, out = equation.partition("->")
@@ -33,9 +31,9 @@ def einsum(site: Site) -> Axes | str:
     inputs = [_labels(term, rank) for term, rank in zip(terms.split(","), ranks, strict=False)]
     known = [labels for labels in inputs if labels is not None]
     if not arrow or len(known) != len(ranks):
-        return "an einsum that cannot be read"
+        raise Undecided("an einsum that cannot be read")
     if any(len(set(labels)) < len(labels) for labels in known):
-        return "an einsum that takes a diagonal"
+        raise Undecided("an einsum that takes a diagonal")
     dots = max(known, key=lambda labels: sum(label.isdigit() for label in labels))
     ellipsis = [label for label in dots if label.isdigit()]
     result = [*out.partition("...")[0], *(ellipsis if "..." in out else []), *out.partition("...")[2]]
@@ -84,48 +82,41 @@ def _describe_convolution(site: Site, image: int, filters: int, result: int) -> 
 
 
 @axes("Conv2D Conv3D Conv DepthwiseConv2dNative", rest=multiply_folds)
-def convolution(site: Site) -> Axes | str:
+def convolution(site: Site) -> Axes:
     """Samples along axis 0, filters that belong to no sample."""
     return _describe_convolution(site, 0, 1, -1)
 
 
 @axes("Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput", rest=multiply_folds)
-def transposed_convolution(site: Site) -> Axes | str:
+def transposed_convolution(site: Site) -> Axes:
     """The shape of what it makes comes first."""
     return _describe_convolution(site, -1, 1, 2)
 
 
 @axes("Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter", rest=multiply_folds)
-def filters_gradient(site: Site) -> Axes | str:
+def filters_gradient(site: Site) -> Axes:
     """What each sample adds to the filters' gradient is summed."""
     return _describe_convolution(site, 0, -1, 2)
 
 
 @axes("Cross", rest=multiply_folds)
-def cross(site: Site) -> Axes | str:
+def cross(site: Site) -> Axes:
     """The vectors along the last axis are multiplied, a pair at each place."""
-    found = describe_entries(site)
-    return found if isinstance(found, str) else found._replace(mixed={"1": "the cross product is along the batch axis"})
+    return describe_entries(site)._replace(mixed={"1": "the cross product is along the batch axis"})
 
 
 @axes("BiasAdd BiasAddV1", rest=add_folds)
-def bias(site: Site) -> Axes | str:
+def bias(site: Site) -> Axes:
     """A vector that is added along the last axis, or the second with channels first."""
-    rank = site.rank(0)
-    if rank is None:
-        return NO_RANK
-    labels = number_axes(rank)
+    labels = number_axes(site.need_rank(0))
     channel = labels[1 if site.attribute("data_format", "NHWC") == "NCHW" else -1]
     return Axes((labels, [channel]), (labels,))
 
 
 @axes("BiasAddGrad", rest=move_by_wholes)
-def bias_gradient(site: Site) -> Axes | str:
+def bias_gradient(site: Site) -> Axes:
     """All axes but the channels are summed."""
-    rank = site.rank(0)
-    if rank is None:
-        return NO_RANK
-    labels = number_axes(rank)
+    labels = number_axes(site.need_rank(0))
     return Axes((labels,), ([labels[1 if site.attribute("data_format", "NHWC") == "NCHW" else -1]],))
 
 
@@ -169,16 +160,16 @@ def samples(site: Site) -> Result:
     if isinstance(found, Fold) or found[0].kind != ROWS:
         return found
     if site.attribute("include_batch_in_index", False):
-        return found[0], site.coupled("it counts the places of the whole batch")
+        return found[0], site.couple("it counts the places of the whole batch")
     if not site.op.type.startswith("Fractional"):
         return found
     alike = bool(site.attribute("deterministic", False))
-    cuts = whole() if alike else site.coupled("where samples are cut is drawn for each micro-batch anew: give a seed")
+    cuts = whole() if alike else site.couple("where samples are cut is drawn for each micro-batch anew: give a seed")
     return found[0], cuts, cuts
 
 
 @axes(_IMAGE_GRADIENTS)
-def image_gradients(site: Site) -> Axes | str:
+def image_gradients(site: Site) -> Axes:
     """Samples along axis 0; a shape among the operands says only what they say."""
     tensors = [site.parts(place) is None for place in range(len(site.folds))]
     labels = [_describe_images(site, place, "x2") if tensor else None for place, tensor in enumerate(tensors)]
@@ -186,11 +177,9 @@ def image_gradients(site: Site) -> Axes | str:
 
 
 @axes(*_DEPTH)
-def inner(site: Site) -> Axes | str:
+def inner(site: Site) -> Axes:
     """The innermost axes are mixed, the others are left alone; a diagonal that is put in lies along these, too."""
-    rank, deep = site.rank(0), _DEPTH[site.op.type]
-    if rank is None:
-        return f"{site.op.type} of rows with an unknown number of axes"
+    rank, deep = site.need_rank(0, f"{site.op.type} of rows with an unknown number of axes"), _DEPTH[site.op.type]
     outer, mixed = number_axes(rank)[:-deep], number_axes(rank)[-deep:]
     inputs = [[*outer, *mixed]]
     if site.op.type.startswith("MatrixSetDiag"):
@@ -200,24 +189,24 @@ def inner(site: Site) -> Axes | str:
 
 
 @axes("LowerBound UpperBound")
-def search_sorted(site: Site) -> Axes | str:
+def search_sorted(site: Site) -> Axes:
     """Sorted numbers [rows, n] and values to find among them [rows, m]."""
     return Axes(("rn", "rm"), ("rm",), mixed={"n": "values are looked for among the numbers of other rows"})
 
 
 @axes("MatrixSolve MatrixTriangularSolve MatrixSolveLs")
-def solve(site: Site) -> Axes | str:
+def solve(site: Site) -> Axes:
     """Matrices and right sides, a pair a row."""
-    ranks = site.rank(0), site.rank(1)
-    if ranks[0] is None or ranks[0] != ranks[1]:
-        return "equations that are not one a row are solved"
-    outer = number_axes(ranks[0] - 2)
-    mixed = dict.fromkeys("mn", "equations that are not one a row are solved")
+    wrong = "equations that are not one a row are solved"
+    rank = site.need_rank(0, wrong)
+    if rank != site.rank(1):
+        raise Undecided(wrong)
+    outer, mixed = number_axes(rank - 2), dict.fromkeys("mn", wrong)
     return Axes(([*outer, "m", "n"], [*outer, "m", "k"]), ([*outer, "n", "k"],), mixed=mixed)
 
 
 @axes("SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits")
-def cross_entropy(site: Site) -> Axes | str:
+def cross_entropy(site: Site) -> Axes:
     """Scores [rows, classes] and labels: the loss of each row, and its gradient."""
     sparse = site.op.type.startswith("Sparse")
     classes = {"c": "scores and labels are not one a row"}
@@ -237,11 +226,11 @@ def batch_norm(site: Site) -> Result:
     """In training the statistics are the batch's own; else they are given."""
     data = site.folds[0]
     if data.kind != ROWS or any(fold.kind == ROWS for fold in site.folds[1:]):
-        return site.coupled("statistics are made of the batch") if _rows(site) else site.nonlinear(site.folds)
+        return site.couple("statistics are made of the batch") if _rows(site) else site.nonlinear(site.folds)
     if bool(site.attribute("is_training", True)):
-        return site.coupled("batch normalisation in training: every row is measured by the mean of its batch")
+        return site.couple("batch normalisation in training: every row is measured by the mean of its batch")
     if data.axis != 0 or any(fold.kind != WHOLE for fold in site.folds[1:]):
-        return site.coupled("batch normalisation along the batch axis")
+        return site.couple("batch normalisation along the batch axis")
     return (data.bare, *(whole() for _ in site.op.outputs[1:]))
 
 
@@ -256,9 +245,9 @@ def blocks(site: Site) -> Result:
     if data.kind != ROWS:
         return site.nonlinear(site.folds)
     if sizes is None or data.axis != 0 or any(fold.kind != WHOLE for fold in site.folds[1:]):
-        return site.coupled("how samples are cut into blocks is not known")
+        return site.couple("how samples are cut into blocks is not known")
     order: Fold = data._replace(per=0, order=(-1, data.per, *sizes))
     if site.op.type == "SpaceToBatchND":
-        return order.bare if not data.order and data.per > 0 else site.coupled("blocks of blocks")
+        return order.bare if not data.order and data.per > 0 else site.couple("blocks of blocks")
     own = data.order[:1] == (-1,) and data.order[2:] == sizes
-    return data._replace(per=data.order[1], order=()).bare if own else site.coupled("blocks of other samples")
+    return data._replace(per=data.order[1], order=()).bare if own else site.couple("blocks of other samples")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from whale_nebula.passes.rules.algebra import entries, join_folds, move_by_wholes
-from whale_nebula.passes.rules.axes import APART, NO_RANK, axes, describe_entries, list_axes, match_rows, number_axes
+from whale_nebula.passes.rules.axes import APART, axes, describe_entries, list_axes, match_rows, number_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     COUPLED,
     FIXED,
+    NO_RANK,
     ROWS,
     SHAPE,
     SUM,
@@ -19,6 +20,7 @@ from whale_nebula.passes.rules.registry import (
     Fold,
     Result,
     Site,
+    Undecided,
     rows,
     rule,
     whole,
@@ -33,10 +35,12 @@ _RANDOM = """
 """
 
 
-def _describe_made(site: Site) -> Axes | str:
+def _describe_made(site: Site) -> Axes:
     """What is made of a shape: any axis can be cut, by making less."""
     rank = site.op.outputs[0].rank
-    return NO_RANK if rank is None else Axes((None,), (number_axes(rank),))
+    if rank is None:
+        raise Undecided(NO_RANK)
+    return Axes((None,), (number_axes(rank),))
 
 
 @rule("Fill", "Empty", axes=_describe_made)
@@ -45,7 +49,7 @@ def fill(site: Site) -> Result:
     value = site.folds[1] if len(site.folds) > 1 else whole()
     made = _make_of_shape(site, 0)
     if made.kind == ROWS and value.kind != WHOLE:
-        return site.coupled(f"rows are filled with {value.spoken}")
+        return site.couple(f"rows are filled with {value.spoken}")
     return move_by_wholes(site, (value, made)) if made.kind == WHOLE else made
 
 
@@ -54,9 +58,9 @@ def random(site: Site) -> Result:
     """Each micro-batch draws its own."""
     made = _make_of_shape(site, 0)
     if any(fold.kind != WHOLE for fold in site.folds[1:]):
-        return site.coupled("what is drawn depends on the batch")
+        return site.couple("what is drawn depends on the batch")
     same = made.kind == ROWS and _same_seed(site, site.folds[1:])
-    return site.coupled(SAME_SEED) if same else made
+    return site.couple(SAME_SEED) if same else made
 
 
 SAME_SEED = "its seed is the same for each micro-batch, so each would draw the same rows"
@@ -83,10 +87,10 @@ def draw_categories(site: Site) -> Result:
     """Draws for each row of scores."""
     scores = site.folds[0]
     if scores.kind == ROWS and _same_seed(site, site.folds[2:]):
-        return site.coupled(SAME_SEED)
+        return site.couple(SAME_SEED)
     if scores.kind == ROWS and all(fold.kind == WHOLE for fold in site.folds[1:]):
-        return scores.bare if scores.axis == 0 else site.coupled("draws along the batch axis")
-    return site.coupled("what is drawn depends on the batch")
+        return scores.bare if scores.axis == 0 else site.couple("draws along the batch axis")
+    return site.couple("what is drawn depends on the batch")
 
 
 def _make_of_shape(site: Site, place: int) -> Fold:
@@ -95,25 +99,22 @@ def _make_of_shape(site: Site, place: int) -> Fold:
     if parts is None:
         return whole() if site.folds[place].kind == WHOLE else site.nonlinear([site.folds[place]])
     if any(part.kind not in (COUNT, WHOLE) for part in parts):
-        return site.coupled("the shape of a tensor depends on the batch")
+        return site.couple("the shape of a tensor depends on the batch")
     counts = [axis for axis, part in enumerate(parts) if part.kind == COUNT]
     if len(counts) > 1:
-        return site.coupled("a tensor is as long as the batch along two axes")
+        return site.couple("a tensor is as long as the batch along two axes")
     return rows(counts[0], parts[counts[0]].per) if counts else whole()
 
 
-def _describe_broadcast_to(site: Site) -> Axes | str:
+def _describe_broadcast_to(site: Site) -> Axes:
     before, after = site.spec(0).shape, site.op.outputs[0].shape
     if before is None or after is None:
-        return NO_RANK
+        raise Undecided(NO_RANK)
     new = number_axes(len(after))
     old = number_axes(len(before))
-    labels = [label if one == new_size else f"old {label}" for label, one, new_size in _align(old, before, after)]
+    aligned = zip(old, before, after[len(after) - len(before) :], strict=True)
+    labels = [label if size == wanted else f"old {label}" for label, size, wanted in aligned]
     return Axes((labels,), (new,), mixed={label: "it is repeated" for label in labels if label.startswith("old")})
-
-
-def _align(labels: Sequence[str], before: Sizes, after: Sizes) -> Iterator[tuple[str, int | None, int | None]]:
-    return zip(labels, before, after[len(after) - len(before) :], strict=True)
 
 
 @rule("BroadcastTo", axes=_describe_broadcast_to)
@@ -123,52 +124,45 @@ def broadcast_to(site: Site) -> Result:
     if made.kind == COUPLED or (made.kind == WHOLE and data.kind != ROWS):
         return made if made.kind == COUPLED else move_by_wholes(site, (data, made))
     if made.kind != ROWS or data.kind not in (ROWS, WHOLE):
-        return site.coupled(FIXED if data.kind == ROWS else f"rows are filled with {data.spoken}")
-    rank, long = site.rank(0), site.op.outputs[0].rank
-    if rank is None or long is None:
-        return site.coupled("rows with an unknown number of axes are repeated")
+        return site.couple(FIXED if data.kind == ROWS else f"rows are filled with {data.spoken}")
+    unknown = "rows with an unknown number of axes are repeated"
+    rank, long = site.need_rank(0, unknown), site.op.outputs[0].rank
+    if long is None:
+        raise Undecided(unknown)
     if data.kind == ROWS:
-        return match_rows(site, data._replace(axis=data.axis + long - rank).bare, made._replace(order=data.order))
+        return match_rows(data._replace(axis=data.axis + long - rank).bare, made._replace(order=data.order))
     axis = made.axis - (long - rank)
-    return made if axis < 0 or site.size(0, axis) == 1 else site.coupled(APART)
+    return made if axis < 0 or site.size(0, axis) == 1 else site.couple(APART)
 
 
-def _describe_tile(site: Site) -> Axes | str:
-    often, rank = site.ints(1), site.rank(0)
-    if often is None or rank is None:
-        return "how often a tensor is repeated is not known"
-    labels = number_axes(rank)
+def _describe_tile(site: Site) -> Axes:
+    unknown = "how often a tensor is repeated is not known"
+    often, labels = site.need_ints(1, unknown), number_axes(site.need_rank(0, unknown))
     mixed = {label: "it is repeated" for label, times in zip(labels, often, strict=True) if times != 1}
     return Axes((labels,), (labels,), mixed=mixed)
 
 
 @rule("Tile", axes=_describe_tile)
 def tile(site: Site) -> Result:
-    """A tensor repeated along its axes."""
+    """A tensor repeated along its axes; rows that are repeated lie behind each other."""
     data, times_each = site.folds[0], site.parts(1)
     if data.kind == ROWS:
-        return _tiled_rows(site, data, times_each)
+        if times_each is None or any(part.kind != WHOLE for part in times_each):
+            return site.couple("rows are repeated as often as the batch is long")
+        often = times_each[data.axis].literal
+        if often == (1,):
+            return data.bare
+        if often is None or data.order or data.per <= 0:
+            return site.couple("the batch is repeated along its axis")
+        pers = (data.per,) * int(often[0])
+        return data._replace(per=sum(pers), order=pers).bare
     made = _make_of_shape(site, 1)
-    if made.kind != ROWS or data.kind != WHOLE:
-        return (
-            move_by_wholes(site, (data, made))
-            if made.kind != ROWS
-            else site.coupled(f"rows are filled with {data.spoken}")
-        )
+    if made.kind != ROWS:
+        return move_by_wholes(site, (data, made))
+    if data.kind != WHOLE:
+        return site.couple(f"rows are filled with {data.spoken}")
     size = site.size(0, made.axis)
     return made._replace(per=UNKNOWN if size is None else made.per * size)
-
-
-def _tiled_rows(site: Site, data: Fold, times_each: Sequence[Fold] | None) -> Fold:
-    if times_each is None or any(part.kind != WHOLE for part in times_each):
-        return site.coupled("rows are repeated as often as the batch is long")
-    often = times_each[data.axis].literal
-    if often == (1,):
-        return data.bare
-    if often is None or data.order or data.per <= 0:
-        return site.coupled("the batch is repeated along its axis")
-    pers = (data.per,) * int(often[0])
-    return data._replace(per=sum(pers), order=pers).bare
 
 
 @rule("ZerosLike", "OnesLike", axes=describe_entries, positions=True)
@@ -192,7 +186,7 @@ def number_rows(site: Site) -> Result:
     if start.literal == (0,) and step.literal == (1,) and stop.kind == COUNT:
         return rows(0, stop.per)._replace(position=1)
     if stop.kind in (COUNT, SHAPE):
-        return site.coupled("a range over the batch that does not number its rows one by one")
+        return site.couple("a range over the batch that does not number its rows one by one")
     return site.nonlinear(site.folds)
 
 
@@ -203,34 +197,27 @@ def _pad_whole(site: Site, folds: Sequence[Fold]) -> Fold:
 
 
 @axes("Pad PadV2 MirrorPad MirrorPadGrad", rest=_pad_whole)
-def pad(site: Site) -> Axes | str:
+def pad(site: Site) -> Axes:
     """Entries put around a tensor, or folded back into it, not along the batch."""
     widths, labels = entries(site, 1), list_axes(site)
     if widths is None:
-        return "how rows are padded is not known"
+        raise Undecided("how rows are padded is not known")
     around = [label for axis, label in enumerate(labels) if not all(w.zero for w in widths[2 * axis : 2 * axis + 2])]
     return Axes((labels,), (labels,), mixed=dict.fromkeys(around, "entries are put before or behind the batch"))
 
 
 @axes("ReverseV2 Roll", rest=move_by_wholes)
-def turn(site: Site) -> Axes | str:
+def turn(site: Site) -> Axes:
     """Along any axis but the batch."""
-    numbers, rank = site.ints(len(site.folds) - 1), site.rank(0)
-    if numbers is None or rank is None:
-        return f"{site.op.type} along the batch axis"
-    labels = number_axes(rank)
-    turned = {labels[axis] for axis in numbers}
-    return Axes((labels,), (labels,), mixed=dict.fromkeys(turned, f"{site.op.type} along the batch axis"))
+    along = f"{site.op.type} along the batch axis"
+    numbers, labels = site.need_ints(len(site.folds) - 1, along), number_axes(site.need_rank(0, along))
+    return Axes((labels,), (labels,), mixed=dict.fromkeys([labels[axis] for axis in numbers], along))
 
 
-@rule("ReverseSequence")
-def reverse_each(site: Site) -> Result:
+@axes("ReverseSequence", rest=move_by_wholes)
+def reverse_each(site: Site) -> Axes:
     """Each row by its own length."""
-    data, lengths = site.folds
-    if ROWS not in (data.kind, lengths.kind):
-        return move_by_wholes(site, site.folds)
-    along, over = site.number("batch_dim", 0), site.number("seq_dim", 0)
-    if data.kind != ROWS or data.axis == over or (lengths.kind == ROWS) != (data.axis == along):
-        return site.coupled("the batch is reversed, or by lengths that are not one a row")
-    in_order = lengths.kind == WHOLE or (lengths.order == data.order and not data.ragged)
-    return data.bare if in_order else site.coupled("rows and their lengths lie in other orders")
+    labels, over = number_axes(site.need_rank(0)), site.number("seq_dim", 0)
+    lengths = [labels[site.number("batch_dim", 0)]]
+    mixed = {labels[over]: "the batch is reversed, or by lengths that are not one a row"}
+    return Axes((labels, lengths), (labels,), mixed=mixed)

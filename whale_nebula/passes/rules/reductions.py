@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import reduce
-from math import prod
 
 from whale_nebula.ir.graph import REPLICA_SUM, Graph
+from whale_nebula.ir.integers import FOLDS
 from whale_nebula.passes.rules.algebra import add_folds, extreme, move_by_wholes, multiply_folds
-from whale_nebula.passes.rules.axes import axes, fold_axes, list_axes
+from whale_nebula.passes.rules.axes import axes, fold_axes, list_axes, number_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     MEAN,
@@ -18,9 +17,9 @@ from whale_nebula.passes.rules.registry import (
     WHOLE,
     Axes,
     Fold,
-    Number,
     Result,
     Site,
+    Undecided,
     count,
     rule,
     whole,
@@ -30,11 +29,11 @@ from whale_nebula.spec import Spec, Value
 _OTHERS = ("Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
 
 
-def _describe_reduction(site: Site) -> Axes | str:
+def _describe_reduction(site: Site) -> Axes:
     """The axes that are named go."""
     folded = _axes(site)
     if folded is None:
-        return "the axes that are folded are not known"
+        raise Undecided("the axes that are folded are not known")
     labels = list_axes(site, 0, max(folded, default=0))
     new = [f"new {label}" if axis in folded else label for axis, label in enumerate(labels)]
     left = [label for axis, label in enumerate(labels) if axis not in folded]
@@ -77,11 +76,11 @@ def _over_rows(site: Site, data: Fold, _: Axes) -> Fold:
     if site.op.type == "Sum":
         return count(UNKNOWN) if _all_the_same(site.graph, site.op.inputs[0]) else Fold(SUM)
     if site.op.type != "Mean":
-        return site.coupled(f"{site.op.type} over the batch is neither a sum nor a mean")
+        return site.couple(f"{site.op.type} over the batch is neither a sum nor a mean")
     if _rounds(site):
-        return site.coupled(_ROUNDED)
+        return site.couple(_ROUNDED)
     if data.ragged:
-        return site.coupled("a mean over entries of which each row has another number")
+        return site.couple("a mean over entries of which each row has another number")
     return Fold(MEAN)
 
 
@@ -124,7 +123,7 @@ def _of_vector(site: Site) -> Fold:
     if not parts or site.flag("keep_dims"):
         return _without_rows(site)
     if all(part.literal is not None for part in parts) and site.op.type in ("Prod", "Sum", "Max", "Min"):
-        return whole(_fold_number(site.op.type, [part.literal[0] for part in parts if part.literal is not None]))
+        return whole(FOLDS[site.op.type]([part.literal[0] for part in parts if part.literal is not None]).item())
     if site.op.type == "Prod":
         return multiply_folds(site, parts)
     if site.op.type in ("Max", "Min"):
@@ -132,51 +131,40 @@ def _of_vector(site: Site) -> Fold:
     return add_folds(site, parts) if site.op.type == "Sum" else site.nonlinear(parts)
 
 
-def _fold_number(kind: str, numbers: Sequence[Number]) -> Number:
-    if kind == "Prod":
-        return prod(numbers)
-    if kind == "Sum":
-        return sum(numbers)
-    return max(numbers) if kind == "Max" else min(numbers)
-
-
 @axes("L2Loss")
-def half_square(site: Site) -> Axes | str:
+def half_square(site: Site) -> Axes:
     """Half the sum of squares."""
     return Axes((list_axes(site),), ((),))
 
 
 @axes("ArgMax ArgMin")
-def best(site: Site) -> Axes | str:
+def best(site: Site) -> Axes:
     """The axis that is searched is folded away."""
-    labels = _labels_but_one(site)
-    if isinstance(labels, str):
-        return labels
-    before, along = labels
-    return Axes((before,), ([label for label in before if label != along],), mixed={along: _over(site, "over")})
+    before, along = _labels_but_one(site)
+    left = [label for label in before if label != along]
+    return Axes((before,), (left,), mixed={along: f"{site.op.type} over the batch"})
 
 
 @axes("Cumprod CumulativeLogsumexp")
 @axes("Cumsum", rest=move_by_wholes)
-def running(site: Site) -> Axes | str:
+def running(site: Site) -> Axes:
     """Along any axis but the batch."""
-    labels = _labels_but_one(site)
-    if isinstance(labels, str):
-        return labels
-    return Axes((labels[0],), (labels[0],), mixed={labels[1]: _over(site, "along")})
+    labels, along = _labels_but_one(site)
+    return Axes((labels,), (labels,), mixed={along: f"{site.op.type} along the batch"})
 
 
-def _labels_but_one(site: Site) -> tuple[list[str], str] | str:
+def _labels_but_one(site: Site) -> tuple[list[str], str]:
     """The labels of an input, and that of the one axis that the next input names."""
-    axis, rank = site.known(1), site.rank(0)
-    if axis is None or (rank is None and axis < 0):
-        return _over(site, "over")
+    axis = site.need_int(1, f"{site.op.type} over the batch")
+    if site.rank(0) is None and axis < 0:
+        raise Undecided(f"{site.op.type} over the batch")
     labels = list_axes(site, 0, axis)
     return labels, labels[axis % len(labels)]
 
 
-def _over(site: Site, how: str) -> str:
-    return f"{site.op.type} {how} the batch"
+def _describe_segments(site: Site) -> Axes:
+    rank, dealt = (site.need_rank(place, "the heaps are not one a row") for place in (0, 1))
+    return Axes((number_axes(rank), number_axes(rank)[:dealt]), (["heap", *number_axes(rank)[dealt:]],))
 
 
 @rule("UnsortedSegmentSum", "SegmentSumV2")
@@ -184,15 +172,7 @@ def segments(site: Site) -> Result:
     """Rows dealt into a number of heaps that is the same everywhere: the heaps are sums. Where other axes than the
     batch are dealt, each row has heaps of its own.
     """
-    data, names, number = site.folds
-    if data.kind == names.kind == ROWS and number.kind == WHOLE and data.axis == names.axis:
-        return Fold(SUM) if data.order == names.order else site.coupled("rows and their heaps lie in other orders")
-    ranked = site.rank(1)
-    if data.kind == ROWS and names.kind == number.kind == WHOLE and ranked is not None and data.axis >= ranked:
-        return data._replace(axis=data.axis - ranked + 1).bare
-    if any(fold.kind == ROWS for fold in site.folds):
-        return site.coupled("the heaps are not one a row")
-    return move_by_wholes(site, site.folds)
+    return fold_axes(site, _describe_segments, move_by_wholes)
 
 
 @rule("DenseBincount", "Bincount")
@@ -202,14 +182,14 @@ def heights(site: Site) -> Result:
     if ROWS not in (data.kind, weights.kind):
         return site.nonlinear(site.folds)
     if number.kind != WHOLE or not {data.kind, weights.kind} <= {ROWS, WHOLE} or site.flag("binary_output"):
-        return site.coupled(f"{site.op.type} over the batch")
+        return site.couple(f"{site.op.type} over the batch")
     if site.rank(0) == 2:
-        return data.bare if data.axis == 0 else site.coupled("the batch is counted along its axis")
-    return Fold(SUM) if data.kind == ROWS else site.coupled("weights of rows, but heaps that are no rows")
+        return data.bare if data.axis == 0 else site.couple("the batch is counted along its axis")
+    return Fold(SUM) if data.kind == ROWS else site.couple("weights of rows, but heaps that are no rows")
 
 
 @axes("InTopK InTopKV2")
-def among_best(site: Site) -> Axes | str:
+def among_best(site: Site) -> Axes:
     """Scores [rows, classes] and targets [rows]."""
     return Axes(("nc", "n"), ("n",), mixed={"c": "scores and targets are not one a row"})
 
@@ -220,4 +200,4 @@ def over_replicas(site: Site) -> Result:
     part = site.folds[0]
     if part.kind in (SUM, COUNT):
         return whole()
-    return site.coupled(f"replicas would add up {part.spoken}, and not parts of a sum over the batch")
+    return site.couple(f"replicas would add up {part.spoken}, and not parts of a sum over the batch")

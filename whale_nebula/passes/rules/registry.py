@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
@@ -168,9 +169,15 @@ Result = Fold | tuple[Fold, ...]
 NO_RULE = "no rule for op type"
 """How a reason begins where it is not known what an op does to rows."""
 
+NO_RANK = "the number of axes is not known, so neither is where the rows meet"
+
 BESIDE = "rows are put beside a tensor that is no part of the batch"
 FIXED = "rows are given a fixed shape"
 """Reasons for which an op fails with a micro-batch: the other tensor has as many rows as the whole batch."""
+
+
+class Undecided(Exception):
+    """It cannot be told what an op does to axes, or to rows: the reason. Rows are coupled then."""
 
 
 class Caller(Protocol):
@@ -223,7 +230,7 @@ class Site:
         literal = self.folds[place].literal
         return None if literal is None else tuple(int(number) for number in literal)
 
-    def known(self, place: int) -> int | None:
+    def int_at(self, place: int) -> int | None:
         """The one number of an input, where it is known."""
         numbers = self.ints(place)
         return numbers[0] if numbers is not None and len(numbers) == 1 else None
@@ -240,12 +247,33 @@ class Site:
         length = self.size(place, 0)
         return None if length is None else (whole(),) * length
 
+    def need_rank(self, place: int, reason: str = NO_RANK) -> int:
+        """Number of axes of an input; undecided where it is not known."""
+        rank = self.rank(place)
+        if rank is None:
+            raise Undecided(reason)
+        return rank
+
+    def need_ints(self, place: int, reason: str) -> tuple[int, ...]:
+        """The numbers of an input; undecided where they are not known."""
+        numbers = self.ints(place)
+        if numbers is None:
+            raise Undecided(reason)
+        return numbers
+
+    def need_int(self, place: int, reason: str) -> int:
+        """The one number of an input; undecided where it is not known."""
+        number = self.int_at(place)
+        if number is None:
+            raise Undecided(reason)
+        return number
+
     def columns(self, place: int, axis: int) -> tuple[Fold, ...] | None:
         """The states of what lies side by side along an axis of rows: known of the last one alone."""
         rank = self.rank(place)
         return None if rank is None or axis % rank != rank - 1 else self.folds[place].parts
 
-    def coupled(self, reason: str) -> Fold:
+    def couple(self, reason: str) -> Fold:
         """What a row gets here depends on other rows."""
         return Fold(COUPLED, blame=self.owner, reason=self._inside(reason))
 
@@ -268,7 +296,7 @@ class Site:
         return self.after(f"{self.op.type} of {' and '.join(names)} is neither a sum nor a mean over it")
 
 
-Rest = Callable[[Site, Sequence[Fold]], Fold]
+Rest = Callable[[Site, Sequence[Fold]], Result]
 """What an op does to values without rows."""
 
 
@@ -294,8 +322,16 @@ class Axes(NamedTuple):
 
 
 Labels = Sequence[str]
-Describe = Callable[[Site], Axes | str]
-"""The axes of an op, or why they are not known."""
+Describe = Callable[[Site], Axes]
+"""The axes of an op; `Undecided` where they are not known."""
+
+
+def find_axes(describe: Describe, site: Site) -> Axes | str:
+    """The axes of an op, or why they are not known."""
+    try:
+        return describe(site)
+    except Undecided as error:
+        return str(error)
 
 
 class Entry(NamedTuple):
@@ -306,7 +342,7 @@ class Entry(NamedTuple):
     """
 
     apply: Callable[[Site], Result]
-    axes: Describe | None
+    axes: Callable[[Site], Axes | str] | None
     literal: bool
     raw: bool
     positions: bool
@@ -320,12 +356,13 @@ def rule(
     *types: str, axes: Describe | None = None, literal: bool = False, raw: bool = False, positions: bool = False
 ) -> Callable[[_F], _F]:
     """Register the transfer function of op types; one text may name several."""
+    found = None if axes is None else functools.partial(find_axes, axes)
 
     def register(apply: _F) -> _F:
         for name in " ".join(types).split():
             if name in RULES:
                 raise ValueError(f"op type {name} has two rules")
-            RULES[name] = Entry(apply, axes, literal, raw, positions)
+            RULES[name] = Entry(apply, found, literal, raw, positions)
         return apply
 
     return register
@@ -335,7 +372,10 @@ def transfer(site: Site) -> tuple[Fold, ...]:
     """The states of an op's outputs."""
     if not site.op.outputs:
         return ()
-    result = _result(site)
+    try:
+        result = _result(site)
+    except Undecided as error:
+        result = site.couple(str(error))
     folds = (result,) * len(site.op.outputs) if isinstance(result, Fold) else result
     inputs = not site.op.stateful and all(fold.inputs for fold in site.folds)
     return tuple(fold._replace(inputs=inputs) for fold in folds)
@@ -347,14 +387,14 @@ def _result(site: Site) -> Result:
         return whole()
     if entry is None:
         bad = next((fold for fold in site.folds if fold.kind == COUPLED), None)
-        return bad.bare if bad is not None else site.coupled(f"{NO_RULE} {site.op.type}")
+        return bad.bare if bad is not None else site.couple(f"{NO_RULE} {site.op.type}")
     if entry.raw:
         return entry.apply(site)
     for fold in site.folds:
         if fold.kind == COUPLED:
             return fold.bare
         if fold.position and not entry.positions:
-            return site.coupled("numbers of rows (a range over the batch) are others in a micro-batch")
+            return site.couple("numbers of rows (a range over the batch) are others in a micro-batch")
         if fold.kind == EMPTY and not site.op.type.startswith("TensorList"):
-            return site.coupled("a list is read before anything is in it")
+            return site.couple("a list is read before anything is in it")
     return entry.apply(site)

@@ -52,11 +52,11 @@ class _Made(NamedTuple):
 
 
 @dataclass
-class Outgoing:
-    """Makes the tensors of one boundary, or of its gradient, small.
+class End:
+    """One end of a direction of a boundary.
 
     `name` is that of reports, `key` that of its state; `back` says that it is the gradient. Samples whose differences
-    are sent take at most `limit` bytes here. `stage` makes what is sent.
+    are sent take at most `limit` bytes here.
     """
 
     name: str
@@ -65,6 +65,12 @@ class Outgoing:
     states: States
     back: bool = False
     limit: int = deltas.LIMIT
+
+
+@dataclass
+class Outgoing(End):
+    """Makes the tensors of one boundary, or of its gradient, small. `stage` makes what is sent."""
+
     stage: str = ""
 
     def send(
@@ -205,18 +211,12 @@ class Outgoing:
 
 
 @dataclass
-class Incoming:
-    """Makes the tensors of one boundary, or of its gradient, whole again. See `Outgoing`.
+class Incoming(End):
+    """Makes the tensors of one boundary, or of its gradient, whole again.
 
     `dtype` is the type of a tensor that crosses as an array of another one.
     """
 
-    name: str
-    key: str
-    way: Way
-    states: States
-    back: bool = False
-    limit: int = deltas.LIMIT
     dtype: str = ""
 
     def take(

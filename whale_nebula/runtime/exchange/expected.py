@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from whale_nebula.codec.sizes import extra_bytes
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.feed.checks import Missing
 from whale_nebula.ir.cut import Cut
+from whale_nebula.ir.program import Leaf
+from whale_nebula.passes.batch import entries_per_row
 from whale_nebula.passes.exchange import bundles, replica_messages, shared_parts
 from whale_nebula.runtime.exchange.crossing import Crossings
 from whale_nebula.spec import Spec
 from whale_nebula.transport.protocol import Key
-from whale_nebula.wire.assembly import Bound
+from whale_nebula.wire.buffers import Bound
+from whale_nebula.wire.tensor import dtype_code, raw_bytes
 
 ANY_SIZE = 2**32 - 1
 """The bound of an axis that only a step knows; the cap of a whole tensor still holds."""
@@ -44,14 +49,30 @@ class _Anything(Bound):
 ANYTHING = _Anything("any", ())
 
 
+def known_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], counts: Sequence[int]) -> Sequence[int]:
+    """The rows of each micro-batch of a step; none where inputs of its only one may differ in theirs."""
+    if len(counts) > 1:
+        return counts
+    batched = [tensor for leaf, tensor in zip(leaves, tensors, strict=True) if leaf.batched]
+    alike = not any(isinstance(each, Missing) for each in batched) and {int(each.shape[0]) for each in batched}
+    return counts if alike == set(counts) else ()
+
+
 class _Table(NamedTuple):
     bounds: Mapping[Slot, Bound]
+    entries: Mapping[Slot, int]
     micro_batches: int
+
+
+class _Step(NamedTuple):
+    number: int
+    rows: Sequence[int]
 
 
 class Expected:
     """Gives the bound of a key, for every program of a run; what no program knows is refused.
 
+    Nothing is due of a step that has not begun here, and of one that has as many rows as its micro-batch has.
     Values of variables (kind "control") are no part of a program: each is admitted before it is sent, and dropped once
     it was received.
     """
@@ -60,10 +81,19 @@ class Expected:
         self._values: dict[Key, Bound] = {}
         self._programs: dict[int, _Table] = {}
         self._rounds: dict[int, Bound] = {}
+        self._steps: dict[int, _Step] = {}
 
     def add(self, program: int, cut: Cut) -> None:
         """Take in a program, before its first step."""
-        self._programs[program] = _Table(dict(slots(cut)), cut.program.pipeline.micro_batch)
+        table = _Table(dict(slots(cut)), dict(_entries(cut)), cut.program.pipeline.micro_batch)
+        self._programs[program] = table
+        self._steps[program] = _Step(-1, ())
+
+    def begin_step(self, program: int, step: int, rows: Sequence[int]) -> None:
+        """A step begins, of so many rows in each micro-batch, as far as that is known: call it before the others are
+        told that it does.
+        """
+        self._steps[program] = _Step(step, tuple(rows))
 
     def add_round(self, number: int, most: int) -> None:
         """Take in what clusters that train apart tell one another: rows of so many bytes at most."""
@@ -91,7 +121,16 @@ class Expected:
         once = key.micro_batch == -1 and key.kind not in ("forward", "backward")
         if not (once or 0 <= key.micro_batch < count):
             raise RemoteProtocolError(f"{key} came, and a step has {count} micro-batches of it")
-        return table.bounds[slot]
+        return table.bounds[slot]._replace(due=self._find_due(key, table.bounds[slot], table.entries.get(slot)))
+
+    def _find_due(self, key: Key, bound: Bound, entries: int | None) -> float:
+        step = self._steps[key.program]
+        if key.step > step.number:
+            return 0
+        if entries is None or not 0 <= key.micro_batch < len(step.rows) or ANY_SIZE in bound.most[1:]:
+            return math.inf
+        sizes = entries * step.rows[key.micro_batch], *bound.most[1:]
+        return raw_bytes(dtype_code(bound.dtype), sizes) + bound.extra
 
 
 def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
@@ -99,7 +138,7 @@ def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
     clusters = {worker.name: worker.cluster for worker in cut.workers}
     for each in Crossings(cut, cut.routing).by_value.values():
         near, far = _bound_of(each.spec), _bound_of(each.spec, each.way)
-        for ends in cut.routing.joined(each.source, each.readers):
+        for ends in cut.routing.pair_hosts(each.source, each.readers):
             same = clusters[ends[0]] == clusters[ends[1]]
             yield Slot(each.kind, each.phase, each.number, *ends), near if same else far
     for phase in cut.phases:
@@ -116,6 +155,17 @@ def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
         for bundle in bundles(cut, phase):
             ends = bundle.source, bundle.destination
             yield Slot("scalar", phase.index, bundle.number, *ends), _bound_of(bundle.spec)
+
+
+def _entries(cut: Cut) -> Iterator[tuple[Slot, int]]:
+    """Of boundaries whose first axis only a step knows: how many entries a row of the batch has there."""
+    open_first = [each for each in Crossings(cut, cut.routing).of_boundaries if (each.spec.shape or (0,))[0] is None]
+    tensors = {each.value: each.boundary.value for each in open_first if each.boundary is not None}
+    found = entries_per_row(cut.program, set(tensors.values()))
+    for each in open_first:
+        if (entries := found.get(tensors[each.value])) is not None:
+            for ends in cut.routing.joined(each.source, each.readers):
+                yield Slot(each.kind, each.phase, each.number, *ends), entries
 
 
 def _bound_of(spec: Spec, way: Way | None = None) -> Bound:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from whale_nebula.errors import DeadlineError
-from whale_nebula.launch.leaving import departure
+from whale_nebula.launch.ending import departure
 from whale_nebula.transport.protocol import Link
 from whale_nebula.wire.message import build_message
 

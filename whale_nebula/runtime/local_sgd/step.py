@@ -16,7 +16,7 @@ from whale_nebula.feed.batch import rows_of
 from whale_nebula.feed.checks import Missing
 from whale_nebula.feed.inputs import slice_rows, whole
 from whale_nebula.ir.program import Leaf
-from whale_nebula.launch.leaving import Leaving
+from whale_nebula.launch.ending import Leaving
 from whale_nebula.report.records import LinkReport, MeetingsReport
 from whale_nebula.runtime.local_sgd.shutdown import LeavesTogether
 from whale_nebula.runtime.local_sgd.topology import Meetings, Sites, seeds_of, sow

@@ -19,11 +19,12 @@ from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.feed.checks import absent_in, fingerprints
 from whale_nebula.feed.inputs import Given, take_inputs
 from whale_nebula.ir.cut import Cut
-from whale_nebula.launch.leaving import departure
+from whale_nebula.launch.ending import departure
 from whale_nebula.passes.readings import check_here, rows_read
 from whale_nebula.passes.replicas import sums_of
 from whale_nebula.report.records import Elsewhere, LinkReport, StageReport
 from whale_nebula.runtime.exchange.channels import Channels
+from whale_nebula.runtime.exchange.expected import known_rows
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.replicas.bucketed_allreduce import find_groups
@@ -188,6 +189,8 @@ class DistributedStep(Runner):
         program = self.compiled.cut.program
         self._check_here(absent_in(tensors))
         counts = micro_batches(program.leaves, tensors, program.pipeline.micro_batch)
+        rows = known_rows(program.leaves, tensors, counts)
+        self.session.expected.begin_step(self.program, self.steps, rows)
         inputs = take_inputs(program.leaves, tensors, self.reads)
         self.stays = self.stays or bool(inputs.rows)
         before = {peer: link.totals() for peer, link in self.session.links.items()}
@@ -197,7 +200,8 @@ class DistributedStep(Runner):
         self.actors.looked_at = self.looks and looked_at(self.steps)
         asked, speeds = departure.asked if self.leaves else None, dict(self.look.told)
         agreed = self._announce(inputs, counts, medians, asked)
-        results = self._results(cut(program.leaves, inputs.tensors, counts).in_rows(), clocks, agreed)
+        batch = cut(program.leaves, inputs.tensors, counts).in_rows()
+        results = self._results(batch, rows, clocks, agreed)
         told = {peer: sheet.get("leaving") for peer, sheet in agreed.result().items()}
         departure.settle({self.session.worker: asked, **told})
         seconds = clocks.seconds()
@@ -302,14 +306,14 @@ class DistributedStep(Runner):
         own = self.clusters[self.session.worker]
         return [peer for peer in self.session.links if self.clusters[peer] == own]
 
-    def _results(self, batch: Batch, clocks: Clocks, agreed: Agreed) -> list[Any]:
+    def _results(self, batch: Batch, rows: Sequence[int], clocks: Clocks, agreed: Agreed) -> list[Any]:
         whereabouts = self.compiled.whereabouts
         guard = Guard(
             self.variables, self.written_here, alone=False, whereabouts=whereabouts, own=self.held_here,
             updates=self.compiled.cut.updates,
         )  # fmt: skip
         patience = self.session.patience
-        self.channels.begin(batch.slices, self.carried.outlook(batch.rows, self.pace), batch.rows)
+        self.channels.begin(batch.slices, self.carried.outlook(batch.rows, self.pace), rows)
         post = Post(self.channels, self.links, self.program, self.steps, patience, lambda host: False, clocks.stages)
         exchange = post if self.shards is None else SplitExchange(post, self.shards)
         agreed.add_done_callback(lambda done: _abort(post, done, self.session))

@@ -16,6 +16,7 @@ from whale_nebula.passes.replicas import pieces_here
 from whale_nebula.report.records import LinkReport
 from whale_nebula.runtime.exchange.auto import Outlook
 from whale_nebula.runtime.exchange.channels import Channels
+from whale_nebula.runtime.exchange.expected import known_rows
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.step.actors import ActorStep, seat_replicas
@@ -149,7 +150,8 @@ class EmulatedStep(Runner):
     def _results(
         self, batch: Batch, clocks: Clocks, guard: Guard, paces: Sequence[Pace], outlook: Outlook
     ) -> list[Any]:
-        self.channels.begin(batch.slices, outlook, batch.rows)
+        known = known_rows(self.compiled.cut.program.leaves, batch.whole, batch.rows)
+        self.channels.begin(batch.slices, outlook, known)
         post = Post(self.channels, self.links, self.program, self.steps, PATIENCE, clocks=clocks.stages)
         try:
             rows = sum(batch.rows)

@@ -9,8 +9,7 @@ import time
 from abc import ABC, abstractmethod
 
 from whale_nebula.errors import NebulaError, TransportError
-from whale_nebula.transport.base import lost_error
-from whale_nebula.transport.carrier import CarrierState, Receiver
+from whale_nebula.transport.base import CarrierState, Receiver, lost_error
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.connection import Connection, Lane, reason
 from whale_nebula.transport.grpc.listener import Hear, Knock
@@ -180,7 +179,7 @@ class GrpcCarrier(ABC):
         return lost_error(self.there, f"its address {self.where} has refused twice: no process has the port any more")
 
     def _back_off(self, attempt: int) -> float:
-        return self._deadlines.again(attempt, _DRAWN.random())
+        return self._deadlines.retry_pause(attempt, _DRAWN.random())
 
 
 _PROMPT_SECONDS = 0.3  # within which a worker that lives has dialled again, as a rule

@@ -116,10 +116,10 @@ class Lane:
                     self._pace()
                 hear(frame)
         except Exception as error:  # gRPC raises bare ones too; whatever it was, this stream is over
-            self.gone(reason(error))
+            self.lose(reason(error))
         else:
             self.in_order = ended and not self.over
-            self.gone("the stream has ended")
+            self.lose("the stream has ended")
         return self.why
 
     def _pace(self) -> None:
@@ -134,7 +134,7 @@ class Lane:
             self._finishing = True
             self._wake_all()
 
-    def gone(self, why: str) -> None:
+    def lose(self, why: str) -> None:
         """The stream is no more. If this side had said all that it had to say, there is nothing to break."""
         with self.room:
             said_all = self._finishing and self._frame is None
@@ -286,7 +286,7 @@ class Connection:
         if not (lane.in_order or lane.finished or (number and self.closing)):
             self.end(why)
         elif number == 0:
-            self._end(why, Lane.gone)
+            self._end(why, Lane.lose)
         else:
             with self.room:
                 self._lanes.pop(number, None)

@@ -97,25 +97,38 @@ def dial(
             lane.end(wrong.what)
         finally:
             settled.set()
-        lane.read(call, hear)
-        channel.close()
+        if LANES in answer:
+            lane.read(call, hear)
+            channel.close()
 
     threading.Thread(target=run, name="nebula-hear", daemon=True).start()
     if not settled.wait(deadlines.connect):
         lane.end(f"{target.address} took longer than {deadlines.connect:g} s to answer")
+        channel.close()
         raise TransportError(lane.why)
     if unproven:
         raise unproven[0]
     if LANES not in answer:
-        raise _refusal(target, call, lane)
+        error = _refusal(target, call, lane, deadlines.connect)
+        channel.close()
+        raise error
     trouble = unquote(str(answer.get(TROUBLE, "")))[:_LONGEST]
     lane.trouble = trouble if trouble.isprintable() else ""
     asked = str(answer[LANES])
     return min(int(asked), options.LANES_WITHOUT_BBR) if re.fullmatch("[0-9]{1,4}", asked) else 1
 
 
-def _refusal(target: Target, call: Any, lane: Lane) -> NebulaError:
-    """Why a stream did not come about, from what gRPC says of it."""
+def _refusal(target: Target, call: Any, lane: Lane, seconds: float) -> NebulaError:
+    """Why a stream did not come about, from what gRPC says of it; what answers, and neither refuses nor is one of
+    ours, is waited for so long.
+    """
+    try:
+        call.exception(timeout=seconds)
+    except grpc.FutureTimeoutError:
+        lane.end("it answers, and not as a worker does")
+        return IdentityError(f"what listens at {target.address} is no worker of ours", why=lane.why)
+    except grpc.FutureCancelledError:
+        pass  # its own word stands in the call's code
     code, why = call.code(), reason(call)
     lane.end(why)
     if code == grpc.StatusCode.UNIMPLEMENTED:
@@ -160,7 +173,11 @@ class DiallingCarrier(GrpcCarrier):
         current = self._target.credentials
         credentials = current() if current else None
         connection = Connection(secrets.token_hex(8))
-        lane, asked = self._open(connection, 0, credentials)
+        try:
+            lane, asked = self._open(connection, 0, credentials)
+        except BaseException:
+            connection.end("it was not opened")  # whoever would hear it waits for nothing
+            raise
         lanes = max(options.lanes(), asked)
         if not connection.over:
             self._adopt(connection, self._on_the_way(lane.trouble) if lane.trouble else "")

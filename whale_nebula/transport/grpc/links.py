@@ -9,7 +9,7 @@ from typing import Any
 from whale_nebula.errors import ConfigError, IdentityError, NebulaError
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Prover
 from whale_nebula.security.identity import Call, check_call
-from whale_nebula.transport.carrier import Carrier
+from whale_nebula.transport.base import Carrier
 from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
 from whale_nebula.transport.grpc.carrier import AwaitingCarrier
 from whale_nebula.transport.grpc.connection import Lane

@@ -242,7 +242,7 @@ class Listener:
     def _end_stream(self, peer: str, lane: Lane) -> None:
         if self._guard is not None:
             self._guard.remove_stream(peer)
-        lane.gone("the connection broke, or the other side left")
+        lane.lose("the connection broke, or the other side left")
 
     def _note_refusal(self, peer: str, error: NebulaError) -> None:
         """Log a refusal. One too many is counted, and answered late: of one connection, four streams wait at most."""

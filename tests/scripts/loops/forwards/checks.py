@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, rows, script, weights
+from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, script, step_script, weights
 from tests.scripts.loops.forwards.within import within
 
 
@@ -24,22 +24,16 @@ def asserting(cut: Cut) -> Loop:
     return within(cut, first, w=w)
 
 
-@script()
-def printing(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            outputs = chain(cut, x, w)
-            loss = mse(y, outputs)
-        tf.print("loss", loss, tf.shape(outputs), output_stream="file:///dev/null")
-        gradients = tape.gradient(loss, w)
-        tf.print("norm", tf.linalg.global_norm(gradients), output_stream="file:///dev/null")
-        descend(w, gradients)
-        return loss
-
-    return Loop(step, w, rows())
+@step_script()
+def printing(cut: Cut, w: Any, x: Any, y: Any) -> Any:
+    with tf.GradientTape() as tape, cut.program():
+        outputs = chain(cut, x, w)
+        loss = mse(y, outputs)
+    tf.print("loss", loss, tf.shape(outputs), output_stream="file:///dev/null")
+    gradients = tape.gradient(loss, w)
+    tf.print("norm", tf.linalg.global_norm(gradients), output_stream="file:///dev/null")
+    descend(w, gradients)
+    return loss
 
 
 @script(micro=(1,))

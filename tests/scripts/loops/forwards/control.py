@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, descend, mse, normal, rows, script, trained, weights
+from tests.scripts.loops.book import (
+    Cut,
+    Loop,
+    descend,
+    mse,
+    normal,
+    rows,
+    script,
+    step_script,
+    trained,
+    two_layers,
+    weights,
+)
 from tests.scripts.loops.forwards.within import within
 
 
@@ -53,53 +64,23 @@ def map_over_rows(cut: Cut) -> Loop:
     )
 
 
-@script(micro=(1,), rarely=True)
-def vectorized_over_rows(cut: Cut) -> Loop:
-    w = weights()
-    return within(cut, lambda x: tf.vectorized_map(lambda row: tf.tanh(tf.linalg.matvec(w[0], row)), x), w=w)
-
-
-@script(micro=(1,))
-def gradients_of_each_row(cut: Cut) -> Loop:
+@step_script(micro=(1,))
+def gradients_of_each_row(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """A gradient for each example, clipped alone (DP-SGD): the inner tape is part of what is vectorized."""
-    w = weights()
 
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        def of_row(row: Any) -> Any:
-            features, label = row
-            with tf.GradientTape() as tape:
-                tape.watch(w[2])
-                loss = mse(label, features[None] @ w[2])
-            return tf.clip_by_norm(tape.gradient(loss, w[2]), 0.1)
+    def of_row(row: Any) -> Any:
+        features, label = row
+        with tf.GradientTape() as tape:
+            tape.watch(w[2])
+            loss = mse(label, features[None] @ w[2])
+        return tf.clip_by_norm(tape.gradient(loss, w[2]), 0.1)
 
-        with cut.program():
-            with cut.at(0):
-                hidden = tf.tanh(x @ w[0])
-            with cut.at(1):
-                hidden = tf.tanh(hidden @ w[1])
-            with cut.at(2):
-                each = tf.vectorized_map(of_row, (hidden, y))
-        w[2].assign_sub(tf.reduce_mean(each, axis=0))
-        return each
-
-    return Loop(step, w, rows())
-
-
-@script(rarely=True)
-def array_by_autograph(cut: Cut) -> Loop:
-    """A TensorArray filled by AutoGraph's `for`."""
-    w = weights()
-
-    def unrolled(x: Any) -> Any:
-        array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
-        hidden = x
-        for n in tf.range(3):
-            hidden = tf.tanh(hidden @ w[0])
-            array = array.write(n, hidden)
-        return tf.reduce_mean(array.stack(), axis=0)
-
-    return within(cut, unrolled, w=w)
+    with cut.program():
+        hidden = two_layers(cut, x, w)
+        with cut.at(2):
+            each = tf.vectorized_map(of_row, (hidden, y))
+    w[2].assign_sub(tf.reduce_mean(each, axis=0))
+    return each
 
 
 @script()
@@ -154,38 +135,3 @@ def cond_on_the_batch(cut: Cut) -> Loop:
         return tf.cond(tf.reduce_mean(hidden) > 0.0, lambda: tf.tanh(hidden), lambda: tf.sin(hidden))
 
     return within(cut, first, w=w)
-
-
-@script(rarely=True)
-def where_by_rows(cut: Cut) -> Loop:
-    w = weights()
-
-    def first(x: Any) -> Any:
-        hidden = x @ w[0]
-        return tf.where(tf.reduce_mean(hidden, axis=1, keepdims=True) > 0.0, tf.tanh(hidden), tf.sin(hidden))
-
-    return within(cut, first, w=w)
-
-
-@script(rarely=True)
-def recurrent(cut: Cut) -> Loop:
-    keras.utils.set_random_seed(7)
-    cell, lstm = keras.layers.GRU(4, return_sequences=True), keras.layers.LSTM(4)
-    cell.build((None, 3, 4))
-    lstm.build((None, 3, 4))
-    w = [*cell.trainable_variables, *lstm.trainable_variables]
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            with cut.at(0):
-                hidden = cell(tf.reshape(x, [-1, 3, 4]))
-            with cut.at(1):
-                hidden = lstm(hidden)
-            with cut.at(2):
-                loss = mse(y, hidden)
-        gradients = tape.gradient(loss, w)
-        descend([v.value for v in w], gradients)
-        return loss, gradients
-
-    return Loop(step, w, [(normal(6, 12, seed=n), normal(6, 4, seed=30 + n)) for n in range(3)])

@@ -17,6 +17,7 @@ from tests.scripts.loops.book import (
     mse,
     rows,
     script,
+    step_script,
     weights,
 )
 from tests.scripts.loops.forwards.within import within
@@ -43,17 +44,6 @@ def counter_as_a_seed(cut: Cut) -> Loop:
         return tf.tanh(x @ w[0]) * scale
 
     return within(cut, first, w=w, more=[count])
-
-
-@script(micro=(1,), rarely=True)
-def stateless_noise(cut: Cut) -> Loop:
-    w = weights()
-    return within(
-        cut,
-        lambda x: tf.tanh(x @ w[0]) + 0.1 * tf.random.stateless_normal(tf.shape(x), [1, 2]),
-        lambda h: tf.nn.experimental.stateless_dropout(h @ w[1], 0.2, seed=[3, 4]),
-        w=w,
-    )
 
 
 @script(micro=(1,))
@@ -92,20 +82,6 @@ def keras_seeds_in_two_parts(cut: Cut) -> Loop:
     )
 
 
-@script(rarely=True)
-def generator_in_the_update(cut: Cut) -> Loop:
-    """Langevin: the noise is drawn once a step."""
-    w, chance = weights(), tf.random.Generator.from_seed(3)
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        loss, gradients = differentiate(cut, w, x, y)
-        descend(w, [g + 0.1 * chance.normal(g.shape) for g in gradients])
-        return loss
-
-    return Loop(step, [*w, chance.state], rows())
-
-
 @script()
 def generator_before_the_forward(cut: Cut) -> Loop:
     """One number drawn for the whole batch, before it: stochastic depth."""
@@ -122,60 +98,42 @@ def generator_before_the_forward(cut: Cut) -> Loop:
     return Loop(step, [*w, chance.state], rows())
 
 
-@script()
-def a_number_for_all_parts(cut: Cut) -> Loop:
+@step_script(state=lambda: [tf.Variable(0.3)])
+def a_number_for_all_parts(cut: Cut, w: Any, x: Any, y: Any, log: Any) -> Any:
     """A temperature made of a variable outside any part: read in two of them, returned, and trained."""
-    w, log = weights(), tf.Variable(0.3)
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            temperature = tf.exp(log)
-            with cut.at(0):
-                hidden = tf.tanh(x @ w[0]) / temperature
-            with cut.at(1):
-                hidden = tf.tanh(hidden @ w[1]) * temperature
-            with cut.at(2):
-                loss = mse(y, hidden @ w[2] / temperature)
-        gradients = tape.gradient(loss, [*w, log])
-        descend([*w, log], gradients)
-        return loss, temperature, gradients
-
-    return Loop(step, [*w, log], rows())
+    with tf.GradientTape() as tape, cut.program():
+        temperature = tf.exp(log)
+        with cut.at(0):
+            hidden = tf.tanh(x @ w[0]) / temperature
+        with cut.at(1):
+            hidden = tf.tanh(hidden @ w[1]) * temperature
+        with cut.at(2):
+            loss = mse(y, hidden @ w[2] / temperature)
+    gradients = tape.gradient(loss, [*w, log])
+    descend([*w, log], gradients)
+    return loss, temperature, gradients
 
 
-@script()
-def drawn_before_the_forward(cut: Cut) -> Loop:
+@step_script()
+def drawn_before_the_forward(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """The same from TensorFlow's own seeds: drawn once, used in two parts, and returned."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        keep, tilt = tf.random.uniform([]), tf.random.normal([4], seed=3)
-        with tf.GradientTape() as tape, cut.program():
-            with cut.at(0):
-                hidden = tf.tanh(x @ w[0]) * keep
-            with cut.at(1):
-                hidden = tf.tanh(hidden @ w[1]) + tilt
-            with cut.at(2):
-                loss = mse(y, keep * (hidden @ w[2]))
-        descend(w, tape.gradient(loss, w))
-        return loss, keep, tilt
-
-    return Loop(step, w, rows())
+    keep, tilt = tf.random.uniform([]), tf.random.normal([4], seed=3)
+    with tf.GradientTape() as tape, cut.program():
+        with cut.at(0):
+            hidden = tf.tanh(x @ w[0]) * keep
+        with cut.at(1):
+            hidden = tf.tanh(hidden @ w[1]) + tilt
+        with cut.at(2):
+            loss = mse(y, keep * (hidden @ w[2]))
+    descend(w, tape.gradient(loss, w))
+    return loss, keep, tilt
 
 
-@script(rarely=True)
-def drawn_in_the_update(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        loss, gradients = differentiate(cut, w, x, y)
-        descend(w, [g + 0.1 * tf.random.normal(g.shape) for g in gradients])
-        return loss
-
-    return Loop(step, w, rows())
+@step_script(rarely=True)
+def drawn_in_the_update(cut: Cut, w: Any, x: Any, y: Any) -> Any:
+    loss, gradients = differentiate(cut, w, x, y)
+    descend(w, [g + 0.1 * tf.random.normal(g.shape) for g in gradients])
+    return loss
 
 
 @script(micro=(1,), rarely=True)
@@ -189,26 +147,8 @@ def seeded_by_op(cut: Cut) -> Loop:
     )
 
 
-@script(micro=(1,), rarely=True)
-def keras_dropout(cut: Cut) -> Loop:
-    w, drop = weights(), keras.layers.Dropout(0.3, seed=4)
-    return within(cut, lambda x: drop(tf.tanh(x @ w[0]), training=True), w=w, more=drop.variables)
-
-
-@script(micro=(1,), rarely=True)
-def keras_seed_generator(cut: Cut) -> Loop:
-    w, seed = weights(), keras.random.SeedGenerator(4)
-    return within(cut, lambda x: tf.tanh(x @ w[0]) + keras.random.normal((1, 4), seed=seed), w=w, more=[seed.state])
-
-
-@script(micro=(1,))
-def noise_drawn_outside(cut: Cut) -> Loop:
+@step_script(micro=(1,))
+def noise_drawn_outside(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """What is drawn for the batch before any stage has its rows from the batch."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        noise = tf.random.stateless_normal(tf.shape(x), [1, 2])
-        return learn(cut, w, x + 0.1 * noise, y)
-
-    return Loop(step, w, rows())
+    noise = tf.random.stateless_normal(tf.shape(x), [1, 2])
+    return learn(cut, w, x + 0.1 * noise, y)

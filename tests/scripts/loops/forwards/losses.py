@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.loops.book import Cut, Loop, chain, descend, loss_script, mse, normal, rows, script, trained, weights
+from tests.scripts.loops.book import (
+    Cut,
+    Loop,
+    chain,
+    descend,
+    loss_script,
+    mse,
+    normal,
+    rows,
+    script,
+    step_script,
+    trained,
+    weights,
+)
 
 
 @loss_script()
@@ -34,28 +46,22 @@ def extremes_returned(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     return loss, tf.reduce_max(outputs), tf.reduce_all(outputs < 1000.0), tf.sort(outputs, axis=0)
 
 
-@script()
-def statistics_returned(cut: Cut) -> Loop:
+@step_script()
+def statistics_returned(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """What many loops log: norms, a standard deviation, the mean of the hidden layer."""
-    w = weights()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            outputs = chain(cut, x, w)
-            loss = mse(y, outputs)
-        gradients = tape.gradient(loss, w)
-        descend(w, gradients)
-        return {
-            "loss": loss,
-            "root": tf.sqrt(loss),
-            "perplexity": tf.exp(loss),
-            "norm": tf.linalg.global_norm(gradients),
-            "weights": tf.linalg.global_norm(w),
-            "columns": tf.reduce_mean(outputs, axis=0),
-        }
-
-    return Loop(step, w, rows())
+    with tf.GradientTape() as tape, cut.program():
+        outputs = chain(cut, x, w)
+        loss = mse(y, outputs)
+    gradients = tape.gradient(loss, w)
+    descend(w, gradients)
+    return {
+        "loss": loss,
+        "root": tf.sqrt(loss),
+        "perplexity": tf.exp(loss),
+        "norm": tf.linalg.global_norm(gradients),
+        "weights": tf.linalg.global_norm(w),
+        "columns": tf.reduce_mean(outputs, axis=0),
+    }
 
 
 @loss_script(rarely=True)
@@ -65,21 +71,6 @@ def sum_over_a_fixed_batch(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     return tf.nn.compute_average_loss(losses, global_batch_size=6) + tf.nn.scale_regularization_loss(
         tf.add_n([tf.nn.l2_loss(v) for v in w])
     )
-
-
-@script(rarely=True)
-def keras_losses(cut: Cut) -> Loop:
-    w = weights()
-    entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
-    squared = keras.losses.MeanSquaredError()
-    labels = np.array([0, 1, 2, 3, 0, 1])
-
-    @trained(cut, w, calls=[(*batch, labels) for batch in rows()])
-    def loop(x: Any, y: Any, labels: Any) -> Any:
-        outputs = chain(cut, x, w)
-        return tf.reduce_mean(entropy(labels, outputs)) + squared(y, outputs) + keras.losses.Huber()(y, outputs)
-
-    return loop
 
 
 @script()

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, normal, rows, script, weights
+from tests.scripts.loops.book import Cut, Loop, chain, descend, normal, script, step_script, weights
 from tests.scripts.loops.forwards.within import within
 
 
@@ -39,21 +39,6 @@ def batch_norm_by_hand(cut: Cut) -> Loop:
     return within(cut, first, w=w, more=[mean])
 
 
-@script(rarely=True)
-def spectral_norm_by_hand(cut: Cut) -> Loop:
-    """The forward writes a vector that no row of the batch goes into."""
-    w, u = weights(), tf.Variable(normal(4, 1, seed=8), trainable=False)
-
-    def first(x: Any) -> Any:
-        v = tf.math.l2_normalize(w[0] @ u)
-        fresh = tf.math.l2_normalize(tf.transpose(w[0]) @ v)
-        u.assign(tf.stop_gradient(fresh))
-        sigma = tf.squeeze(tf.transpose(tf.stop_gradient(v)) @ w[0] @ tf.stop_gradient(fresh))
-        return tf.tanh(x @ (w[0] / sigma))
-
-    return within(cut, first, w=w, more=[u])
-
-
 @script()
 def counting_in_the_forward(cut: Cut) -> Loop:
     w, count, seen = weights(), tf.Variable(0.0), tf.Variable(0)
@@ -66,23 +51,17 @@ def counting_in_the_forward(cut: Cut) -> Loop:
     return within(cut, first, w=w, more=[count, seen])
 
 
-@script(micro=(1,))
-def memory_bank(cut: Cut) -> Loop:
+@step_script(state=lambda: [tf.Variable(normal(12, 4, seed=3), trainable=False)], micro=(1,))
+def memory_bank(cut: Cut, w: Any, x: Any, y: Any, bank: Any) -> Any:
     """A queue of the last outputs, written with the batch's rows (MoCo)."""
-    w, bank = weights(), tf.Variable(normal(12, 4, seed=3), trainable=False)
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            outputs = chain(cut, x, w)
-            with cut.at(2):
-                keys = tf.nn.softmax(y @ tf.transpose(bank))
-                loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(keys, outputs @ tf.transpose(bank)))
-        descend(w, tape.gradient(loss, w))
-        bank.assign(tf.concat([tf.stop_gradient(outputs), bank[:6]], axis=0))
-        return loss
-
-    return Loop(step, [*w, bank], rows())
+    with tf.GradientTape() as tape, cut.program():
+        outputs = chain(cut, x, w)
+        with cut.at(2):
+            keys = tf.nn.softmax(y @ tf.transpose(bank))
+            loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(keys, outputs @ tf.transpose(bank)))
+    descend(w, tape.gradient(loss, w))
+    bank.assign(tf.concat([tf.stop_gradient(outputs), bank[:6]], axis=0))
+    return loss
 
 
 @script()
@@ -107,23 +86,3 @@ def metrics_in_the_function(cut: Cut) -> Loop:
     metrics = [v for m in (mean, accuracy, root, area) for v in m.variables]
     batches = [(normal(6, 4, seed=n), np.array([0, 1, 2, 3, 0, 1])) for n in range(3)]
     return Loop(step, [*w, *metrics], batches)
-
-
-@script(rarely=True)
-def metrics_of_rows(cut: Cut) -> Loop:
-    """A mean fed with rows and weights, and one reset in the step."""
-    w = weights()
-    mean, fresh = keras.metrics.Mean(), keras.metrics.Mean()
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        fresh.reset_state()
-        with tf.GradientTape() as tape, cut.program():
-            outputs = chain(cut, x, w)
-            loss = mse(y, outputs)
-        descend(w, tape.gradient(loss, w))
-        mean.update_state(tf.reduce_mean(outputs, axis=1), sample_weight=tf.abs(y[:, 0]))
-        fresh.update_state(outputs)
-        return mean.result(), fresh.result()
-
-    return Loop(step, [*w, *mean.variables, *fresh.variables], rows())

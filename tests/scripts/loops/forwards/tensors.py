@@ -51,43 +51,6 @@ def doubles_and_complex(cut: Cut) -> Loop:
     return loop
 
 
-@script(rarely=True)
-def images(cut: Cut) -> Loop:
-    kernels = [tf.Variable(normal(3, 3, 2, 4, seed=1) * 0.3), tf.Variable(normal(3, 3, 4, 4, seed=2) * 0.3)]
-    last = tf.Variable(normal(4, 3, seed=3))
-    w = [*kernels, last]
-    random = np.random.default_rng(3)
-    pictures = [random.integers(0, 255, (6, 6, 6, 2)).astype("uint8") for _ in range(3)]
-
-    @trained(cut, w, calls=[(each, random.integers(0, 3, 6)) for each in pictures])
-    def loop(x: Any, labels: Any) -> Any:
-        with cut.at(0):
-            hidden = tf.nn.relu(tf.nn.conv2d(tf.cast(x, tf.float32) / 255.0, kernels[0], 1, "SAME"))
-            hidden = tf.nn.max_pool2d(hidden, 2, 2, "SAME")
-        with cut.at(1):
-            hidden = tf.reduce_mean(tf.nn.relu(tf.nn.conv2d(hidden, kernels[1], 1, "SAME")), axis=[1, 2])
-        with cut.at(2):
-            logits = hidden @ last
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-        return loss, tf.argmax(logits, axis=1)
-
-    return loop
-
-
-@script(rarely=True)
-def masked_loss(cut: Cut) -> Loop:
-    w = weights()
-    masks = [np.array(m, bool) for m in ([1, 0, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1], [1, 1, 0, 0, 1, 1])]
-
-    @trained(cut, w, calls=[(*b, m) for b, m in zip(rows(), masks, strict=True)])
-    def loop(x: Any, y: Any, mask: Any) -> Any:
-        losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
-        weight = tf.cast(mask, tf.float32)
-        return tf.reduce_sum(losses * weight) / tf.reduce_sum(weight)
-
-    return loop
-
-
 @script()
 def boolean_mask(cut: Cut) -> Loop:
     w = weights()

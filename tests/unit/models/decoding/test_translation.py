@@ -1,8 +1,5 @@
 """Translating across two clusters: the encoder in one stage, the whole search in the other."""
 
-import contextlib
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -13,12 +10,6 @@ from whale_nebula.models.sides import nowhere
 
 BEAM = Beam(START, END, longest=4, width=3, never=(PAD, START, MASK))
 FILL = MaskPredict(START, END, MASK, longest=4, candidates=2, rounds=2)
-
-
-@contextlib.contextmanager
-def projected(side: str) -> Iterator[None]:
-    with in_two(side), nb.compress(rank=6, basis="learned") if side == "source" else contextlib.nullcontext():
-        yield
 
 
 def made(name: str, around=nowhere):
@@ -39,32 +30,21 @@ def test_two_clusters_find_what_one_finds_and_only_hidden_states_cross(name: str
     assert report.links["source->target"].raw_bytes == 4 * 8 * (12 * 4 + 1)  # 12 numbers a place, and the mask
 
 
-def test_a_learned_basis_is_the_same_in_training_and_in_the_search() -> None:
-    """The basis belongs to the model: a search that knew nothing of it would translate from other numbers."""
-    model = made("causal", projected)
-    translate = translation(model, BEAM)
-    first = translate(sources(4))
-    bases = [weight for weight in model.variables if "bottleneck" in weight.path]
-    assert [tuple(basis.shape) for basis in bases] == [(12, 6), (6, 12)]
-    for basis in bases:
-        basis.assign(0.0 * basis)
-    assert not np.allclose(translate(sources(4)).scores, first.scores)
-
-
 def test_without_scopes_it_is_plain_tensorflow() -> None:
     with pytest.warns(nb.errors.NebulaWarning, match="runs uncut"):
         found = translation(made("causal"), BEAM)(sources(2))
     np.testing.assert_array_equal(found.ids, made("causal")(sources(2), search=BEAM).ids)
 
 
-@pytest.mark.parametrize(
-    "options", [pytest.param({"int8": True}, marks=pytest.mark.grid), {"rank": 6, "basis": "learned", "int8": True}]
-)
-def test_a_codec_around_the_whole_model_is_that_of_its_search(options: dict) -> None:
-    with nb.cluster(), nb.compress(**options):
+def test_a_codec_around_the_whole_model_is_that_of_its_search() -> None:
+    """A learned basis belongs to the model: a search that knew nothing of it would translate from other numbers."""
+    with nb.cluster(), nb.compress(rank=6, basis="learned", int8=True):
         model = made("causal", in_two)
-    translation(model, BEAM)(sources(4))
-    crossed = {boundary.codec for boundary in nb.last_report().boundaries.values()}
-    assert any("int8" in codec for codec in crossed)
+    translate = translation(model, BEAM)
+    first = translate(sources(4))
+    assert any("int8" in boundary.codec for boundary in nb.last_report().boundaries.values())
     bases = [weight for weight in model.variables if "bottleneck" in weight.path]
-    assert len(bases) == (2 if "rank" in options else 0)
+    assert [tuple(basis.shape) for basis in bases] == [(12, 6), (6, 12)]
+    for basis in bases:
+        basis.assign(0.0 * basis)
+    assert not np.allclose(translate(sources(4)).scores, first.scores)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import keras
 import numpy as np
 import pytest
 
@@ -11,11 +10,7 @@ from whale_nebula.models.text import (
     Encoded,
     Ids,
     Order,
-    Tokenizer,
     batches,
-    encode_pairs,
-    generated,
-    learn_vocabulary,
     make_order,
 )
 
@@ -77,26 +72,3 @@ def test_an_order_of_other_rows_is_refused_with_both_numbers(side: str) -> None:
 def test_a_multiple_of_nothing_is_refused() -> None:
     with pytest.raises(OptionError, match="multiple=0"):
         batches(BOTH, ORDER, multiple=0)
-
-
-def test_a_model_learns_from_them_by_fit() -> None:
-    """Word by word: from what is shown, what comes next."""
-    pairs = generated("train", 64)
-    sides = [Tokenizer(learn_vocabulary(pairs.of(side), 300)) for side in pairs.sides]
-    spanish, english = sides
-    encoded = encode_pairs(pairs, source=spanish, target=english, longest=32)
-    order = make_order(len(pairs), batch=16, epochs=3, lengths=encoded.lengths)
-    inputs = {side: keras.Input((None,), dtype="int32", name=side) for side in ("source", "target")}
-    words = keras.layers.Embedding(english.size, 16)(inputs["target"])
-    hints = keras.layers.GlobalAveragePooling1D(keepdims=True)(
-        keras.layers.Embedding(spanish.size, 16)(inputs["source"])
-    )
-    model = keras.Model(inputs, keras.layers.Dense(english.size)(words + hints))
-    model.compile(
-        keras.optimizers.Adam(0.1),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0),
-        jit_compile=False,
-    )
-    dataset = batches(encoded, order)
-    losses = model.fit(dataset, epochs=3, steps_per_epoch=order.steps_per_epoch, verbose=0).history["loss"]
-    assert losses[-1] < 0.8 * losses[0]

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from whale_nebula.errors import DataError, OptionError
-from whale_nebula.models.text import SPECIAL, Ids, Pairs, Tokenizer, Vocabulary, encode_pairs
+from whale_nebula.models.text import SPECIAL, Pairs, Tokenizer, Vocabulary, encode_pairs
 
 PAIRS = Pairs(["a b", "a b c d", "a"], ["a", "b", "c d"])
 
@@ -56,8 +56,3 @@ def test_a_side_that_is_here_needs_one(tokenizer: Tokenizer) -> None:
 def test_options_that_make_no_sense(tokenizer: Tokenizer, options: dict[str, object]) -> None:
     with pytest.raises(OptionError):
         encode_pairs(PAIRS, source=tokenizer, target=tokenizer, **options)  # type: ignore[arg-type]
-
-
-def test_ids_of_no_rows_and_of_empty_ones() -> None:
-    assert len(Ids.of_rows([])) == 0
-    assert Ids.of_rows([[], [1]]).row(1).tolist() == [1]

@@ -19,18 +19,18 @@ def splits() -> dict[str, Pairs]:
 def test_this_text_is_what_it_always_was() -> None:
     """Measurements on it can be compared as long as this does not change."""
     pairs = generated("test", 2, seed=1)
-    assert pairs.source == GOLDEN_SOURCE
-    assert pairs.target == GOLDEN_TARGET
+    assert pairs.source == [
+        "¿Cuántas abejas rojas fuertes hay en el teatro?", "¿Dónde estaban estos plátanos morados nuevos?"
+    ]  # fmt: skip
+    assert pairs.target == [
+        "How many strong red bees are there at the theatre?",
+        "Where were these new purple bananas?",
+    ]
 
 
 def test_one_side_alone_is_that_of_the_pairs(splits: dict[str, Pairs]) -> None:
     alone = generated("train", 100, sides=["target"])
     assert alone == Pairs(target=splits["train"].of("target")[:100])
-
-
-def test_it_goes_the_other_way_too(splits: dict[str, Pairs]) -> None:
-    back = generated("train", 10, source="en", target="es")
-    assert back == Pairs(splits["train"].of("target")[:10], splits["train"].of("source")[:10])
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
@@ -82,15 +82,13 @@ def test_sentences_are_written_as_sentences(splits: dict[str, Pairs]) -> None:
         (lambda: generated("train", 0), "count=0"),
         (lambda: generated("train", 3, target="fr"), "no language 'fr'"),  # type: ignore[arg-type]
         (lambda: monolingual("fr", 3), "no language 'fr'"),  # type: ignore[arg-type]
+        (lambda: generated("train", 1, forms=["agse"]), "'ages'"),
+        (lambda: generated("train", 1, forms=[]), "no form"),
     ],
 )
 def test_what_is_not_made_is_refused(call, said: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(OptionError, match=said):
         call()
-
-
-GOLDEN_SOURCE = ["¿Cuántas abejas rojas fuertes hay en el teatro?", "¿Dónde estaban estos plátanos morados nuevos?"]
-GOLDEN_TARGET = ["How many strong red bees are there at the theatre?", "Where were these new purple bananas?"]
 
 
 class TestForms:
@@ -102,8 +100,3 @@ class TestForms:
     def test_splits_share_no_sentence_whatever_forms_they_have(self) -> None:
         some = set(generated("train", 300, forms=["ages"]).source)
         assert not some & set(generated("test", 300).source)
-
-    @pytest.mark.parametrize(("forms", "said"), [(["agse"], "'ages'"), ([], "no form")])
-    def test_forms_that_are_not_there(self, forms: list[str], said: str) -> None:
-        with pytest.raises(OptionError, match=said):
-            generated("train", 1, forms=forms)

@@ -1,6 +1,11 @@
-"""Golden texts of folds: a graph in its text form, and behind `=>` what each op's outputs are said to be."""
+"""Golden texts of folds: a graph in its text form, and behind `=>` what each op's outputs are said to be.
+
+Outputs are parted by `|`; a state may be followed by `, as ` and its reason. Lines that begin with # say besides what
+is differentiated (`# targets %8`), and what should be fed from the whole batch or grown (`# fed %7`, `# grown`).
+"""
 
 import difflib
+import re
 import textwrap
 from collections.abc import Iterable
 
@@ -21,27 +26,31 @@ def batched(graph: Graph) -> dict[int, int]:
     return {index: shape.index(None) for index, shape in shapes.items() if shape is not None and None in shape}
 
 
-def folding(text: str, *, targets: Iterable[int] = (), skip: Iterable[int] = ()) -> Folding:
+def folding(text: str, *, skip: Iterable[int] = ()) -> Folding:
     """The folds of a golden text's graph."""
-    graph, left_out = read(text), set(skip)
-    return fold(graph, batched(graph), targets=[Value(op) for op in targets], skip=left_out.__contains__)
+    graph = read(text)
+    return fold(graph, batched(graph), targets=listed(text, "targets") or (), skip=set(skip).__contains__)
 
 
-def check(text: str, *, targets: Iterable[int] = (), skip: Iterable[int] = ()) -> Folding:
-    """Compare every line that says `=> states` with what the pass says; several outputs are joined by `|`."""
-    found = folding(text, targets=targets, skip=skip)
+def listed(text: str, what: str) -> tuple[Value, ...] | None:
+    """The values that a line of remark names; None where there is no such line."""
+    found = re.search(rf"^# {what}\b(.*)$", text, re.MULTILINE)
+    return None if found is None else tuple(Value(int(op)) for op in re.findall(r"%(\d+)", found[1]))
+
+
+def check(text: str) -> None:
+    """Compare every line that says `=> states` with what the pass says; what is fed and grown, where that is said."""
+    graph, found = read(text), folding(text)
+    lines = [line for line in text.splitlines() if line.startswith("%")]
     expected, got = [], []
-    ops = [line for line in textwrap.dedent(text).splitlines() if line.lstrip().startswith("%")]
-    ops = ops[: len(read(text))]
-    for op, line in zip(read(text).ops, ops, strict=True):
-        states = " | ".join(str(found.of(value)) for value in op.values)
-        said = line.partition("=>")[2].strip()
-        expected.append(f"%{op.index} {op.type} => {said or states}")
-        got.append(f"%{op.index} {op.type} => {states}")
+    for op, line in zip(graph.ops, lines, strict=True):
+        said = [state.strip() for state in line.partition("=>")[2].split("|")]
+        states = [found.of(value) for value in op.values]
+        if said != [""]:
+            expected.append(f"%{op.index} {op.type} => {' | '.join(said)}")
+            pairs = zip(states, said, strict=True)
+            words = [f"{state}, as {state.reason}" if ", as " in each else str(state) for state, each in pairs]
+            got.append(f"%{op.index} {op.type} => {' | '.join(words)}")
     assert got == expected, "\n" + "\n".join(difflib.ndiff(expected, got))
-    return found
-
-
-def reason(text: str, op: int = -1, out: int = 0) -> str:
-    """Why an output of the last op, or of another, is coupled or comes after."""
-    return folding(text).of(Value(op if op >= 0 else len(read(text)) - 1, out)).reason
+    for what, values in (("fed", found.wholes), ("grown", tuple(edge.value for edge in found.grows))):
+        assert listed(text, what) in (None, values), what

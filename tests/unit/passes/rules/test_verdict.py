@@ -3,8 +3,7 @@ import pytest
 from tests.unit.passes.rules.states import folding, read
 from whale_nebula.errors import BatchCoupledError, StaticBatchError
 from whale_nebula.passes.rules import Fold, merge_rule, registry, verdict
-from whale_nebula.passes.rules.axes import find_mixed_rows
-from whale_nebula.passes.rules.interpret import Bodies
+from whale_nebula.passes.rules.axes import check_mixed
 from whale_nebula.passes.rules.registry import (
     AFTER,
     COUNT,
@@ -13,7 +12,7 @@ from whale_nebula.passes.rules.registry import (
     ROWS,
     SUM,
     WHOLE,
-    Site,
+    Undecided,
     count,
     rows,
     vector,
@@ -121,11 +120,10 @@ def test_rows_sums_means_and_wholes_can_be_differentiated(op: int) -> None:
     ],
 )
 def test_why_is_a_sentence_whatever_rows_are_mixed_with(kind: str, said: str) -> None:
-    graph = read("%0 = input x float32[?,4]\n%1 = capture w float32[]\n%2 = AddV2(%0, %1) float32[?,4]")
     other = Fold(kind, reason="Sqrt of a sum over the batch is neither" if kind == "after" else "")
-    found = find_mixed_rows(Site(graph, graph.ops[2], (rows(0), other), Bodies(), 2), (rows(0), other))
-    assert found is not None
-    assert found.reason == f"single rows are mixed with {said}"
+    with pytest.raises(Undecided) as caught:
+        check_mixed((rows(0), other))
+    assert str(caught.value) == f"single rows are mixed with {said}"
 
 
 def test_every_state_can_be_spoken_of() -> None:

@@ -1,16 +1,19 @@
-"""Everything private of TensorFlow that its own random ops need, beside `tf_private`.
+"""Everything private of TensorFlow and Keras that ops need which a step replaces, beside `tf_private`: random draws and
+synchronized moments. Each function has a contract test in tests/contract.
 
 What `tf.random.normal`, `tf.nn.dropout` and the like are made of keeps how much it has drawn in a kernel, where nobody
 can read it. The kernel is a Philox generator: its key is the op's first seed, its counter begins at the second, and
-each draw moves the counter on as `RngReadAndSkip` does. So the same numbers can be had from a variable. Each function
-has a contract test in tests/contract.
+each draw moves the counter on as `RngReadAndSkip` does. So the same numbers can be had from a variable.
+
+Keras asks one function of its TensorFlow backend for the moments of `BatchNormalization(synchronized=True)`: without a
+`tf.distribute` strategy they are those of the batch.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +24,7 @@ from whale_nebula.tf.versions import require_supported
 
 require_supported()  # what follows is where it is in these versions only
 
+from keras.src.backend.tensorflow import nn  # noqa: E402
 from tensorflow.python.ops import gen_random_ops, resource_variable_ops  # noqa: E402
 
 _PHILOX = 1
@@ -68,3 +72,32 @@ def fresh_state(seed: int, seed2: int, name: str) -> Any:
     with tf.init_scope():
         first = tf.constant([0, seed2, seed], tf.int64)
         return resource_variable_ops.ResourceVariable(first, trainable=False, name=name)
+
+
+_compute = nn._compute_moments_sync
+
+Answer = Callable[[Any, Sequence[int], bool], tuple[Any, Any] | None]
+
+
+def patch_moments(answer: Answer) -> Patch:
+    """Ask `answer(tensor, axes, keepdims)` for the mean and the variance of synchronized moments.
+
+    Where it is None, Keras goes on.
+    """
+
+    def compute(x: Any, axes: Sequence[int], keepdims: bool = False) -> Any:
+        found = answer(x, axes, keepdims)
+        return _compute(x, axes, keepdims) if found is None else found
+
+    return Patch(nn, "_compute_moments_sync", compute)
+
+
+def unmark(op: Any, name: str) -> None:
+    """Take an attribute off an op of the graph being traced."""
+    op._clear_attr(name)
+
+
+def readers(tensor: Any) -> list[tuple[Any, int]]:
+    """The ops of a graph that read a tensor, each with the number of the input where it does."""
+    found = dict.fromkeys(tensor.consumers())
+    return [(op, place) for op in found for place, read in enumerate(op.inputs) if read is tensor]

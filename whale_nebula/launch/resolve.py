@@ -1,4 +1,4 @@
-"""Resolvers for TF_CONFIG, Kubernetes, Slurm and the like, and the fallback of a single local worker."""
+"""Where the workers of a run are: a chain of resolvers, of which the first that recognises its environment answers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from whale_nebula.config import Cluster, Config
 from whale_nebula.config.place import Place, address
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.resolve.placement import (
+from whale_nebula.launch.placement import (
     ANY,
     Asked,
     Declined,
     Placement,
+    Resolver,
     host_of,
     one_worker,
     own_cluster,
@@ -277,3 +278,48 @@ def _layout(listed: str, environ: Mapping[str, str]) -> tuple[list[str], list[in
         mend = "list the workers in the config: --config clusters.yaml --cluster gpu --worker 0"
         raise ConfigError(what, where=f"{listed}, {text}", mend=mend)
     return names, counts
+
+
+CHAIN: Mapping[str, Resolver] = {
+    "config": from_config,
+    "TF_CONFIG": from_tf_config,
+    "Slurm": from_slurm,
+    "Kubernetes JobSet": from_jobset,
+    "localhost": from_localhost,
+}
+
+
+class Resolved(NamedTuple):
+    """A placement, who knew it, and what those said who were asked before: name and reason."""
+
+    placement: Placement
+    source: str
+    declined: Mapping[str, str]
+
+    def explain(self) -> str:
+        """The same in lines.
+
+        >>> print(resolve(Config(), {}, Asked()).explain())
+        config: no, there is no config
+        TF_CONFIG: no, TF_CONFIG is not set
+        Slurm: no, SLURM_JOB_ID is not set
+        Kubernetes JobSet: no, JOBSET_NAME is not set
+        localhost: yes, it says where the workers are
+        """
+        lines = [f"{name}: no, {why}" for name, why in self.declined.items()]
+        return "\n".join([*lines, f"{self.source}: yes, it says where the workers are"])
+
+
+def resolve(config: Config, environ: Mapping[str, str], asked: Asked) -> Resolved:
+    """Ask all resolvers until one answers."""
+    declined: dict[str, str] = {}
+    for name, resolver in CHAIN.items():
+        found = resolver(config, environ, asked)
+        if not isinstance(found, Declined):
+            return Resolved(found, name, declined)
+        declined[name] = found.why
+    raise ConfigError(
+        "nothing says where the workers are",
+        why="\n".join(f"{name}: {why}" for name, why in declined.items()),
+        mend='clusters: {gpu: {workers: ["10.77.0.1:7101"]}, npu: {workers: ["10.77.0.2:7101"]}}',
+    )
