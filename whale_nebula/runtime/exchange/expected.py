@@ -164,7 +164,7 @@ def _entries(cut: Cut) -> Iterator[tuple[Slot, int]]:
     found = entries_per_row(cut.program, set(tensors.values()))
     for each in open_first:
         if (entries := found.get(tensors[each.value])) is not None:
-            for ends in cut.routing.joined(each.source, each.readers):
+            for ends in cut.routing.pair_hosts(each.source, each.readers):
                 yield Slot(each.kind, each.phase, each.number, *ends), entries
 
 
