@@ -6,6 +6,7 @@ TF_CONFIG=... mwms.py CLASSES PORT INDEX
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 
 import tensorflow as tf
 from task import FEATURES, HIDDEN, INPUTS, RATE, ROWS, loss_of, make_batch, peak_mib, serve
@@ -19,7 +20,7 @@ strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=optio
 before = peak_mib()
 with strategy.scope():
     widths = [INPUTS, *HIDDEN]
-    shapes = [*zip(widths[:-1], widths[1:], strict=True), (FEATURES, classes)]
+    shapes = [*pairwise(widths), (FEATURES, classes)]
     weights = [tf.Variable(tf.random.stateless_normal(shape, [n, 0]) * 0.02) for n, shape in enumerate(shapes)]
     speeds = [tf.Variable(tf.zeros(shape), trainable=False) for shape in shapes]
 x, y = make_batch(classes, ROWS // 2, index)

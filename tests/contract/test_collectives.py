@@ -78,3 +78,52 @@ def test_serve_too_late_leaves_variables_on_devices_that_are_gone() -> None:
             print("unknown device" in error.message)
     """)
     assert said == ["True"]
+
+
+MEMBERS = """
+import threading
+own.find_device.cache_clear()
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+found = [None, None]
+
+def member(number, call):
+    with tf.device(f"/CPU:{number}"):
+        found[number] = tf.nest.map_structure(lambda each: each.numpy().tolist(), tf.function(call)(number))
+
+def together(*calls):
+    threads = [threading.Thread(target=member, args=each) for each in enumerate(calls)]
+    [each.start() for each in threads], [each.join(60) for each in threads]
+    return found
+"""
+
+
+def test_reduce_and_gather_and_exchange_join_what_members_give_under_a_hash_key() -> None:
+    """Each key belongs to a shape: where it has the number of entries in it, one op takes tensors of several."""
+    said = fresh(
+        MEMBERS
+        + textwrap.dedent("""
+        def both(n):
+            x = tf.fill([2], 1.0 + n)
+            keys = (own.hash_key("group"), tf.size(x))
+            summed, most = own.reduce(x, 2, 1, keys[1], "Add"), own.reduce(x, 2, 2, 7, "Max")
+            return summed, most, own.gather(x, 2, *keys)
+        print(together(both, both))
+        swapped = lambda n: own.exchange(tf.constant([[10 * n], [10 * n + 1]]), 2, 4, 8)
+        print(together(swapped, swapped))
+        """)
+    )
+    assert said[0] == str([([3.0, 3.0], [2.0, 2.0], [1.0, 1.0, 2.0, 2.0])] * 2)
+    assert said[1] == "[[[0], [10]], [[1], [11]]]"
+
+
+def test_send_and_receive_need_a_shape_that_may_be_a_tensor() -> None:
+    said = fresh(
+        MEMBERS
+        + textwrap.dedent("""
+        send = lambda n: own.send(tf.constant([[1.0, 2.0]]), 2, 5, 9)
+        receive = lambda n: own.receive(tf.constant([1, 2]), tf.float32, 2, 5, 9)
+        print(together(send, receive), own.find_device())
+        """)
+    )
+    assert said == ["[[[1.0, 2.0]], [[1.0, 2.0]]] /CPU:0"]

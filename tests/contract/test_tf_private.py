@@ -12,12 +12,12 @@ import pytest
 import tensorflow as tf
 
 from tests.contract.tracing import VECTOR, graph_of
-from whale_nebula.tf import callbacks, collectives, datasets, moments, random
+from whale_nebula.tf import callbacks, collectives, datasets, replaced_ops
 from whale_nebula.tf import private as tf_private
 
 
 @pytest.mark.parametrize(
-    "module", [callbacks, collectives, datasets, moments, tf_private, random], ids=lambda m: m.__name__
+    "module", [callbacks, collectives, datasets, tf_private, replaced_ops], ids=lambda m: m.__name__
 )
 def test_everything_private_has_a_contract(module: Any) -> None:
     own = {name for name, thing in vars(module).items() if isinstance(thing, types.FunctionType)}
@@ -149,3 +149,11 @@ def test_copy_op_infers_shapes_anew() -> None:
     x, w = tf.random.normal([2, 4]), tf.random.normal([3, 4])
     assert piece.get_concrete_function(x, w).output_shapes == (2, 3)
     tf.debugging.assert_near(piece(x, w), tf.matmul(x, w, transpose_b=True))
+
+
+def test_written_value_is_what_variables_are_given() -> None:
+    variable = tf.Variable([1.0, 2.0])
+    given = {"VARIABLE_VALUE": tf.constant([3.0, 4.0])}
+    assert tf_private.written_value(given).numpy().tolist() == [3.0, 4.0]
+    variable._restore_from_tensors(given)
+    assert variable.numpy().tolist() == tf_private.written_value([3.0, 4.0])
