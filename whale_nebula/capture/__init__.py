@@ -61,7 +61,8 @@ def place(model: Any, mapping: Mapping[str, Any]) -> None:
     "encoder/block0/attention". A pattern is a regex that must match a whole path; what is inside a layer goes with it.
     A pattern that matches no layer, or a layer that two patterns match, is an error. Layers that are not named run
     where the fewest bytes cross. A cluster's name is the name of its stage; where a cluster has two stages, give the
-    second as `nb.stage(cluster="gpu", name="head")`.
+    second as `nb.stage(cluster="gpu", name="head")`. With `nb.split(...)` in the place of a cluster, the variables of
+    these layers are divided in the stage where they are.
 
     Scopes that are open here, `nb.cluster`, `nb.pipeline` and `nb.compress`, stand around the stages. Calling it again
     replaces the map, from the next step on; an empty one takes it away. Copies and saved models do not have it.

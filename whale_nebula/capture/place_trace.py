@@ -49,7 +49,7 @@ class Places:
             self.strangers[id(layer)] = layer
         self.running.append(layer)
         try:
-            with self._enter_stage(trace, layer, homes):
+            with self._enter_stage(trace, layer, homes), _enter_split(homes):
                 yield
         finally:
             self.running.pop()
@@ -121,6 +121,16 @@ class Places:
                         why="it ran before it could be placed",
                         mend="build the model first: model.build(shape), or call it once",
                     )
+
+
+def _enter_split(homes: list[Home]) -> contextlib.AbstractContextManager[None]:
+    """In the split that a map gives a layer, unless its own code or what is around it has one."""
+    frames = scopes.open_frames()
+    pairs = ((home, rule) for home in homes for rule in home.placement.splits)
+    found = next((rule for home, rule in pairs if rule.pattern.fullmatch(home.spot.path)), None)
+    if found is None or scopes.split_of(frames) is not None:
+        return contextlib.nullcontext()
+    return scopes.impose_frames((*frames, found.frame))
 
 
 def _check_inside(opened: Frame, homes: list[Home]) -> None:

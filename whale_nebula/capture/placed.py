@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from whale_nebula.errors import OptionError, PlacementError
 from whale_nebula.errors.text import closest, list_names
-from whale_nebula.scopes import Placement, Rule
+from whale_nebula.scopes import Placement, Rule, SplitRule
 from whale_nebula.tf import private as tf_private
 
 
@@ -92,8 +92,12 @@ def place(model: Any, placement: Placement) -> None:
     # layers that are not built yet may make others
     if found.unmatched and all(layer.built for layer in (model, *(spot.layer for spot in spots(model)))):
         raise no_match(model, placement, found.unmatched[0])
+    paths = [spot.path for spot in spots(model)]
+    idle = [rule for rule in placement.splits if not any(map(rule.pattern.fullmatch, paths))]
+    if idle and model.built:
+        raise no_match(model, placement, idle[0])
     _changes += 1
-    if placement.rules:
+    if placement.rules or placement.splits:
         _placed[model] = placement
     else:
         _placed.pop(model, None)
@@ -150,7 +154,7 @@ _ANY = re.compile(r"(?<!\\)\.([*+])(?!\)\?$)")
 _TAILS = ("(/.*)?", "/.*", "/.+", ".*", "/")
 
 
-def no_match(model: Any, placement: Placement, rule: Rule) -> PlacementError:
+def no_match(model: Any, placement: Placement, rule: Rule | SplitRule) -> PlacementError:
     """The error for a pattern that no layer's path matches."""
     paths = list(dict.fromkeys(spot.path for spot in spots(model)))
     pattern = rule.pattern.pattern

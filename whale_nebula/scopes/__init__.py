@@ -18,6 +18,7 @@ from whale_nebula.scopes.frames import (
     pipeline_of,
     reenter,
     replica_of,
+    split_of,
     stage_of,
     watched_anew,
     watchers,
@@ -34,7 +35,7 @@ from whale_nebula.scopes.identity import (
     workers_in,
 )
 from whale_nebula.scopes.parsing import parsing
-from whale_nebula.scopes.placing import Placement, Rule
+from whale_nebula.scopes.placing import Placement, Rule, SplitRule
 from whale_nebula.scopes.public import auto_parallel, cluster, compress, pipeline, replica, split, stage
 from whale_nebula.site import Site, calling_site
 
@@ -44,6 +45,7 @@ __all__ = [
     "Placement",
     "Rule",
     "Site",
+    "SplitRule",
     "Watcher",
     "add_watcher",
     "apart_of",
@@ -70,6 +72,7 @@ __all__ = [
     "replica",
     "replica_of",
     "split",
+    "split_of",
     "stage",
     "stage_of",
     "two_clusters",

@@ -30,6 +30,17 @@ class Rule:
         return f"{self.pattern.pattern!r}: {self.key!r}"
 
 
+@dataclass(frozen=True, slots=True)
+class SplitRule:
+    """A line of the map whose layers' variables are divided, as by an `nb.split` around their calls."""
+
+    pattern: re.Pattern[str]
+    frame: Frame
+
+    def __str__(self) -> str:
+        return f"{self.pattern.pattern!r}: nb.split"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
     """The whole map, where it was written, and the scopes that it was written in: they stand around its stages."""
@@ -37,6 +48,7 @@ class Placement:
     rules: tuple[Rule, ...]
     frames: tuple[Frame, ...]
     site: Site
+    splits: tuple[SplitRule, ...] = ()
 
     def frame(self, rule: Rule, path: str) -> Frame:
         """The stage of a rule, for one call of a layer."""
@@ -50,10 +62,12 @@ def placement(mapping: Any) -> Placement:
         why = "it maps layer paths (regex) to clusters"
         raise values.refuse(f"the places of a model are a dict, not {mapping!r}", why=why, mend=_MEND)
     stack = _stack()
-    rules = tuple(_rule(pattern, home, stack) for pattern, home in mapping.items())
+    divided = {p: home for p, home in mapping.items() if isinstance(home, Scope) and home.kind == "split"}
+    rules = tuple(_rule(pattern, home, stack) for pattern, home in mapping.items() if pattern not in divided)
+    splits = tuple(_split_rule(pattern, home) for pattern, home in divided.items())
     for frame in stack.frames:
         frame.touched = True
-    return Placement(rules, stack.frames, calling_site())
+    return Placement(rules, stack.frames, calling_site(), splits)
 
 
 def _stack() -> Stack:
@@ -74,10 +88,19 @@ def _rule(pattern: Any, home: Any, stack: Stack) -> Rule:
     if isinstance(home, Scope):
         home.note_placed()
     key, found = identity.identify(name, cluster, calling_site(), stack)
+    return Rule(_compile_pattern(pattern), key, found)
+
+
+def _split_rule(pattern: Any, home: Scope) -> SplitRule:
+    home.note_placed()
+    return SplitRule(_compile_pattern(pattern), Frame("split", home.options, calling_site()))
+
+
+def _compile_pattern(pattern: Any) -> re.Pattern[str]:
     if not isinstance(pattern, str):
         raise values.refuse(f"{pattern!r} is no pattern", why="layer paths are matched by a regex", mend=_MEND)
     try:
-        return Rule(re.compile(pattern), key, found)
+        return re.compile(pattern)
     except re.error as error:
         mend = repr(_correct_pattern(pattern, error.pos or 0))
         raise values.refuse(f"{pattern!r} is no regular expression", why=str(error), mend=mend) from None
