@@ -37,7 +37,7 @@ from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.compiled import Workshop
 from whale_nebula.runtime.step.engine import place_workers
 from whale_nebula.runtime.step.estimates import bounded_links, link_reports
-from whale_nebula.runtime.step.scalars import returned_names
+from whale_nebula.runtime.step.results import returned_names
 
 
 def foretold(program: Program, variables: Mapping[str, Any], rows: int, run: Run) -> Sequence[str]:

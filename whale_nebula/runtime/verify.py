@@ -35,7 +35,7 @@ from whale_nebula.runtime.function import NebulaFunction
 from whale_nebula.runtime.planning import Subject, no_scopes
 from whale_nebula.runtime.run import current_run, gathered
 from whale_nebula.runtime.step.engine import Engine, plain_function
-from whale_nebula.runtime.step.once import Absent
+from whale_nebula.runtime.step.results import Absent
 from whale_nebula.runtime.step.rollback import Whereabouts, uncut_step
 from whale_nebula.runtime.step.step import declared_inputs
 from whale_nebula.scopes import calling_site

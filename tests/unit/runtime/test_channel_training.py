@@ -186,7 +186,7 @@ def test_auto_leaves_tensors_alone_where_lines_are_free() -> None:
 
 def test_auto_follows_a_line_that_changes(fast_stages: None, monkeypatch: pytest.MonkeyPatch) -> None:
     rates: list[float | None] = [1e5, None]
-    monkeypatch.setattr(estimates.Seen, "_rate", lambda self, name: rates[0])
+    monkeypatch.setattr(estimates.LineRates, "_rate", lambda self, name: rates[0])
     lesson = Lesson(codec="auto")
     lesson.run(*[X] * 12)
     rates.pop(0)

@@ -13,7 +13,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.errors import GradientError
 from whale_nebula.runtime.step.engine import refusing
-from whale_nebula.runtime.step.scalars import Later
+from whale_nebula.runtime.step.results import Later
 
 X = tf.constant(np.linspace(-1.0, 1.0, 32, dtype="float32").reshape(8, 4))
 

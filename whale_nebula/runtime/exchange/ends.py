@@ -19,7 +19,7 @@ from whale_nebula.codec.packing import Dims, Payload, join, read_payload, split,
 from whale_nebula.codec.sizes import elides, fitting, nbytes
 from whale_nebula.codec.way import NONE, Way
 from whale_nebula.errors import NonFiniteError, RemoteProtocolError
-from whale_nebula.runtime.exchange.crossing import AT, LANE
+from whale_nebula.runtime.exchange.crossing import AT, LANE, SKIP
 from whale_nebula.runtime.exchange.state import (
     At,
     ChannelState,
@@ -33,7 +33,6 @@ from whale_nebula.transport.protocol import Packed
 
 MEASURE_EVERY = 50
 LADDER_EVERY = 10  # steps, between two looks at the next precision
-SKIP = "skip"
 _CLAMPED = ("numbers beyond 65504 are clamped by fp16",)
 _SLACK = 16  # bytes that packed whole numbers may take more than the numbers themselves
 

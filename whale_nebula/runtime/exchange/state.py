@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -50,14 +50,11 @@ class States:
 
     def of(self, name: str) -> ChannelState:
         """The state of a channel of this model; a fresh one at first."""
-        return self.held.get(self._full(name), ChannelState())
+        return self.held.get(f"model {self.model}: {name}", ChannelState())
 
     def put(self, name: str, state: ChannelState) -> None:
         """Remember."""
-        self.held[self._full(name)] = state
-
-    def _full(self, name: str) -> str:
-        return f"model {self.model}: {name}"
+        self.held[f"model {self.model}: {name}"] = state
 
     def forget(self, models: Collection[int]) -> None:
         """Drop what belongs to models that are gone."""
@@ -69,7 +66,7 @@ class States:
         """Those that both sides must have alike, by channel: the highest that an end of it holds here. Of `ends`, the
         channels that have one here, it is 0 where nothing is held.
         """
-        found = dict.fromkeys(map(self._full, ends), 0)
+        found = dict.fromkeys((f"model {self.model}: {name}" for name in ends), 0)
         for name, state in self.held.items():
             channel = name.partition(AT)[0]
             if state.version:
@@ -140,56 +137,52 @@ class Said(NamedTuple):
 
 @dataclass
 class Tally:
-    """Adds up one step. Stages call it from their threads.
+    """What is told of one step, summed up when it is over. Stages call it from their threads.
 
     What was sent and what was taken in are kept apart: in one process both ends of a boundary are here, and its bytes
     count once. `left_out` says why the step is to be left out, and is empty where it is not.
     """
 
     left_out: str = ""
-    _sent: dict[str, BoundaryReport] = field(default_factory=dict)
-    _taken: dict[str, BoundaryReport] = field(default_factory=dict)
+    _sent: defaultdict[str, list[BoundaryReport]] = field(default_factory=lambda: defaultdict(list))
+    _taken: defaultdict[str, list[BoundaryReport]] = field(default_factory=lambda: defaultdict(list))
     _changes: dict[tuple[str, str], None] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, name: str, report: BoundaryReport) -> None:
         """More of a boundary's direction was sent."""
-        with self._lock:
-            self._sent[name] = self._sent.get(name, BoundaryReport()) + report
+        self._sent[name].append(report)
 
     def took(self, name: str, report: BoundaryReport) -> None:
         """More of it has come."""
-        with self._lock:
-            self._taken[name] = self._taken.get(name, BoundaryReport()) + report
+        self._taken[name].append(report)
 
     def changed(self, name: str, what: str) -> None:
         """Something is otherwise from this step on; where both ends are here, they say the same once."""
-        with self._lock:
-            self._changes[name, what] = None
+        self._changes[name, what] = None
 
     def leave_out(self, why: str) -> None:
         """The step is to be left out; the first reason stays."""
-        with self._lock:
-            self.left_out = self.left_out or why
+        self.left_out = self.left_out or why
 
     def reports(self) -> dict[str, BoundaryReport]:
         """By name, with what changed among the notes."""
-        with self._lock:
-            return {name: self._both(name) for name in (*self._sent, *(self._taken.keys() - self._sent.keys()))}
+        return {name: self._both(name) for name in (*self._sent, *(self._taken.keys() - self._sent.keys()))}
 
     def changes(self) -> tuple[str, ...]:
         """What changed in this step, in words."""
-        with self._lock:
-            return tuple(f"{name}: {what}" for name, what in self._changes)
+        return tuple(f"{name}: {what}" for name, what in self._changes)
 
     def notes(self) -> tuple[str, ...]:
         """What is otherwise than one would think, and stays so."""
-        with self._lock:
-            both = (*self._sent.items(), *self._taken.items())
-            return tuple(dict.fromkeys(f"{name}: {note}" for name, report in both for note in report.notes))
+        both = (*self._sent.items(), *self._taken.items())
+        return tuple(
+            dict.fromkeys(f"{name}: {note}" for name, reports in both for each in reports for note in each.notes)
+        )
 
     def _both(self, name: str) -> BoundaryReport:
-        sent, taken = self._sent.get(name), self._taken.get(name)
+        sent, taken = (
+            sum(each[name], BoundaryReport()) if name in each else None for each in (self._sent, self._taken)
+        )
         found = sent or taken or BoundaryReport()
         if sent is not None and taken is not None:
             found = replace(sent, decode_seconds=taken.decode_seconds) + BoundaryReport(notes=taken.notes)

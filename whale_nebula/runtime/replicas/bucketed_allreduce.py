@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from whale_nebula.feed.batch import Batch
 from whale_nebula.ir.cut import Cut, Fragment
-from whale_nebula.passes.exchange import Told
+from whale_nebula.passes.exchange import ReplicaMessage
 from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives, Group, groups
 from whale_nebula.runtime.step.compiled import Compiled, Piece
 from whale_nebula.runtime.step.gradients import Sums
@@ -31,7 +31,7 @@ class Run(Protocol):
     batch: Batch
     sums: Sums
     kept: dict[Value, dict[int, Any]]
-    added: set[Told]
+    added: set[ReplicaMessage]
 
 
 @dataclass
@@ -41,10 +41,10 @@ class Added:
     cut: Cut
     groups: Mapping[int, Group]
     program: int
-    _shapes: dict[Told, tuple[int, ...] | None] = field(default_factory=dict)
+    _shapes: dict[ReplicaMessage, tuple[int, ...] | None] = field(default_factory=dict)
     _functions: dict[tuple[Fragment, bool], Any] = field(default_factory=dict)
 
-    def takes(self, each: Told) -> bool:
+    def takes(self, each: ReplicaMessage) -> bool:
         """Whether TensorFlow can add this up: a dense gradient of a form that the plan knows, or numbers."""
         if each.stage not in self.groups:
             return False
@@ -54,7 +54,7 @@ class Added:
             self._shapes[each] = self._shape(each) if each.kind == "sum" else None
         return self._shapes[each] is not None
 
-    def add(self, run: Run, told: Sequence[Told]) -> None:
+    def add(self, run: Run, told: Sequence[ReplicaMessage]) -> None:
         """Put what all replicas have in the place of what this one has, where it is not there yet. One that had no rows
         adds zeros.
         """
@@ -64,7 +64,7 @@ class Added:
             self._put(run, chosen, self.groups[run.stage].sum(own, self._name(run.stage, chosen[0])))
 
     def last(
-        self, run: Run, piece: Piece, tensors: Sequence[Any], told: Sequence[Told], micro_batch: int
+        self, run: Run, piece: Piece, tensors: Sequence[Any], told: Sequence[ReplicaMessage], micro_batch: int
     ) -> dict[Value, Any]:
         """Run the last micro-batch of a replica and add up what all have; gives what else the piece gives."""
         chosen = self._choose_order(told)
@@ -80,12 +80,12 @@ class Added:
         self._put(run, chosen, results[len(rest) :])
         return dict(zip(rest, results, strict=False))
 
-    def fits(self, piece: Piece, told: Sequence[Told]) -> bool:
+    def fits(self, piece: Piece, told: Sequence[ReplicaMessage]) -> bool:
         """Whether a piece makes all of the gradients that are to be added up."""
         sums = [each for each in told if each.kind == "sum" and self.takes(each)]
         return bool(sums) and all(each.values[0] in piece.fetches for each in sums)
 
-    def _with_sums(self, stage: int, piece: Piece, chosen: Sequence[Told], again: bool) -> Any:
+    def _with_sums(self, stage: int, piece: Piece, chosen: Sequence[ReplicaMessage], again: bool) -> Any:
         crossing = {flow.gradient for request in self.cut.program.requests for flow in request.flows}
         sums = [each for each in chosen if each.kind == "sum"]
         summed = {each.values[0] for each in sums} - crossing
@@ -109,12 +109,12 @@ class Added:
         specs.append(tf.TensorSpec([], tf.int32))
         return tf.function(body, input_signature=specs, autograph=False).get_concrete_function(), rest
 
-    def _choose_order(self, told: Sequence[Told]) -> list[Told]:
+    def _choose_order(self, told: Sequence[ReplicaMessage]) -> list[ReplicaMessage]:
         """Gradients of the last layers first, as they are there first; numbers at the end."""
         taken = [each for each in reversed(told) if self.takes(each)]
         return sorted(taken, key=lambda each: each.kind == "numbers")
 
-    def _own(self, run: Run, each: Told) -> list[Any]:
+    def _own(self, run: Run, each: ReplicaMessage) -> list[Any]:
         """What this replica adds."""
         if each.kind == "sum":
             return [run.sums.dense[each.key] if run.turns else tf.zeros(self._shapes[each], each.specs[0].dtype)]
@@ -131,7 +131,7 @@ class Added:
     def _table(self, group: Numbers) -> tf.TensorSpec:
         return tf.TensorSpec([self.cut.program.pipeline.micro_batch, len(group[1])], group[0])
 
-    def _put(self, run: Run, chosen: Sequence[Told], found: Sequence[Any]) -> None:
+    def _put(self, run: Run, chosen: Sequence[ReplicaMessage], found: Sequence[Any]) -> None:
         given = iter(found)
         for each in chosen:
             run.added.add(each)
@@ -147,10 +147,10 @@ class Added:
             kind = tf.as_dtype(self.cut.program.graph.spec(value).dtype)
             run.kept[value] = {m: tf.constant(rows[m, column], kind) for m in range(len(run.batch.slices))}
 
-    def _name(self, stage: int, first: Told) -> str:
+    def _name(self, stage: int, first: ReplicaMessage) -> str:
         return f"{self.program} {stage} {first.slot}"
 
-    def _shape(self, each: Told) -> tuple[int, ...] | None:
+    def _shape(self, each: ReplicaMessage) -> tuple[int, ...] | None:
         """The form of a dense gradient; None where it is a list of rows, or the form is not known."""
         program, (request, source, *_) = self.cut.program, each.key
         part = program.gradient_parts[each.key]
@@ -171,7 +171,7 @@ def _sum_dtype(spec: Spec) -> str:
     return "int32" if spec.dtype == "bool" else spec.dtype
 
 
-def _groups(each: Told) -> Mapping[str, list[Value]]:
+def _groups(each: ReplicaMessage) -> Mapping[str, list[Value]]:
     found: dict[str, list[Value]] = {}
     for value, spec in zip(each.values, each.specs, strict=True):
         found.setdefault(_sum_dtype(spec), []).append(value)

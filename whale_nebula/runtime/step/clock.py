@@ -21,6 +21,7 @@ from whale_nebula.ir.program import Stage
 from whale_nebula.ir.routing import Seat, row_name
 from whale_nebula.report.prediction import Basis
 from whale_nebula.report.records import (
+    EXCHANGE,
     ONCE,
     BoundaryReport,
     Elsewhere,
@@ -75,6 +76,15 @@ class StageClock:
         self.doing = "waits"
         yield
         self.waiting += time.perf_counter() - began - (self.coding - coded)
+
+    @contextlib.contextmanager
+    def exchanging(self, phase: int) -> Iterator[None]:
+        """Time a wait of what runs once a step for other workers."""
+        began = time.perf_counter()
+        yield
+        ended = time.perf_counter()
+        self.waiting += ended - began
+        self.spans.append(Span(self.lane, EXCHANGE, began - self.start, ended - self.start, None, phase))
 
     @contextlib.contextmanager
     def codes(self, what: str, kind: str, micro_batch: int, phase: int = 0) -> Iterator[None]:
@@ -179,13 +189,12 @@ class LineClock:
             span = Span(name, what, began - self.began, ended - self.began, number, key.phase, size)
             self.told.append(span)
 
-
-def add_line_seconds(links: Mapping[str, LinkReport], spans: Sequence[Span]) -> dict[str, LinkReport]:
-    """The same reports of links, with the seconds that their lines were held."""
-    seconds: defaultdict[str, float] = defaultdict(float)
-    for span in spans:
-        seconds[span.lane] += span.end - span.start
-    return {name: link + LinkReport(seconds=seconds[name]) for name, link in links.items()}
+    def seconds(self) -> Mapping[str, float]:
+        """For how long the messages have held each line."""
+        found: defaultdict[str, float] = defaultdict(float)
+        for span in self.told:
+            found[span.lane] += span.end - span.start
+        return found
 
 
 def _of(replicas: Sequence[StageReport], copies: int) -> StageReport:

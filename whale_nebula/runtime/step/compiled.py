@@ -16,7 +16,7 @@ from whale_nebula.ir.cut import Boundary, Cut, Fragment, PhasePlan, StagePhase
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.program import Stage
 from whale_nebula.passes.branches import Aliases
-from whale_nebula.passes.exchange import Bundle, Told, bundles, replica_messages
+from whale_nebula.passes.exchange import Bundle, ReplicaMessage, bundles, replica_messages
 from whale_nebula.runtime.replicas.collectives import ReplicaSums
 from whale_nebula.runtime.step.rollback import Whereabouts
 from whale_nebula.spec import Value
@@ -144,7 +144,7 @@ class Compiled:
     workshop: Workshop
     _pieces: dict[Fragment, Piece] = field(default_factory=dict)
     _bundles: dict[int, tuple[Bundle, ...]] = field(default_factory=dict)
-    _told: dict[int, tuple[Told, ...]] = field(default_factory=dict)
+    _told: dict[int, tuple[ReplicaMessage, ...]] = field(default_factory=dict)
     _later: dict[tuple[int, int], frozenset[Value]] = field(default_factory=dict)
     _made_once: dict[int, frozenset[Value]] = field(default_factory=dict)
 
@@ -179,10 +179,9 @@ class Compiled:
         return found
 
     @cached_property
-    def flow_targets(self) -> Mapping[Value, int]:
-        """For a share of a boundary's gradient: the stage that it goes to."""
-        labels = self.cut.program.labels
-        return {f.gradient: labels.get(f.boundary.op, 0) for r in self.cut.program.requests for f in r.flows}
+    def shares(self) -> frozenset[Value]:
+        """The shares of boundaries' gradients, which go to the stages that made the boundaries."""
+        return frozenset(flow.gradient for request in self.cut.program.requests for flow in request.flows)
 
     def stage(self, phase: PhasePlan, stage: int) -> StagePieces | None:
         """The functions of a stage in a phase, or None where it has nothing to do."""
@@ -201,7 +200,7 @@ class Compiled:
             self._bundles[phase.index] = bundles(self.cut, phase)
         return self._bundles[phase.index]
 
-    def told(self, phase: PhasePlan) -> tuple[Told, ...]:
+    def told(self, phase: PhasePlan) -> tuple[ReplicaMessage, ...]:
         """What replicas of stages tell one another in a phase."""
         if phase.index not in self._told:
             self._told[phase.index] = replica_messages(self.cut, phase)

@@ -43,8 +43,8 @@ from whale_nebula.runtime.step.compiled import Compiled, Workshop, Xla, refused_
 from whale_nebula.runtime.step.distributed import DistributedStep
 from whale_nebula.runtime.step.emulated import EmulatedStep
 from whale_nebula.runtime.step.local import LocalStep
+from whale_nebula.runtime.step.results import Later, ScalarResults, scalar_results
 from whale_nebula.runtime.step.rollback import Whereabouts, whole_step
-from whale_nebula.runtime.step.scalars import Later, ScalarResults, scalar_results
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 
@@ -319,7 +319,7 @@ def _runner(
     lines = [run.links.between(a.cluster, b.cluster) for a, b in combinations(program.stages, 2)]
     if any(line.rate or line.delay for line in lines) or has_codecs(cut):
         states, seed = _states(run, captured), _seed(run)
-        step = EmulatedStep(compiled, captured.variables, run.links, run.programs, states=states, seed=seed)
+        step = EmulatedStep(compiled, captured.variables, run.links, run.programs, states, seed)
         _close_with(run, step)
         return step
     return LocalStep(compiled, captured.variables)
@@ -359,8 +359,8 @@ def _together(
     sums = replica_sums(cut, session.worker, run.ledger.collectives, run.programs) if sums_of(cut.program) else None
     compiled = Compiled(cut, session.worker, _workshop(captured, xla, sums))
     step = DistributedStep(
-        compiled, captured.variables, session, name, run.programs, ids, run.links, lazy, readers,
-        states=states, seed=_seed(run), collectives=run.ledger.collectives, leaves=copied is None,
+        compiled, captured.variables, run.links, run.programs, states, _seed(run), lazy, session=session, name=name,
+        ids=ids, readers=readers, collectives=run.ledger.collectives, leaves=copied is None,
     )  # fmt: skip
     _close_with(run, step)
     return step

@@ -365,7 +365,7 @@ CLOSE = 0.5e-3
 
 
 @dataclass
-class Seen:
+class LineRates:
     """What the links from here, by their names, have carried in the last steps, and how long that held them.
 
     On emulated lines that is `exact`. On a real one a rate is told only by many bytes that were written one right after
@@ -373,7 +373,7 @@ class Seen:
     last that was told stays until others are sent; as some of them go into buffers, too, what the config says is
     believed where it is less. Where none was told the config is all there is.
 
-    >>> seen = Seen(("gpu->npu",), Links(), exact=True)
+    >>> seen = LineRates(("gpu->npu",), Links(), exact=True)
     >>> seen.add([Span("gpu->npu", "forward 0", 0.0, 0.5, 0, 0, 3_000_000)])
     >>> seen.outlook([8, 8], {"0.0.forward": 0.25}).rates
     {'gpu->npu': 6000000.0}

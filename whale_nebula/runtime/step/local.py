@@ -44,14 +44,13 @@ class Shelf:
     hosts: Sequence[str]
     held: dict[tuple[Value, int, str], Any] = field(default_factory=dict)
 
-    def put(
-        self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any, rows: Any = None
-    ) -> None:
+    def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
         """Lay a value down for each cluster that reads it."""
-        precision = self.crossings.by_value[value].way.precision if tensor.dtype.is_floating else None
-        for host in dict.fromkeys(self.hosts[stage] for stage in destinations):
+        crossing = self.crossings.by_value[value]
+        precision = crossing.way.precision if tensor.dtype.is_floating else None
+        for host in dict.fromkeys(self.hosts[stage] for stage in crossing.readers):
             given = tensor
-            if precision is not None and host != self.hosts[source]:
+            if precision is not None and host != self.hosts[crossing.source]:
                 given = precision.decode(precision.encode(tensor), (), tensor.dtype.name)
             self.held[value, micro_batch, host] = given
 

@@ -1,7 +1,7 @@
 """Execute one stage in one step: gather inputs, call its functions, and hand on its outputs.
 
 The same code runs inside a traced function (all stages in one process, links free) and as an actor (a thread a
-stage); they differ in the `Exchange` that takes values from one stage to another.
+stage); they differ in the `BoundaryExchange` that takes values from one stage to another.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tensorflow as tf
 from whale_nebula.feed.batch import Batch
 from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import GradientPart
-from whale_nebula.passes.exchange import Told
+from whale_nebula.passes.exchange import ReplicaMessage
 from whale_nebula.runtime.replicas.bucketed_allreduce import Added
 from whale_nebula.runtime.step.clock import StageClock
 from whale_nebula.runtime.step.compiled import Compiled, Feed, Piece
@@ -24,13 +24,11 @@ from whale_nebula.runtime.step.gradients import Sums
 from whale_nebula.spec import Value
 
 
-class Exchange(Protocol):
+class BoundaryExchange(Protocol):
     """Takes values between the stages of a step."""
 
-    def put(
-        self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any, rows: Any = None
-    ) -> None:
-        """Give a value to other stages; `rows` marks those of its rows that they need."""
+    def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
+        """Give a value to the stages that read it; `rows` marks those of its rows that they need."""
         ...
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
@@ -47,14 +45,14 @@ class StageRun:
     compiled: Compiled
     stage: int
     batch: Batch
-    exchange: Exchange
+    exchange: BoundaryExchange
     once: dict[Value, Any]
     sums: Sums
     clock: StageClock | None = None
     turns: Sequence[int] = ()
     adder: Added | None = None
     looked_at: bool = False
-    added: set[Told] = field(default_factory=set)
+    added: set[ReplicaMessage] = field(default_factory=set)
     local: dict[int, dict[Value, Any]] = field(default_factory=dict)
     kept: dict[Value, dict[int, Any]] = field(default_factory=dict)
 
@@ -146,24 +144,23 @@ class StageRun:
         for request, part in parts:
             if self.compiled.cut.program.requests[request].key_of(part) not in done:
                 self.sums.add(request, part, [results[value] for value in part.values])
-        for value in {value for _, part in parts for value in part.values} - self.compiled.flow_targets.keys():
+        for value in {value for _, part in parts for value in part.values} - self.compiled.shares:
             results.pop(value, None)
         self.sums.settle()
 
     def _hand_on(self, piece: Piece, micro_batch: int, results: dict[Value, Any]) -> None:
-        local = self.local.setdefault(micro_batch, {})
-        local.update((value, results[value]) for value in self.compiled.masks if value in results)
+        compiled, local = self.compiled, self.local.setdefault(micro_batch, {})
+        for value in compiled.masks & results.keys():
+            local[value] = results[value]
         for value, tensor in results.items():
-            boundary = self.compiled.boundaries.get(value)
-            target = self.compiled.flow_targets.get(value)
+            boundary = compiled.boundaries.get(value)
             if boundary is not None:
-                rows = self._rows(boundary.mask, micro_batch)
-                self.exchange.put(value, micro_batch, self.stage, boundary.destinations, tensor, rows)
-            elif target is not None:
-                self.exchange.put(value, micro_batch, self.stage, (target,), tensor)
-            if value in self.compiled.cut.merges:
+                self.exchange.put(value, micro_batch, tensor, self._rows(boundary.mask, micro_batch))
+            elif value in compiled.shares:
+                self.exchange.put(value, micro_batch, tensor)
+            if value in compiled.cut.merges:
                 self.kept.setdefault(value, {})[micro_batch] = tensor
-            if target is None:
+            if value not in compiled.shares:
                 local[value] = tensor
 
     def _rows(self, mask: Value | None, micro_batch: int) -> Any:
