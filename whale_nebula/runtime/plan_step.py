@@ -14,8 +14,6 @@ import keras
 import tensorflow as tf
 
 import whale_nebula
-from whale_nebula.capture.mirror import in_order
-from whale_nebula.capture.places import place_of
 from whale_nebula.capture.step import Captured, Signature
 from whale_nebula.codec.sizes import fitting, nbytes
 from whale_nebula.codec.way import parse_way
@@ -24,7 +22,7 @@ from whale_nebula.feed.checks import Missing, absent_in
 from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.pipeline import Compilation, run_passes, text_after
+from whale_nebula.passes.pipeline import run_passes, text_after
 from whale_nebula.passes.readings import check_here
 from whale_nebula.plan.codec_advice import fallbacks
 from whale_nebula.plan.overview import Overview
@@ -35,9 +33,9 @@ from whale_nebula.report.records import duration, size
 from whale_nebula.runtime.local_sgd.topology import dims_of, sites_of, weights_of
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.compiled import Workshop
-from whale_nebula.runtime.step.engine import place_workers
-from whale_nebula.runtime.step.estimates import bounded_links, link_reports
+from whale_nebula.runtime.step.engine import prepare_compilation
 from whale_nebula.runtime.step.results import returned_names
+from whale_nebula.runtime.step.traffic import bounded_links, link_reports
 
 
 def foretold(program: Program, variables: Mapping[str, Any], rows: int, run: Run) -> Sequence[str]:
@@ -87,16 +85,11 @@ def _without_garbage_collection() -> Iterator[None]:
 
 def _build_plan(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str]) -> Plan:
     run = current_run()
-    stages = captured.program.stages
-    run.meet([stage.cluster for stage in stages], {stage.cluster: stage.where for stage in stages})
-    operations = in_order(captured.graph.get_operations())
-    workers, results = place_workers(captured, run), run.config.results
-    where = lambda op: place_of(operations[op])  # noqa: E731
-    given = Compilation(captured.program, tuple(workers), where, results, frozenset(run.config.inputs))
+    given = prepare_compilation(captured, run)
     cut: Cut = run_passes(given).known("cut")
     rows = micro_batches(captured.program.leaves, example, captured.program.pipeline.micro_batch)
     if not run.alone:
-        check_here(cut, run.here().worker, absent_in(example), where)
+        check_here(cut, run.here().worker, absent_in(example), given.where)
     example = [each.in_rows(sum(rows)) if isinstance(each, Missing) else each for each in example]
     plan = _plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
     plan = replace(plan, passes=functools.partial(text_after, given=given))
@@ -146,9 +139,9 @@ def _links(cut: Cut, rows: Sequence[int], run: Run, overview: Overview) -> dict[
     """The lines that this step uses; sizes by the formula that links count by."""
     clusters = [stage.cluster for stage in cut.program.stages]
     exchanged = overview.exchanged
-    unsure = bounded_links(cut, clusters, exchanged=exchanged)
+    unsure = bounded_links(cut, clusters, exchanged)
     found: dict[str, PlanLink] = {}
-    for name, link in link_reports(cut, clusters, rows, exchanged=exchanged).items():
+    for name, link in link_reports(cut, clusters, rows, exchanged).items():
         line, sent = run.links.between(*name.split("->")), (link.payload_bytes, link.bytes, link.frames)
         found[name] = PlanLink(str(line), *sent, line.rate, line.delay, at_most=name in unsure)
     return found

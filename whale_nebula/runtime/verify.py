@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
+import keras
 import tensorflow as tf
 
 from whale_nebula.capture.arguments import target_wanted
@@ -32,7 +32,8 @@ from whale_nebula.plan import verification
 from whale_nebula.plan.verification import EXACT, HALF, Row, Runs, State, Values, Verification
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.function import NebulaFunction
-from whale_nebula.runtime.planning import Subject, no_scopes
+from whale_nebula.runtime.keras import as_fit_packs, keras_step
+from whale_nebula.runtime.planning import Subject, as_fed, check_batch, no_scopes
 from whale_nebula.runtime.run import current_run, gathered
 from whale_nebula.runtime.step.engine import Engine, plain_function
 from whale_nebula.runtime.step.results import Absent
@@ -119,8 +120,6 @@ def _check(engine: Engine, subject: Subject, layout: Signature, tensors: Sequenc
 
 
 def _subject(subject: Any, batch: Sequence[Any]) -> Subject:
-    import keras
-
     if isinstance(subject, NebulaFunction):
         return Subject(subject.step, *subject.arguments(*batch))
     if not isinstance(subject, keras.Model):
@@ -130,39 +129,15 @@ def _subject(subject: Any, batch: Sequence[Any]) -> Subject:
             why="it takes a compiled Keras model, or a function under @nb.function",
             mend="write @nb.function over the step, and give nb.verify that",
         )
-    return _of_keras(subject, batch)
-
-
-def _of_keras(model: Any, batch: Sequence[Any]) -> Subject:
-    from whale_nebula.runtime.keras import as_fit_packs, keras_step
-
-    if not model.compiled:
+    if not subject.compiled:
         raise OptionError(
-            f"model {model.name!r} is not compiled",
+            f"model {subject.name!r} is not compiled",
             where=str(calling_site()),
             why="its train step needs a loss",
             mend="model.compile(optimizer, loss)",
         )
-    if not 1 <= len(batch) <= 3:
-        raise OptionError(
-            f"nb.verify got {len(batch)} parts of a batch",
-            where=str(calling_site()),
-            why="a Keras model takes x, y and sample_weight",
-            mend=f"nb.verify({model.name}, x, y)",
-        )
-    return Subject(*keras_step(model, "train", as_fit_packs([*map(_as_fit_does, batch)])))
-
-
-def _as_fit_does(part: Any) -> Any:
-    """Keras turns floating-point arrays into its own float type."""
-    import keras
-
-    def turned(leaf: Any) -> Any:
-        array = leaf if isinstance(leaf, tf.Tensor) else np.asarray(leaf)
-        floating = not isinstance(array, tf.Tensor) and np.issubdtype(array.dtype, np.floating)
-        return tf.constant(array.astype(keras.config.floatx()) if floating else array)
-
-    return None if part is None else tf.nest.map_structure(turned, part)
+    check_batch("nb.verify", subject.name, batch)
+    return Subject(*keras_step(subject, "train", as_fit_packs([tf.nest.map_structure(as_fed, part) for part in batch])))
 
 
 def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, measured: bool) -> Runs:

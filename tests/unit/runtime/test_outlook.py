@@ -4,7 +4,7 @@ import pytest
 
 from whale_nebula.config import parse_links
 from whale_nebula.report.records import Span
-from whale_nebula.runtime.step.estimates import CLOSE, LARGE, LineRates, slowest
+from whale_nebula.runtime.step.measured import CLOSE, LARGE, LineRates, slowest
 
 LINK, MUCH = "gpu->npu", 16 * LARGE
 

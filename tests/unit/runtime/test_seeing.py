@@ -19,13 +19,6 @@ from whale_nebula.runtime.tensorboard import EventFiles
 ROWS, WIDTH = 8, 16
 
 
-@pytest.fixture(autouse=True)
-def closed():
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 def training_step(phases: int = 1) -> Callable[[Any], Any]:
     """Gradient descent through two stages, once or twice in a step."""
     kernels = [tf.Variable(tf.ones([WIDTH, WIDTH]) / WIDTH) for _ in range(2)]

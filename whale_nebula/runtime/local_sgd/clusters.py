@@ -14,8 +14,7 @@ from whale_nebula.ir.canonical import digest_lines, first_difference
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import Apart
 from whale_nebula.runtime.local_sgd.opening import Opened
-from whale_nebula.runtime.local_sgd.shutdown import LeavesTogether
-from whale_nebula.runtime.local_sgd.step import TakesTurns, TrainsApart
+from whale_nebula.runtime.local_sgd.step import LeavesTogether, TakesTurns, TrainsApart
 from whale_nebula.runtime.local_sgd.topology import Sites, sites_of, weights_of
 from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.session.session import Session

@@ -16,8 +16,7 @@ from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import NotYetError, PlanMismatchError
 from whale_nebula.ir.program import ASYNC, Apart
 from whale_nebula.runtime.local_sgd.async_mode import Pushes, Server
-from whale_nebula.runtime.local_sgd.shutdown import Asked
-from whale_nebula.runtime.local_sgd.step import Copies
+from whale_nebula.runtime.local_sgd.step import Asked, Copies
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
 from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Flat, Meetings, Sites, seeds_of, sow
 from whale_nebula.runtime.run import Run

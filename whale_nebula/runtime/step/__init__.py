@@ -12,5 +12,5 @@
 7. `gradients` adds what micro-batches and stages have made, in an order that no schedule changes.
 8. `once` sends what updates of other workers need, and applies the update, round by round.
 9. `rollback` puts back what was written where a step failed, or was voted to be skipped.
-10. `clock`, `measurements` and `estimates` say how long all that took, and what it should take: the step's report.
+10. `clock`, `measured`, `speeds` and `traffic` say how long all that took, and what it should take: the step's report.
 """

@@ -30,8 +30,8 @@ from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.replicas.bucketed_allreduce import Added
 from whale_nebula.runtime.step.clock import Clocks, LineClock, Runner, StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
-from whale_nebula.runtime.step.estimates import LineRates, Measured, Medians
 from whale_nebula.runtime.step.gradients import Sums
+from whale_nebula.runtime.step.measured import LineRates, Measured, Medians
 from whale_nebula.runtime.step.once import ASSERTION, OnceRun
 from whale_nebula.runtime.step.peers import Peers
 from whale_nebula.runtime.step.rollback import Guard

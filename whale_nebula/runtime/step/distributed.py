@@ -28,21 +28,11 @@ from whale_nebula.runtime.replicas.collectives import Collectives
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step.actors import ActorStep, OneStep
 from whale_nebula.runtime.step.clock import Clocks, StepOutcome
-from whale_nebula.runtime.step.estimates import LineRates, Medians
-from whale_nebula.runtime.step.measurements import (
-    Heard,
-    Look,
-    Trips,
-    better_orders,
-    changes,
-    looked_at,
-    paces,
-    replicas,
-    slowness,
-)
-from whale_nebula.runtime.step.measurements import hear as hear_speeds
+from whale_nebula.runtime.step.measured import LineRates, Medians, paces_of_trips
 from whale_nebula.runtime.step.peers import Wires
 from whale_nebula.runtime.step.rollback import Guard
+from whale_nebula.runtime.step.speeds import Look, Speeds, better_orders, changes, looked_at, replicas, slowness
+from whale_nebula.runtime.step.speeds import hear as hear_speeds
 from whale_nebula.runtime.variables.checksums import due, sums
 
 PeerReport = Mapping[str, Any]
@@ -131,9 +121,8 @@ class DistributedStep(ActorStep):
     leaves: bool = True
     checked: set[tuple[int, ...]] = field(default_factory=set)
     seen: PeerReport | None = None
-    trips: Trips = field(default_factory=Trips)
     look: Look = field(default_factory=Look)
-    heard: Heard = field(default_factory=dict)
+    heard: Speeds = field(default_factory=dict)
     version: int = 1
     stays: bool = False
     watch: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-agree"))
@@ -170,8 +159,7 @@ class DistributedStep(ActorStep):
         counts = micro_batches(program.leaves, tensors, program.pipeline.micro_batch)
         inputs = take_inputs(program.leaves, tensors, self.reads)
         self.stays = self.stays or bool(inputs.rows)
-        seen = {**self.measured.medians(), **self.trips.seen()}
-        medians = {what: round(seconds, 6) for what, seconds in seen.items()}
+        medians = {what: round(seconds, 6) for what, seconds in self.measured.medians().items()}
         clocks, before = self._start_clocks(), self._totals()
         self.looked_at = self.looks and looked_at(self.steps)
         asked, speeds = departure.asked if self.leaves else None, dict(self.look.told)
@@ -181,7 +169,6 @@ class DistributedStep(ActorStep):
         told = {peer: sheet.get("leaving") for peer, sheet in agreed.result().items()}
         departure.settle({self.session.worker: asked, **told})
         seconds = clocks.seconds()
-        self.trips.add(clocks)
         if self.looks:
             self.look.add(self.steps, clocks)
         self._measure(step)
@@ -217,11 +204,11 @@ class DistributedStep(ActorStep):
         said = "; ".join(changes(self.compiled.cut, cut))
         self.shared = (f"plan version {self.version}, from step {self.steps + 1} on: {said}",)
         _LOG.info("%s: %r goes on by %s", self.session.worker, self.name, self.shared[0])
-        self.compiled.cut = self.measured.cut = cut
+        self.compiled.cut = cut
+        self.measured.moves(cut)
         self.reads = rows_read(cut, self.session.worker)
         self.routing = cut.routing
         self.channels = replace(self.channels, routing=cut.routing)
-        self.trips = Trips(self.trips.steps)
 
     @cached_property
     def looks(self) -> bool:
@@ -274,7 +261,7 @@ class DistributedStep(ActorStep):
             self.adder,
         )  # fmt: skip
         agreed.add_done_callback(partial(self._abort, post))
-        return OneStep(batch, post, clocks, guard, wires, paces(cut, self.pace), agreed)
+        return OneStep(batch, post, clocks, guard, wires, paces_of_trips(cut, self.pace), agreed)
 
     def _abort(self, post: Post, done: Agreed) -> None:
         failure = done.exception() if not done.cancelled() else None

@@ -13,9 +13,10 @@ from whale_nebula.passes.replicas import pieces_here
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.step.actors import ActorStep, OneStep
 from whale_nebula.runtime.step.clock import StepOutcome
-from whale_nebula.runtime.step.estimates import LineRates, paces
+from whale_nebula.runtime.step.measured import LineRates
 from whale_nebula.runtime.step.peers import Parts, Peers
 from whale_nebula.runtime.step.rollback import Guard
+from whale_nebula.schedule.lines import pace
 from whale_nebula.transport import MemoryNetwork
 from whale_nebula.transport.protocol import Key, KeyKind, Link
 
@@ -88,7 +89,7 @@ class EmulatedStep(ActorStep):
             clocks,
             Guard(self.variables, plan.forward_written, whereabouts=self.compiled.whereabouts, updates=plan.updates),
             EmulatedPeers(plan.exchange, self.links, self.program, self.steps, sum(batch.rows)),
-            paces(self.measured.phases(batch.rows[0], medians)),
+            [pace(phase.works, phase.hops) for phase in self.measured.phases(batch.rows[0], medians)],
         )  # fmt: skip
         try:
             results = self.run_stages(step)

@@ -26,7 +26,7 @@ from whale_nebula.feed.inputs import whole
 from whale_nebula.ir.canonical import canonical_lines, digest_lines, first_difference
 from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.program import Program, Stage
-from whale_nebula.passes.pipeline import cut_program
+from whale_nebula.passes.pipeline import Compilation, run_passes
 from whale_nebula.passes.readings import check_here, readers_of
 from whale_nebula.passes.replicas import check_hosts, spread, sums_of
 from whale_nebula.report.published import begin, publish
@@ -255,31 +255,23 @@ def engine(
     numbers that other processes make are waited for where they are read. `models` are those that it is about.
     """
     run = current_run()
-    program = captured.program
-    run.meet([stage.cluster for stage in program.stages], {stage.cluster: stage.where for stage in program.stages})
+    program, given = captured.program, prepare_compilation(captured, run)
     run.programs += 1
-    operations = in_order(captured.graph.get_operations())
-    workers, results = place_workers(captured, run), run.config.results
-    apart = frozenset(run.config.inputs)
-
-    def where(number: int) -> str:
-        return place_of(operations[number])
-
-    cut = cut_program(program, workers, where, results=results, apart=apart)
+    cut: Cut = run_passes(given).known("cut")
     xla = Xla(program.graph, program.stages) if jit else None
     copied = None if program.apart is None else of_clusters(program.apart, captured, run, name, models)
     with contextlib.nullcontext() if run.alone else run.ledger.told():
         if not run.alone:  # what this cluster reads, and what replicas add up, must be here, or nobody begins
             here = run.ledger.session.worker
-            check_here(cut, here, layout.absent, where)
-            check_hosts(cut, here, where, collectives=run.ledger.collectives is not None)
+            check_here(cut, here, layout.absent, given.where)
+            check_hosts(cut, here, given.where, collectives=run.ledger.collectives is not None)
         if copied is not None:
             copied.check(cut)
     if not run.alone and (copied is None or copied.mates):
         runner = _together(captured, cut, run, name, xla, lazy, copied)
         runner = runner if copied is None else copied.around(runner)
         return Engine(name, captured, cut, runner, run.ledger.session.worker, notes=notes, xla=xla)
-    worker = workers[0].name
+    worker = given.workers[0].name
     if copied is not None:
         copied.alone()
 
@@ -290,7 +282,20 @@ def engine(
     return Engine(name, captured, cut, choose(xla), worker, notes=notes, xla=xla, without_xla=choose if jit else None)
 
 
-def place_workers(captured: Captured, run: Run) -> list[Worker]:
+def prepare_compilation(captured: Captured, run: Run) -> Compilation:
+    """What the passes are given for a captured step, once the run has met its clusters."""
+    stages = captured.program.stages
+    run.meet([stage.cluster for stage in stages], {stage.cluster: stage.where for stage in stages})
+    operations = in_order(captured.graph.get_operations())
+    workers, config = tuple(_place_workers(captured, run)), run.config
+
+    def where(number: int) -> str:
+        return place_of(operations[number])
+
+    return Compilation(captured.program, workers, where, config.results, frozenset(config.inputs))
+
+
+def _place_workers(captured: Captured, run: Run) -> list[Worker]:
     """All stages on one worker in one process; else each on workers of its cluster, one for each of its replicas."""
     stages = captured.program.stages
     if run.alone:

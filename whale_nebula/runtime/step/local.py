@@ -17,18 +17,18 @@ from whale_nebula.ir.cut import Cut, PhasePlan
 from whale_nebula.ir.integers import Shape
 from whale_nebula.ir.program import Stage
 from whale_nebula.ir.routing import Routing
-from whale_nebula.ir.sizes import fill_cut_sizes, is_sized
+from whale_nebula.ir.sizes import Exchanged, fill_cut_sizes, is_sized
 from whale_nebula.passes.batch import lines_of
 from whale_nebula.passes.replicas import pieces_here
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
 from whale_nebula.runtime.exchange.crossing import Crossings
 from whale_nebula.runtime.step.clock import Runner, StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
-from whale_nebula.runtime.step.estimates import link_reports
 from whale_nebula.runtime.step.gradients import Sums
 from whale_nebula.runtime.step.once import ASSERTION, OnceRun
 from whale_nebula.runtime.step.rollback import Guard, unfit
 from whale_nebula.runtime.step.stage_run import StageRun
+from whale_nebula.runtime.step.traffic import link_reports
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
 from whale_nebula.wire.frame import frame_count, wire_bytes
@@ -203,7 +203,8 @@ class LocalStep(Runner):
         if (counts, shapes) not in self._counted:
             plan = self.compiled.cut if self._is_sized else fill_cut_sizes(self.compiled.cut, shapes, max(counts))
             hosts = [stage.cluster for stage in plan.program.stages]
-            self._counted[counts, shapes] = link_reports(plan, hosts, counts), count_casts(plan, hosts, counts)
+            links = link_reports(plan, hosts, counts, Exchanged(plan))
+            self._counted[counts, shapes] = links, count_casts(plan, hosts, counts)
         return self._counted[counts, shapes]
 
     @cached_property

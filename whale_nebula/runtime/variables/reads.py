@@ -12,11 +12,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.runtime.run import Run, current_run
+from whale_nebula import scopes
+from whale_nebula.capture.keras_scopes import bears_scopes
+from whale_nebula.runtime.run import Run, current_run, opened_run
 from whale_nebula.runtime.variables.remote import SUFFIX, Ledger, Plain, load_own, own_path, save_own
 from whale_nebula.tf import callbacks as tf_callbacks
 
 WRITES = ("save", "save_weights", "export")
+_MEETING_READS = (
+    "get_weights", "save", "save_weights", "export", "evaluate", "predict", "test_on_batch", "predict_on_batch",
+)  # fmt: skip
+_MEETING_WRITES = ("set_weights", "load_weights")
+_TRAINS = ("fit", "train_on_batch")
+"""What trains apart inside the scopes, and writes alike in every process outside them."""
 
 
 def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str = "", first: bool = True) -> None:
@@ -60,24 +68,50 @@ def remember_results(model: Any) -> Callable[[Any], Any]:
 
 
 def make_all_collective(models: Iterable[Any], run: Run) -> None:
-    """Do so with those of these models that have variables of this run's programs; alone there is nobody to ask."""
-    if run.alone:
-        return
-    kept = run.ledger.kept.keys()
+    """Do so with those of these models that have variables of this run's programs; alone there is nobody to ask. Where
+    clusters train apart, reads also settle what these have not told each other yet, and writes start anew.
+    """
+    kept = frozenset() if run.alone else run.ledger.kept.keys()
     for model in models:
         if model.built and not kept.isdisjoint(_ids(model)):
             make_collective(model, run.ledger, run.writes_files, run.here().cluster, run.first_of_cluster)
+        for name in (*_MEETING_READS, *_MEETING_WRITES, *_TRAINS) if run.rounds is not None else ():
+            _replace(model, name, functools.partial(_meeting, name), "meets")
+
+
+def _meeting(name: str, plain: Plain) -> Plain:
+    return functools.partial(_call_after_meeting, plain, name)
+
+
+def _call_after_meeting(plain: Plain, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a model's method when all clusters have the same weights; after one that writes them, the rounds begin anew.
+    A run that is over is asked for nothing.
+
+    Inside the scopes the step itself meets the others. A model that was built in them is never outside.
+    """
+    inside = name in _TRAINS and (
+        scopes.apart_of(scopes.open_frames()) or bears_scopes(getattr(plain, "__self__", None))
+    )
+    run = None if inside else opened_run()
+    if run is not None:
+        run.settle()
+    found = plain(*args, **kwargs)
+    run = None if inside or name in _MEETING_READS else opened_run()
+    if run is not None and run.rounds is not None:
+        run.rounds.restart()
+    return found
 
 
 def _ids(model: Any) -> set[int]:
     return {id(getattr(variable, "value", variable)) for variable in model.weights}
 
 
-def _replace(model: Any, name: str, make: Callable[[Plain], Plain]) -> None:
+def _replace(model: Any, name: str, make: Callable[[Plain], Plain], mark: str = "collective") -> None:
+    """Put a method on the instance in the place of the class's, once for each `mark`."""
     plain = getattr(model, name)
-    if not hasattr(plain, "nebula_collective"):
+    if not hasattr(plain, f"nebula_{mark}"):
         changed = functools.wraps(plain)(make(plain))
-        changed.nebula_collective = True  # type: ignore[attr-defined]
+        changed.__dict__.update({f"nebula_{mark}": True, "nebula_collective": True})
         object.__setattr__(model, name, changed)
 
 

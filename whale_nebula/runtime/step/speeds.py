@@ -1,111 +1,19 @@
-"""Measure message latency between stages of several processes, and derive the pace from it.
-
-No process sees a way there and back, and no two have one clock. But a stage sees how long its first micro-batch is away
-(from the end of its forward to the beginning of its backward), the next stage how long it keeps that, and the
-difference is the trip. Only the first micro-batch tells it: it meets stages that are idle, so no queue counts as a way.
-
-Every process says what it has seen with each step. All know the same then, and come to the same in-flight limits.
-"""
+"""Look now and then at how fast the replicas of this process are, and find the shares that all replicas are to have."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
 from typing import Any
 
-from whale_nebula.ir.cut import Cut, PhasePlan
+from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.routing import Order, order, shares, take_counts, times_of_shares
 from whale_nebula.passes.codec_options import lane_notes
-from whale_nebula.report.records import Span, StageReport, busiest
+from whale_nebula.report.records import StageReport, busiest
 from whale_nebula.runtime.step.clock import CODING, Clocks
-from whale_nebula.schedule.schedules import Pace
-
-_SKIP = 1  # the first step also pays for TensorFlow's own warming up
-_KEPT = 16
-Seen = Mapping[str, float]
-"""Seconds by "phase.stage.kind": "forward", "backward" or "fused" of any micro-batch; and by "phase.stage.first.kind":
-"away" and "kept" of the first one, "held" of the line that this stage's process keeps busiest for a micro-batch.
-"""
-
-
-@dataclass
-class Trips:
-    """What the stages of this process saw in the last steps."""
-
-    steps: int = 0
-    _seconds: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-
-    def add(self, clocks: Clocks) -> None:
-        """Take in a step."""
-        self.steps += 1
-        if self.steps <= _SKIP:
-            return
-        for (stage, _), clock in clocks.stages.items():
-            for what, took in _first(clock.spans):
-                self._keep(f"{what[0]}.{stage}.first.{what[1]}", took)
-        for phase, took in _line_seconds(clocks.lines.told):
-            self._keep(f"{phase}.{min((seat.stage for seat in clocks.stages), default=0)}.first.held", took)
-
-    def _keep(self, what: str, seconds: float) -> None:
-        self._seconds[what].append(seconds)
-        del self._seconds[what][:-_KEPT]
-
-    def seen(self) -> Seen:
-        """The medians; nothing before the second step."""
-        return {what: median(kept) for what, kept in self._seconds.items()}
-
-
-def _first(spans: Sequence[Span]) -> Iterator[tuple[tuple[int, str], float]]:
-    """How long the first micro-batch was kept, and how long it was away meanwhile, by phase."""
-    by_phase: defaultdict[int, list[Span]] = defaultdict(list)
-    for span in spans:
-        if span.micro_batch == 0 and not span.what.startswith(CODING):
-            by_phase[span.phase].append(span)
-    for phase, own in by_phase.items():
-        yield (phase, "kept"), own[-1].end - own[0].start
-        if len(own) > 1:
-            yield (phase, "away"), own[-1].start - own[0].end
-
-
-def _line_seconds(told: Sequence[Span]) -> Iterator[tuple[int, float]]:
-    """For how long a micro-batch held the line that was busiest, by phase."""
-    seconds: defaultdict[tuple[int, str, int], float] = defaultdict(float)
-    for span in told:
-        if span.micro_batch is not None:
-            seconds[span.phase, span.lane, span.micro_batch] += span.end - span.start
-    lines: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
-    for (phase, lane, _), each in seconds.items():
-        lines[phase, lane].append(each)
-    busiest: defaultdict[int, float] = defaultdict(float)
-    for (phase, _), many in lines.items():
-        busiest[phase] = max(busiest[phase], median(many))
-    yield from busiest.items()
-
-
-def paces(cut: Cut, seen: Seen) -> list[Pace]:
-    """The pace of every phase; none before all of them were seen."""
-    found = [_pace(phase, len(cut.program.stages), seen) for phase in cut.phases]
-    known = [pace for pace in found if pace is not None]
-    return known if len(known) == len(found) else []
-
-
-def _pace(phase: PhasePlan, stages: int, seen: Seen) -> Pace | None:
-    kinds = ("forward", "backward", "fused")
-    compute = max(sum(seen.get(f"{phase.index}.{stage}.{kind}", 0.0) for kind in kinds) for stage in range(stages))
-    if compute <= 0.0:
-        return None
-    trips = tuple(_trip(phase.index, stage, seen) for stage in range(stages - 1))
-    held = max(seen.get(f"{phase.index}.{stage}.first.held", 0.0) for stage in range(stages))
-    return Pace(compute, trips, held).cautious
-
-
-def _trip(phase: int, stage: int, seen: Seen) -> float:
-    away = seen.get(f"{phase}.{stage}.first.away", 0.0)
-    return away - seen.get(f"{phase}.{stage + 1}.first.kept", 0.0)
-
 
 EVERY = 100
 """Steps from one look to the next."""
@@ -115,10 +23,8 @@ _STEPS = 3
 WORTH = 0.1
 """Orders change where a stage would be done in so much less time; all else is noise."""
 
-Told = Mapping[str, float]
-"""Seconds that a process takes for a micro-batch, by the number of the stage."""
-Heard = Mapping[int, Mapping[str, float]]
-"""The same of all processes: by stage, and then by worker."""
+Speeds = Mapping[int, Mapping[str, float]]
+"""Seconds that each process takes for a micro-batch: by stage, and then by worker."""
 
 
 def looked_at(steps: int) -> bool:
@@ -164,7 +70,7 @@ def _pieces(clocks: Clocks) -> Iterator[tuple[tuple[int, int, str], float]]:
                 yield (stage, span.phase, kind), span.end - span.start
 
 
-def hear(cut: Cut, sheets: Mapping[str, Mapping[str, Any]]) -> Heard:
+def hear(cut: Cut, sheets: Mapping[str, Mapping[str, Any]]) -> Speeds:
     """What the processes told, of the stages of which every replica is known; what is no number is left out."""
     found = {}
     for stage in sorted(cut.routing.replicated):
@@ -180,7 +86,7 @@ def _number(given: Any) -> float:
     return given if isinstance(given, float) and isfinite(given) and given > 0.0 else 0.0
 
 
-def better_orders(cut: Cut, heard: Heard) -> tuple[Order, ...]:
+def better_orders(cut: Cut, heard: Speeds) -> tuple[Order, ...]:
     """The orders that are clearly better than those of a plan, and these where none is.
 
     Where the config says how fast workers are, that counts; and what codecs remember of the micro-batches that pass
@@ -203,7 +109,7 @@ def _stages_with_memory(cut: Cut) -> set[int]:
     return {stage for each in told for stage in (each.source, *each.destinations)}
 
 
-def _speeds(cut: Cut, heard: Heard, stage: int) -> list[float]:
+def _speeds(cut: Cut, heard: Speeds, stage: int) -> list[float]:
     """Micro-batches a second of each replica; those on one worker share what that does."""
     hosts = cut.routing.hosts[stage]
     return [1.0 / (heard[stage][host] * hosts.count(host)) for host in hosts]
@@ -226,7 +132,7 @@ def _ratio(numbers: Iterable[int]) -> str:
     return " : ".join(map(str, numbers))
 
 
-def slowness(heard: Heard, cut: Cut) -> dict[int, tuple[float, ...]]:
+def slowness(heard: Speeds, cut: Cut) -> dict[int, tuple[float, ...]]:
     """How long each replica computes, as a part of what the slowest does."""
     return {
         stage: tuple(told[host] / max(told.values()) for host in cut.routing.hosts[stage])
@@ -234,7 +140,7 @@ def slowness(heard: Heard, cut: Cut) -> dict[int, tuple[float, ...]]:
     }
 
 
-def replicas(cut: Cut, heard: Heard, count: int) -> dict[str, StageReport]:
+def replicas(cut: Cut, heard: Speeds, count: int) -> dict[str, StageReport]:
     """What the replicas of stages compute in a step of so many micro-batches, by the last look."""
     found = {}
     for number, told in heard.items():
