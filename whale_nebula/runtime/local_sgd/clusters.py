@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from whale_nebula.capture.places import warn_once
 from whale_nebula.capture.step import Captured
 from whale_nebula.errors import NebulaWarning, NotYetError
 from whale_nebula.ir.canonical import digest_lines, first_difference
@@ -133,22 +133,17 @@ def of_clusters(apart: Apart, captured: Captured, run: Run, name: str, models: S
 
 
 _BYTES = 4
-_said: set[str] = set()
 
 
 def _tell_alone(apart: Apart, name: str) -> None:
-    """Once for each place: there is nobody to meet."""
-    if apart.where in _said:
-        return
-    _said.add(apart.where)
-    site = script_site()
+    """There is nobody to meet."""
     warning = NebulaWarning(
         f"nb.replica(sync_every={apart.every}) meets nobody: {name!r} is the only cluster",
         where=apart.where,
         why="each cluster trains a copy, and there is one; the step runs as it would without it",
         mend='name them, nb.cluster(["gpu", "npu"]), or give a config that does: nb.init("clusters.yaml")',
     )
-    warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
+    warn_once(script_site(), warning, apart.where)
 
 
 def _lines(apart: Apart, captured: Captured, models: Sequence[Any], sites: Sites) -> tuple[str, ...]:

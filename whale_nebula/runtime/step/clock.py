@@ -46,8 +46,8 @@ CODING = ("encode", "decode")
 class StageClock:
     """The time of one stage in one step, in seconds from the step's start. `doing` is what it does now."""
 
-    lane: str
-    start: float
+    lane: str = ""
+    start: float = 0.0
     cluster: str = ""
     stage: str = ""
     compute: float = 0.0

@@ -143,10 +143,6 @@ class Compiled:
     worker: str
     workshop: Workshop
     _pieces: dict[Fragment, Piece] = field(default_factory=dict)
-    _bundles: dict[int, tuple[Bundle, ...]] = field(default_factory=dict)
-    _told: dict[int, tuple[ReplicaMessage, ...]] = field(default_factory=dict)
-    _later: dict[tuple[int, int], frozenset[Value]] = field(default_factory=dict)
-    _made_once: dict[int, frozenset[Value]] = field(default_factory=dict)
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
@@ -194,17 +190,15 @@ class Compiled:
         """What runs once before the micro-batches of a phase."""
         return self._make_piece(phase.prologue.get(self.worker))
 
-    def bundles(self, phase: PhasePlan) -> tuple[Bundle, ...]:
-        """What the updates of a phase send one another."""
-        if phase.index not in self._bundles:
-            self._bundles[phase.index] = bundles(self.cut, phase)
-        return self._bundles[phase.index]
+    @cached_property
+    def bundles(self) -> Sequence[tuple[Bundle, ...]]:
+        """What the updates of each phase send one another."""
+        return [bundles(self.cut, phase) for phase in self.cut.phases]
 
-    def told(self, phase: PhasePlan) -> tuple[ReplicaMessage, ...]:
-        """What replicas of stages tell one another in a phase."""
-        if phase.index not in self._told:
-            self._told[phase.index] = replica_messages(self.cut, phase)
-        return self._told[phase.index]
+    @cached_property
+    def replica_messages(self) -> Sequence[tuple[ReplicaMessage, ...]]:
+        """What replicas of stages tell one another in each phase."""
+        return [replica_messages(self.cut, phase) for phase in self.cut.phases]
 
     def updates(self, phase: PhasePlan) -> Sequence[Piece]:
         """What runs once after them, in rounds."""
@@ -238,37 +232,32 @@ class Compiled:
             return Feed("arrival", value)
         if value.op in program.holders:
             return Feed("holder", value)
-        if fragment.stage is None or value in self._once(fragment.phase):
+        if fragment.stage is None or value in self._made_once[fragment.phase]:
             return Feed("once", value)
         boundary = self.boundaries.get(value)
         crosses = boundary is not None and boundary.source != fragment.stage
         return Feed("boundary" if crosses else "local", value)
 
-    def _once(self, phase: int) -> frozenset[Value]:
-        """Values made once a step, from the whole batch or by a prologue or update, before a phase's forward."""
-        if phase not in self._made_once:
-            fragments = [self.cut.whole.get(self.worker)]
-            for earlier in self.cut.phases[: phase + 1]:
-                fragments += [earlier.prologue.get(self.worker)]
-                fragments += earlier.updates.get(self.worker, ()) if earlier.index < phase else ()
-            fetches = (value for f in fragments if f is not None for value in f.fetches if value not in f.feeds)
-            self._made_once[phase] = frozenset(fetches)
-        return self._made_once[phase]
+    @cached_property
+    def _made_once(self) -> Sequence[frozenset[Value]]:
+        """By phase, what is made once a step, of the whole batch or by a prologue or an update, before its forward."""
+        before, found = [self.cut.whole.get(self.worker)], []
+        for phase in self.cut.phases:
+            before.append(phase.prologue.get(self.worker))
+            found.append(frozenset(v for f in before if f is not None for v in f.fetches if v not in f.feeds))
+            before += phase.updates.get(self.worker, ())
+        return found
 
-    def needed_after(self, phase: PhasePlan, stage: int) -> frozenset[Value]:
-        """Local values of a stage that a later phase reads."""
-        key = (phase.index, stage)
-        if key not in self._later:
-            fragments = [
-                fragment
-                for later in self.cut.phases[phase.index + 1 :]
-                for plan in later.stages
-                if plan.stage == stage
-                for fragment in (plan.forward, plan.backward)
-                if fragment is not None
-            ]
-            self._later[key] = frozenset(value for fragment in fragments for value in fragment.feeds)
-        return self._later[key]
+    @cached_property
+    def needed_later(self) -> Mapping[tuple[int, int], frozenset[Value]]:
+        """By phase and stage, the local values that a later phase reads."""
+        found, later = {}, dict[int, frozenset[Value]]()
+        for phase in reversed(self.cut.phases):
+            found.update({(phase.index, stage): values for stage, values in later.items()})
+            for plan in phase.stages:
+                feeds = (value for piece in (plan.forward, plan.backward) if piece is not None for value in piece.feeds)
+                later[plan.stage] = later.get(plan.stage, frozenset()).union(feeds)
+        return found
 
 
 _KINDS = frozenset({"forward", "backward", "fused"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,7 +70,7 @@ class OnceRun:
     batch: Batch
     once: dict[Value, Any]
     peers: Peers = field(default_factory=Peers)
-    clock: StageClock | None = None
+    clock: StageClock = field(default_factory=StageClock)
     gate: Callable[[Sequence[Any]], Sequence[Any]] = lambda tensors: ()
     lazy: bool = False
     _after: Sequence[Any] = ()
@@ -116,8 +115,8 @@ class OnceRun:
         """What all micro-batches have made becomes one; once in a phase."""
         if self._gathered != phase.index:
             self._gathered, self._runs, self._got = phase.index, join_replicas(phase, runs), set()
-            if self.compiled.told(phase):
-                with self._exchanging(phase):
+            if self.compiled.replica_messages[phase.index]:
+                with self.clock.exchanging(phase.index):
                     self.peers.even(phase, self._runs)
             self._merge(self._runs)
             if self._early(phase):
@@ -148,12 +147,9 @@ class OnceRun:
         parts: dict[PartKey, tuple[Any, ...]] = {}
         for run in runs:
             parts |= run.sums.parts()
-        with self._exchanging(phase):
+        with self.clock.exchanging(phase.index):
             parts = self.peers.parts(phase, parts)
         return total(self.compiled.cut.program, parts)
-
-    def _exchanging(self, phase: PhasePlan) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.clock is None else self.clock.exchanging(phase.index)
 
     def _merge(self, runs: Sequence[StageRun]) -> None:
         merges = self.compiled.cut.merges
@@ -164,19 +160,19 @@ class OnceRun:
             run.kept.clear()
 
     def _send(self, phase: PhasePlan, number: int) -> None:
-        for bundle in self.compiled.bundles(phase):
+        for bundle in self.compiled.bundles[phase.index]:
             if bundle.round == number and bundle.source == self.compiled.worker:
                 self.peers.send(bundle, [self.once[crossing.value] for crossing in bundle.crossings])
 
     def _receive(self, phase: PhasePlan, before: int | None, got: set[Bundle]) -> None:
         """Take what others made in rounds before this one; at the end, all that is left."""
-        for bundle in self.compiled.bundles(phase):
+        for bundle in self.compiled.bundles[phase.index]:
             due = before is None or bundle.round < before
             if due and bundle not in got and bundle.destination == self.compiled.worker:
                 if self.lazy and before is None and self._is_returned_late(phase, bundle):
                     tensors = self.peers.later(bundle)
                 else:
-                    with self._exchanging(phase):
+                    with self.clock.exchanging(phase.index):
                         tensors = self.peers.receive(bundle)
                 self.once.update(zip((crossing.value for crossing in bundle.crossings), tensors, strict=True))
                 got.add(bundle)

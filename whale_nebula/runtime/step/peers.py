@@ -104,15 +104,14 @@ class Wires(Peers):
     # ------------------------------------------------------------------ results of replicas
     def even(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
         """Tell everything first, then hear: so nobody waits for one who waits."""
-        told = self.compiled.told(phase)
-        if self.adder is not None:
-            for run in runs:
-                self.adder.add(run, [each for each in told if each.stage == run.stage])
-        pairs = [(run, each) for run in runs for each in told if each.stage == run.stage]
-        shared = [(run, each) for run, each in pairs if not self._is_known(run, each)]
-        heard = [(self._own(run, each), run, each) for run, each in shared]
+        messages = self.compiled.replica_messages[phase.index]
+        pairs = [(run, each) for run in runs for each in messages if each.stage == run.stage]
+        heard = [(self._own(run, each), run, each) for run, each in pairs if not self._is_known(run, each)]
         for own, run, each in heard:
             self._tell(phase, run, each, own)
+        if self.adder is not None:
+            for run in runs:
+                self.adder.add(run, messages)
         columns: dict[tuple[int, PartKey], list[Sequence[Any]]] = {}
         for own, run, each in heard:
             all_told = self._hear(phase, run, each, own)

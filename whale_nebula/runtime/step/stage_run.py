@@ -6,7 +6,6 @@ stage); they differ in the `BoundaryExchange` that takes values from one stage t
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -48,7 +47,7 @@ class StageRun:
     exchange: BoundaryExchange
     once: dict[Value, Any]
     sums: Sums
-    clock: StageClock | None = None
+    clock: StageClock = field(default_factory=StageClock)
     turns: Sequence[int] = ()
     adder: Added | None = None
     looked_at: bool = False
@@ -85,9 +84,9 @@ class StageRun:
                 sums.idle(fragment)
 
     def _run(self, phase: PhasePlan, piece: Piece, micro_batch: int) -> None:
-        with _time_stage(None if self.clock is None else self.clock.waits()):
+        with self.clock.waits():
             tensors = [self._take(feed, micro_batch) for feed in piece.feeds]
-        with self._computing(piece, micro_batch):
+        with self.clock.computing(piece.fragment.kind, micro_batch, phase.index):
             results = self._call_piece(phase, piece, micro_batch, tensors)
             self._sum(phase, piece, results)
             if self.looked_at:
@@ -101,14 +100,10 @@ class StageRun:
         """
         last = self.turns and micro_batch == self.turns[-1] and piece.function.waits is None
         if self.adder is not None and last and piece.fragment.kind != "forward":
-            told = [each for each in self.compiled.told(phase) if each.stage == self.stage]
-            if self.adder.fits(piece, told):
-                return self.adder.last(self, piece, tensors, told, micro_batch)
+            found = self.adder.last(self, piece, tensors, self.compiled.replica_messages[phase.index])
+            if found is not None:
+                return found
         return dict(zip(piece.fetches, piece.function(tensors), strict=True))
-
-    def _computing(self, piece: Piece, micro_batch: int) -> contextlib.AbstractContextManager[None]:
-        about = piece.fragment
-        return _time_stage(None if self.clock is None else self.clock.computing(about.kind, micro_batch, about.phase))
 
     def _take(self, feed: Feed, micro_batch: int) -> Any:
         kind, what = feed
@@ -178,10 +173,6 @@ class StageRun:
 
     def _forget(self, phase: PhasePlan, micro_batch: int) -> None:
         """Drop what no later phase asks for."""
-        later = self.compiled.needed_after(phase, self.stage)
+        later = self.compiled.needed_later.get((phase.index, self.stage), frozenset())
         local = self.local.get(micro_batch, {})
         self.local[micro_batch] = {value: tensor for value, tensor in local.items() if value in later}
-
-
-def _time_stage(clock: contextlib.AbstractContextManager[None] | None) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if clock is None else clock
