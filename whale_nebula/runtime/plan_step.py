@@ -47,7 +47,9 @@ def foretold(program: Program, variables: Mapping[str, Any], rows: int, run: Run
     shares = [end - begin for begin, end in (sites.rows(name, rows) for name in sites.names)]
     worked = ", ".join(f"{name} {share}" for name, share in zip(sites.names, shares, strict=True))
     count = sum(math.prod(variable.shape) for variable in weights_of(program, variables, ()).values())
-    crosses = _bytes(count, apart.codec)
+    dims = dims_of(count)
+    codec = fitting(parse_way(apart.codec).codec, "float32", dims)
+    crosses = nbytes(codec.arrays(dims, "float32")) if codec is not None else 4 * count
     here = run.here().cluster if not run.alone else sites.names[0]
     found = [f"of {rows} rows each works on its own ({worked}); what stands above is one cluster's, on all of them"]
     for other in sites.names:
@@ -56,13 +58,6 @@ def foretold(program: Program, variables: Mapping[str, Any], rows: int, run: Run
             takes = f", {duration(8 * crosses / rate)} of the line" if rate else ""
             found.append(f"a meeting sends {size(crosses)} from {here} to {other}{takes}, and as much back")
     return found
-
-
-def _bytes(count: int, way: str) -> int:
-    """So many weights as they cross."""
-    dims = dims_of(count)
-    codec = fitting(parse_way(way).codec, "float32", dims)
-    return nbytes(codec.arrays(dims, "float32")) if codec is not None else 4 * count
 
 
 def plan_step(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:
@@ -94,12 +89,8 @@ def _build_plan(name: str, captured: Captured, example: Sequence[Any], notes: Se
     plan = _plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
     plan = replace(plan, passes=functools.partial(text_after, given=given))
     meetings = foretold(captured.program, captured.variables, sum(rows), run)
-    return count_in_flight(replace(plan, notes=(*plan.notes, *meetings, *notes, *_planner(run))))
-
-
-def _planner(run: Run) -> list[str]:
-    """Several processes print their plans to one terminal."""
-    return [] if run.alone else [f"this is the plan as {run.here().worker} made it; every worker makes the same"]
+    planner = [] if run.alone else [f"this is the plan as {run.here().worker} made it; every worker makes the same"]
+    return count_in_flight(replace(plan, notes=(*plan.notes, *meetings, *notes, *planner)))
 
 
 def _plan(
@@ -108,6 +99,7 @@ def _plan(
     pipeline = cut.program.pipeline
     model, _, step = name.rpartition(".")
     returned = returned_names(captured.structured_outputs)
+    workshop = functools.cache(lambda: Workshop(captured.graph, captured.aliases))
     overview = Overview(cut, rows, run.links, shapes, model if step.endswith("_step") else "", returned)
     plan = Plan(
         name=name,
@@ -130,7 +122,7 @@ def _plan(
         notes=(*cut.notes, *fallbacks(cut, rows)),
         lines=canonical_lines(cut.program),
         exchange_seconds=overview.exchange_seconds(),
-        definition=functools.partial(_graph_def, cut, functools.cache(functools.partial(_workshop, captured))),
+        definition=functools.partial(_graph_def, cut, workshop),
     )  # fmt: skip
     return replace(plan, notes=(*plan.notes, *overview.advice(plan)))
 
@@ -145,10 +137,6 @@ def _links(cut: Cut, rows: Sequence[int], run: Run, overview: Overview) -> dict[
         line, sent = run.links.between(*name.split("->")), (link.payload_bytes, link.bytes, link.frames)
         found[name] = PlanLink(str(line), *sent, line.rate, line.delay, at_most=name in unsure)
     return found
-
-
-def _workshop(captured: Captured) -> Workshop:
-    return Workshop(captured.graph, captured.aliases)
 
 
 def _graph_def(cut: Cut, workshop: Callable[[], Workshop], stage: str) -> Any:

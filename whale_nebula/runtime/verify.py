@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from whale_nebula.capture.arguments import target_wanted
@@ -91,7 +92,7 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
         _check(engine, subject, layout, tensors)
         around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
         plain = plain_function(subject.call, layout, around=around)
-        reasons = (*_incomparable(engine), *_without_rows(engine, tensors))
+        reasons = _incomparable(engine, tensors)
         with _channels_kept():
             runs = _runs(engine, plain, tensors, measured=not reasons)
     return _judge(engine, runs, reasons)
@@ -137,16 +138,26 @@ def _subject(subject: Any, batch: Sequence[Any]) -> Subject:
             mend="model.compile(optimizer, loss)",
         )
     check_batch("nb.verify", subject.name, batch)
-    return Subject(*keras_step(subject, "train", as_fit_packs([tf.nest.map_structure(as_fed, part) for part in batch])))
+    parts = [tf.nest.map_structure(_as_tensor, part) for part in batch]
+    return Subject(*keras_step(subject, "train", as_fit_packs(parts)))
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return leaf if leaf is None or isinstance(leaf, tf.Tensor) else tf.constant(as_fed(np.asarray(leaf)))
 
 
 def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, measured: bool) -> Runs:
     """The uncut step and the planned one, each from the variables as they are; these are put back."""
     with gathered():
         before = _values(engine)
-        again = partial(_put_back, engine, before)
+
+        def again() -> None:
+            for path, value in before.items():
+                engine.captured.variables[path].assign(value)
+
         try:
-            uncut = State(_tensors(plain(*tensors)), _values(engine))
+            returned = [each for each in tf.nest.flatten(plain(*tensors)) if isinstance(each, tf.Tensor)]
+            uncut = State(returned, _values(engine))
             shuffled = _shuffle_rows(engine, tensors)
             noise = _noise(engine, again, lambda: plain(*shuffled), before, uncut) if measured else {}
         except tf.errors.OpError as failure:
@@ -155,9 +166,9 @@ def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, 
         finally:
             again()
     try:
-        returned = engine.runner.run(tensors).tensors
+        planned = list(engine.runner.run(tensors).tensors)
         with gathered():
-            return Runs(before, uncut, State(list(returned), _values(engine)), noise)
+            return Runs(before, uncut, State(planned, _values(engine)), noise)
     finally:
         again()
 
@@ -175,15 +186,6 @@ def _channels_kept() -> Iterator[None]:
 
 def _values(engine: Engine) -> dict[str, Any]:
     return {path: variable.read_value() for path, variable in engine.captured.variables.items()}
-
-
-def _put_back(engine: Engine, values: Values) -> None:
-    for path, value in values.items():
-        engine.captured.variables[path].assign(value)
-
-
-def _tensors(returned: Any) -> list[Any]:
-    return [tensor for tensor in tf.nest.flatten(returned) if isinstance(tensor, tf.Tensor)]
 
 
 def _noise(
@@ -213,13 +215,10 @@ def _nudge(engine: Engine, seed: int) -> None:
 def _shuffle_rows(engine: Engine, tensors: Sequence[Any]) -> Sequence[Any]:
     """The batch with its rows in another order, where micro-batches add its rows in another order too."""
     leaves = engine.captured.program.leaves
-    if engine.captured.program.pipeline.micro_batch < 2 or not all(_is_known(leaf) for leaf in leaves):
+    strange = any(leaf.spec.dtype in ("string", "variant", "resource") for leaf in leaves)
+    if engine.captured.program.pipeline.micro_batch < 2 or strange:
         return tensors
     return [tf.reverse(t, [0]) if leaf.batched else t for leaf, t in zip(leaves, tensors, strict=True)]
-
-
-def _is_known(leaf: Any) -> bool:
-    return leaf.spec.dtype not in ("string", "variant", "resource")
 
 
 def _judge(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) -> Verification:
@@ -257,7 +256,7 @@ class _Reason(NamedTuple):
     mend: str
 
 
-def _incomparable(engine: Engine) -> tuple[_Reason, ...]:
+def _incomparable(engine: Engine, tensors: Sequence[Any]) -> tuple[_Reason, ...]:
     """Why the two steps must differ."""
     program, graph = engine.captured.program, engine.captured.program.graph
     ops = [op for part in (graph, *graph.functions.values()) for op in part.ops]
@@ -273,14 +272,11 @@ def _incomparable(engine: Engine) -> tuple[_Reason, ...]:
     elif program.pipeline.micro_batch > 1 and any(is_random(op) for op in ops):
         why = "the step draws random numbers, and each micro-batch its own: reproducible, not those uncut"
         found.append(_Reason(why, f"{alone}, or a dropout rate of zero, for the check"))
-    return (*found, *_lossy(engine))
-
-
-def _without_rows(engine: Engine, tensors: Sequence[Any]) -> Iterator[_Reason]:
-    """A batch of no rows shows nothing."""
-    batched = [t for leaf, t in zip(engine.captured.program.leaves, tensors, strict=True) if leaf.batched]
+    found += _lossy(engine)
+    batched = [t for leaf, t in zip(program.leaves, tensors, strict=True) if leaf.batched]
     if any(len(tensor.shape) and tensor.shape[0] == 0 for tensor in batched):
-        yield _Reason("the batch has no rows, so nothing was compared", "give it a batch with rows")
+        found.append(_Reason("the batch has no rows, so nothing was compared", "give it a batch with rows"))
+    return tuple(found)
 
 
 def _lossy(engine: Engine) -> Iterator[_Reason]:

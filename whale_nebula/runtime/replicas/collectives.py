@@ -103,26 +103,18 @@ def open_collectives(
     long: of a mate that died only its neighbour in the ring hears, and the others would wait.
     """
     if not can_open(index, len(addresses)):
-        raise _too_late()
+        raise StateError(
+            "TensorFlow has started in this process, and its collectives cannot be opened any more",
+            why="the names of its devices were given when it started, and what was made since is on these",
+            mend="call nb.init() before anything that makes a tensor, a variable or a layer",
+        )
     tf_collectives.serve(index, addresses)
-    restrict_port(_port(addresses[index]), [_host(address) for address in addresses])
+    restrict_port(_port(addresses[index]), [address.rpartition(":")[0].strip("[]") for address in addresses])
     return Collectives(index, tuple(addresses), patience, lost)
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0].strip("[]")
 
 
 def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
-
-
-def _too_late() -> StateError:
-    return StateError(
-        "TensorFlow has started in this process, and its collectives cannot be opened any more",
-        why="the names of its devices were given when it started, and what was made since is on these",
-        mend="call nb.init() before anything that makes a tensor, a variable or a layer",
-    )
 
 
 @dataclass(frozen=True, eq=False)

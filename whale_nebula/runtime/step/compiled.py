@@ -43,19 +43,19 @@ class Function:
 class Workshop:
     """Makes functions out of one traced graph, which it reads once; `aliases` are values to read for others.
 
-    XLA compiles the fragments that `compiles` says yes to. Where replicas are processes, `sums` are those over them.
+    XLA compiles the fragments that `xla` takes. Where replicas are processes, `sums` are those over them.
     """
 
     def __init__(
         self,
         graph: Any,
         aliases: Aliases | None = None,
-        compiles: Callable[[Fragment], bool] = lambda fragment: False,
+        xla: Xla | None = None,
         sums: ReplicaSums | None = None,
     ) -> None:
         self.graph = graph
         self.sums = sums
-        self._compiles = compiles
+        self._xla = xla
         self._donor = Donor(graph)
         self._donor.rename(aliases or {})
         self._external = {internal.op.name: external for external, internal in graph.captures}
@@ -80,7 +80,7 @@ class Workshop:
 
         signature = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in feeds]
         body.__name__ = _name(fragment)
-        xla = self._compiles(fragment) or None
+        xla = (self._xla is not None and self._xla.takes(fragment)) or None
         traced = tf.function(body, input_signature=signature, autograph=False, jit_compile=xla)
         concrete = traced.get_concrete_function()
         waits = self.sums.explained(fragment) if self.sums is not None and summed else None

@@ -36,7 +36,7 @@ from whale_nebula.runtime.exchange.channels import Models
 from whale_nebula.runtime.exchange.crossing import Crossings, has_codecs
 from whale_nebula.runtime.exchange.state import Said, States
 from whale_nebula.runtime.local_sgd.clusters import OfClusters, of_clusters
-from whale_nebula.runtime.replicas.collectives import ReplicaSums, replica_sums
+from whale_nebula.runtime.replicas.collectives import replica_sums
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.clock import Runner, StepOutcome, annotation
 from whale_nebula.runtime.step.compiled import Compiled, Workshop, Xla, refused_by_xla
@@ -320,7 +320,7 @@ def _runner(
     program = captured.program
     if len(program.stages) == 1 and program.pipeline.micro_batch == 1:
         return Uncut(plain_function(call, layout, jit=xla is not None), program.stages[0], captured.graph)
-    compiled = Compiled(cut, worker, _workshop(captured, xla))
+    compiled = Compiled(cut, worker, Workshop(captured.graph, captured.aliases, xla))
     lines = [run.links.between(a.cluster, b.cluster) for a, b in combinations(program.stages, 2)]
     if any(line.rate or line.delay for line in lines) or has_codecs(cut):
         states, seed = _states(run, captured), _seed(run)
@@ -328,12 +328,6 @@ def _runner(
         _close_with(run, step)
         return step
     return LocalStep(compiled, captured.variables)
-
-
-def _workshop(captured: Captured, xla: Xla | None, sums: ReplicaSums | None = None) -> Workshop:
-    if xla is None:
-        return Workshop(captured.graph, captured.aliases, sums=sums)
-    return Workshop(captured.graph, captured.aliases, xla.takes, sums)
 
 
 def _together(
@@ -362,7 +356,7 @@ def _together(
         session.fail(failure)
         raise
     sums = replica_sums(cut, session.worker, run.ledger.collectives, run.programs) if sums_of(cut.program) else None
-    compiled = Compiled(cut, session.worker, _workshop(captured, xla, sums))
+    compiled = Compiled(cut, session.worker, Workshop(captured.graph, captured.aliases, xla, sums))
     step = DistributedStep(
         compiled, captured.variables, run.links, run.programs, states, _seed(run), lazy, session=session, name=name,
         ids=ids, readers=readers, collectives=run.ledger.collectives, leaves=copied is None,

@@ -32,12 +32,12 @@ def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str 
 
     Where each cluster keeps its own parts, the `first` worker of each saves those, and all of them load them.
     """
-    _replace(model, "get_weights", functools.partial(_reading, ledger, lambda: _ids(model)))
+    _replace(model, "get_weights", functools.partial(_read_whole, ledger, model))
     if ledger.own:
-        _replace(model, "save_weights", save_own(ledger, cluster, first))
-        _replace(model, "load_weights", load_own(cluster))
+        _replace(model, "save_weights", functools.partial(save_own, ledger, cluster, first))
+        _replace(model, "load_weights", functools.partial(load_own, cluster))
     for name in WRITES:
-        _replace(model, name, functools.partial(_writing, ledger, writes_here))
+        _replace(model, name, functools.partial(_write_whole, ledger, writes_here))
 
 
 def remember_results(model: Any) -> Callable[[Any], Any]:
@@ -76,14 +76,10 @@ def make_all_collective(models: Iterable[Any], run: Run) -> None:
         if model.built and not kept.isdisjoint(_ids(model)):
             make_collective(model, run.ledger, run.writes_files, run.here().cluster, run.first_of_cluster)
         for name in (*_MEETING_READS, *_MEETING_WRITES, *_TRAINS) if run.rounds is not None else ():
-            _replace(model, name, functools.partial(_meeting, name), "meets")
+            _replace(model, name, functools.partial(_call_after_meeting, name), "meets")
 
 
-def _meeting(name: str, plain: Plain) -> Plain:
-    return functools.partial(_call_after_meeting, plain, name)
-
-
-def _call_after_meeting(plain: Plain, name: str, *args: Any, **kwargs: Any) -> Any:
+def _call_after_meeting(name: str, plain: Plain, *args: Any, **kwargs: Any) -> Any:
     """Call a model's method when all clusters have the same weights; after one that writes them, the rounds begin anew.
     A run that is over is asked for nothing.
 
@@ -106,34 +102,31 @@ def _ids(model: Any) -> set[int]:
     return {id(getattr(variable, "value", variable)) for variable in model.weights}
 
 
-def _replace(model: Any, name: str, make: Callable[[Plain], Plain], mark: str = "collective") -> None:
-    """Put a method on the instance in the place of the class's, once for each `mark`."""
+def _replace(model: Any, name: str, hook: Plain, mark: str = "collective") -> None:
+    """Let a hook be called with a model's method and its arguments in the method's place, once for each `mark`."""
     plain = getattr(model, name)
     if not hasattr(plain, f"nebula_{mark}"):
-        changed = functools.wraps(plain)(make(plain))
+        changed = _call_instead(hook, plain)
         changed.__dict__.update({f"nebula_{mark}": True, "nebula_collective": True})
         object.__setattr__(model, name, changed)
 
 
-def _reading(ledger: Ledger, only: Callable[[], set[int]], plain: Plain) -> Plain:
-    def whole(*args: Any, **kwargs: Any) -> Any:
-        with ledger.gathered(only()):
-            return plain(*args, **kwargs)
-
-    return whole
+def _call_instead(hook: Plain, plain: Plain) -> Plain:
+    return functools.wraps(plain)(functools.partial(hook, plain))
 
 
-def _writing(ledger: Ledger, writes_here: bool, plain: Plain) -> Plain:
+def _read_whole(ledger: Ledger, model: Any, plain: Plain, *args: Any, **kwargs: Any) -> Any:
+    with ledger.gathered(_ids(model)):
+        return plain(*args, **kwargs)
+
+
+def _write_whole(ledger: Ledger, writes_here: bool, plain: Plain, *args: Any, **kwargs: Any) -> None:
     """Gather the model and leave the file to the process of this host that writes it; it is there on return."""
-
-    def whole(*args: Any, **kwargs: Any) -> None:
-        with ledger.gathered():
-            with ledger.told():
-                if writes_here:
-                    plain(*args, **kwargs)
-            ledger.session.meet(f"the end of {plain.__name__}")
-
-    return whole
+    with ledger.gathered():
+        with ledger.told():
+            if writes_here:
+                plain(*args, **kwargs)
+        ledger.session.meet(f"the end of {plain.__name__}")
 
 
 def share_files() -> None:
@@ -149,7 +142,9 @@ def share_files() -> None:
             if isinstance(callback, tf_callbacks.BACKUP):
                 hooks |= {"begin": _begin, "end": _end}
             for name, hook in hooks.items():
-                tf_callbacks.exchange(callback, name, functools.partial(_call_instead, hook, callback))
+                tf_callbacks.exchange(
+                    callback, name, functools.partial(_call_instead, functools.partial(hook, callback))
+                )
 
 
 def _together(callback: Any) -> bool:
@@ -160,10 +155,6 @@ def _together(callback: Any) -> bool:
 def _others_write(callback: Any) -> bool:
     """Whether another process of this host writes what this callback would write here."""
     return _together(callback) and not current_run().writes_files
-
-
-def _call_instead(hook: Plain, callback: Any, plain: Plain) -> Plain:
-    return functools.wraps(plain)(functools.partial(hook, callback, plain))
 
 
 def _save(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
