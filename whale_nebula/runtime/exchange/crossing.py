@@ -46,6 +46,11 @@ class Crossing:
         return self.kind == "backward"
 
     @cached_property
+    def ids(self) -> Value | None:
+        """The ids of samples of which differences are sent."""
+        return None if self.back or self.boundary is None else self.boundary.ids
+
+    @cached_property
     def tensor(self) -> Value:
         """What crosses forward: the value itself, or that of which this is the gradient."""
         return self.value if self.boundary is None else self.boundary.value

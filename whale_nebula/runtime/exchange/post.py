@@ -95,14 +95,18 @@ class Post:
         lane = self.crossings.lane(crossing, micro_batch)
         host = self.channels.routing.host(stage, micro_batch)
         place = host, value, micro_batch
-        if host != lane.home and self._is_first(lane, place):
+        with self._changed:
+            first = host != lane.home and place not in self._left
+            self._left.setdefault(place, lane.readers[host])
+        if first:
             key = self._key(crossing, micro_batch, lane.home, host)
             came = self.links[host, lane.home].receive(key, self.patience)
             packed = host in lane.packed
             made = self._unpack(crossing, lane, place, stage, came) if packed else tf.convert_to_tensor(came)
             self._lay(lane, place, made)
         with self._changed:
-            self._wait_for(self._shelf, place)
+            if place not in self._shelf:
+                self._wait_for(self._shelf, place)
             self._left[place] -= 1
             return self._shelf[place] if self._left[place] else self._shelf.pop(place)
 
@@ -115,7 +119,7 @@ class Post:
         """What crosses for a tensor."""
         at = At(self.step, micro_batch, self.channels.training, self.channels.seed, lane.lead)
         end = self.channels.end(crossing, lane.home, lane.name, out=True)
-        place, ids = (lane.home, crossing.tensor, micro_batch), self._ids(crossing, micro_batch)
+        place, ids = (lane.home, crossing.tensor, micro_batch), crossing.ids and self._ids(crossing.ids, micro_batch)
         with self._coding("encode", crossing, lane, (lane.home, crossing.value, micro_batch), lane.seat):
             before = self._residues.get(place) if crossing.back else None
             payload, after = end.send(tensor, at, self.tally, before, rows, ids)
@@ -127,7 +131,7 @@ class Post:
         """The tensor for which that crossed."""
         host, _, micro_batch = taken
         end = self.channels.end(crossing, host, lane.name, out=False)
-        place, ids = (host, crossing.tensor, micro_batch), self._ids(crossing, micro_batch)
+        place, ids = (host, crossing.tensor, micro_batch), crossing.ids and self._ids(crossing.ids, micro_batch)
         first = self.channels.training and micro_batch == lane.lead
         with self._coding("decode", crossing, lane, taken, self.channels.routing.seat(stage, micro_batch)):
             if isinstance(came, Packed) and self.rows and crossing.boundary is not None:
@@ -144,11 +148,7 @@ class Post:
                 self._residues[place] = after
         return tensor
 
-    def _ids(self, crossing: Crossing, micro_batch: int) -> Any:
-        """The ids of a micro-batch's samples, where differences of them are sent."""
-        ids = None if crossing.back or crossing.boundary is None else crossing.boundary.ids
-        if ids is None:
-            return None
+    def _ids(self, ids: Value, micro_batch: int) -> Any:
         leaf = self.channels.cut.program.leaf_ops[ids.op]
         return np.asarray(self.slices[micro_batch][leaf]).astype(np.int64).reshape(-1)
 
@@ -161,7 +161,7 @@ class Post:
         clock = None if crossing.way.plain else self.clocks.get(seat)
         timed = None if clock is None else clock.codes(what, crossing.kind, micro_batch, crossing.phase)
         with timed or contextlib.nullcontext():
-            if lane.before is not None:
+            if lane.before is not None and (host, value, lane.before) not in self._coded:
                 with self._changed:
                     self._wait_for(self._coded, (host, value, lane.before))
             yield
@@ -170,13 +170,6 @@ class Post:
                 self._changed.notify_all()
 
     # ------------------------------------------------------------------ the shelf of a host
-    def _is_first(self, lane: Lane, place: Place) -> bool:
-        with self._changed:
-            if place in self._left:
-                return False
-            self._left[place] = lane.readers[place[0]]
-            return True
-
     def _lay(self, lane: Lane, place: Place, tensor: Any) -> None:
         with self._changed:
             self._left.setdefault(place, lane.readers[place[0]])

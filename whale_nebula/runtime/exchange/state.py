@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,9 @@ from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.exchange.crossing import AT
 from whale_nebula.transport.protocol import Packed
 from whale_nebula.wire.frame import frame_count, wire_bytes
+
+codec_name = functools.cache(str)
+"""The text of a codec, which is asked for with every tensor."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,7 @@ def note_changes(
     """
     if way.lossless:  # whole numbers cross as they are where that is less
         return replace(after, error=0.0)
-    told, known = str(codec or NONE), after.codec or (NONE if way.auto else "")
+    told, known = codec_name(codec or NONE), after.codec or (NONE if way.auto else "")
     if known and told != known:
         tally.changed(name, f"{known} -> {told}")
     structure = None if codec is None else codec.structure
@@ -210,4 +214,4 @@ def report_crossing(payload: Any, x: Any, codec: Codec | None, **more: Any) -> B
     """What is told of a tensor that has crossed as a payload."""
     raw = prod(x.shape) * int(tf.as_dtype(x.dtype).size)
     size = payload.nbytes if isinstance(payload, Packed) else prod(payload.shape) * int(tf.as_dtype(payload.dtype).size)
-    return BoundaryReport(str(codec or NONE), raw, size, wire_bytes(size), frame_count(size), **more)
+    return BoundaryReport(codec_name(codec or NONE), raw, size, wire_bytes(size), frame_count(size), **more)

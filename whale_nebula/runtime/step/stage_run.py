@@ -150,7 +150,8 @@ class StageRun:
         for value, tensor in results.items():
             boundary = compiled.boundaries.get(value)
             if boundary is not None:
-                self.exchange.put(value, micro_batch, tensor, self._rows(boundary.mask, micro_batch))
+                rows = None if boundary.mask is None else self._rows(boundary.mask, micro_batch)
+                self.exchange.put(value, micro_batch, tensor, rows)
             elif value in compiled.shares:
                 self.exchange.put(value, micro_batch, tensor)
             if value in compiled.cut.merges:
@@ -158,10 +159,8 @@ class StageRun:
             if value not in compiled.shares:
                 local[value] = tensor
 
-    def _rows(self, mask: Value | None, micro_batch: int) -> Any:
+    def _rows(self, mask: Value, micro_batch: int) -> Any:
         """What marks the rows that are sent, or None: all of them."""
-        if mask is None:
-            return None
         leaf = self.compiled.cut.program.leaf_ops.get(mask.op)
         return self.local[micro_batch].get(mask) if leaf is None else self.batch.slices[micro_batch][leaf]
 
