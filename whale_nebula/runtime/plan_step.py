@@ -38,7 +38,7 @@ from whale_nebula.runtime.step.results import returned_names
 from whale_nebula.runtime.step.traffic import bounded_links, link_reports
 
 
-def foretold(program: Program, variables: Mapping[str, Any], rows: int, run: Run) -> Sequence[str]:
+def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int, run: Run) -> Sequence[str]:
     """A sentence on the rows and one for each other cluster, from the sizes alone; none where nobody is met."""
     apart = program.apart
     sites = None if apart is None else sites_of(apart, run)
@@ -88,7 +88,7 @@ def _build_plan(name: str, captured: Captured, example: Sequence[Any], notes: Se
     example = [each.in_rows(sum(rows)) if isinstance(each, Missing) else each for each in example]
     plan = _plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
     plan = replace(plan, passes=functools.partial(text_after, given=given))
-    meetings = foretold(captured.program, captured.variables, sum(rows), run)
+    meetings = describe_meetings(captured.program, captured.variables, sum(rows), run)
     planner = [] if run.alone else [f"this is the plan as {run.here().worker} made it; every worker makes the same"]
     return count_in_flight(replace(plan, notes=(*plan.notes, *meetings, *notes, *planner)))
 

@@ -88,7 +88,7 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     with target_wanted("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
     run = current_run()
-    with nullcontext() if run.alone else run.ledger.told():  # nobody waits for a process that cannot go on
+    with nullcontext() if run.alone else run.ledger.tell_failures():  # nobody waits for a process that cannot go on
         _check(engine, subject, layout, tensors)
         around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
         plain = plain_function(subject.call, layout, around=around)
@@ -177,7 +177,7 @@ def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, 
 def _channels_kept() -> Iterator[None]:
     """What codecs remember is afterwards what it was."""
     states = States(current_run().channels)
-    before = states.saved()
+    before = states.copy()
     try:
         yield
     finally:

@@ -371,7 +371,7 @@ def test_a_step_that_failed_leaves_the_states_as_they_were(there: str, back: str
 
     pair, other = Pair(there, back), Pair(there, back)
     assert step(pair, 0) == step(other, 0)
-    here, away = other.here.saved(), other.away.saved()
+    here, away = other.here.copy(), other.away.copy()
     step(other, 7)
     other.here.restore(here)
     other.away.restore(away)
@@ -396,11 +396,11 @@ def test_what_belongs_to_a_model_that_is_gone_is_forgotten() -> None:
     models, ours, theirs, held = Models(), [Variable()], [Variable()], {}
     for number in (models.number(ours), models.number(theirs)):
         States(held, number).put("a->b", ChannelState(steps=number + 1))
-    assert models.gone() == set()
+    assert models.find_gone() == set()
     ours.clear()
     gc.collect()
-    assert models.gone() == {0}
-    States(held).forget(models.gone())
+    assert models.find_gone() == {0}
+    States(held).forget(models.find_gone())
     assert [States(held, number).of("a->b").steps for number in (0, 1)] == [0, 2]
     assert models.number([Variable()]) == 2
 

@@ -311,7 +311,7 @@ def test_a_failed_step_leaves_what_is_held_as_it_was() -> None:
     ends, x = Ends(), drawn()
     ends.cross(x, range(SAMPLES))
     here, there = stored(ends.here, OUT), stored(ends.there, IN)
-    before = ends.here.saved(), ends.there.saved()
+    before = ends.here.copy(), ends.there.copy()
     ends.cross(x[:4] + 1, range(4))
     ends.send(x[4:8], range(20, 24))
     assert stored(ends.here, OUT) != here and stored(ends.there, IN) != there

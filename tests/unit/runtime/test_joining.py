@@ -7,19 +7,19 @@ import pytest
 
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError
-from whale_nebula.runtime.session.rendezvous import _agree_on_config, _told_of
+from whale_nebula.runtime.session.rendezvous import _agree_on_config, config_sheet
 
 FORM = {"shape": [None, 4], "dtype": "int32"}
 
 
 def told(config: Mapping[str, Any]) -> dict[str, Any]:
-    return _told_of(load(config))
+    return config_sheet(load(config))
 
 
 def test_the_same_words_are_agreed_on() -> None:
     own = told({"inputs": {"x": FORM, "y": FORM}, "weights": "own"})
     _agree_on_config("gpu/0", own, {"npu/0": told({"inputs": {"y": FORM, "x": FORM}, "weights": "own"})})
-    _agree_on_config("gpu/0", _told_of(Config()), {})
+    _agree_on_config("gpu/0", config_sheet(Config()), {})
 
 
 DIFFERENT = [

@@ -130,6 +130,6 @@ class Models:
         self._known.append([weakref.ref(each) for each in given])
         return len(self._known) - 1
 
-    def gone(self) -> set[int]:
+    def find_gone(self) -> set[int]:
         """The models of which nothing is left."""
         return {number for number, refs in enumerate(self._known) if refs and all(ref() is None for ref in refs)}

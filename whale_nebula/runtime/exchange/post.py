@@ -57,7 +57,7 @@ class Post:
 
     def __post_init__(self) -> None:
         self.crossings = self.channels.crossings
-        self._before = self.channels.states.saved()
+        self._before = self.channels.states.copy()
         self.channels.auto.choose(self.outlook, self.channels.last, self.tally)
 
     def undo(self) -> None:

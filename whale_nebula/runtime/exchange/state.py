@@ -40,7 +40,7 @@ class ChannelState:
     codec: str = ""
     error: float | None = None
 
-    def saved(self) -> ChannelState:
+    def copy(self) -> ChannelState:
         """As it is now, whatever is written to what it holds."""
         return self if self.held is None else replace(self, held=self.held.copy())
 
@@ -92,9 +92,9 @@ class States:
                 del self.held[name]
         return unlike
 
-    def saved(self) -> dict[str, ChannelState]:
+    def copy(self) -> dict[str, ChannelState]:
         """All of them as they are now: what a failed step goes back to."""
-        return {name: state.saved() for name, state in self.held.items()}
+        return {name: state.copy() for name, state in self.held.items()}
 
     def restore(self, saved: dict[str, ChannelState]) -> None:
         """As it was."""
@@ -160,7 +160,7 @@ class Tally:
         """More of it has come."""
         self._taken[name].append(report)
 
-    def changed(self, name: str, what: str) -> None:
+    def note_change(self, name: str, what: str) -> None:
         """Something is otherwise from this step on; where both ends are here, they say the same once."""
         self._changes[name, what] = None
 
@@ -203,10 +203,10 @@ def note_changes(
         return replace(after, error=0.0)
     told, known = codec_name(codec or NONE), after.codec or (NONE if way.auto else "")
     if known and told != known:
-        tally.changed(name, f"{known} -> {told}")
+        tally.note_change(name, f"{known} -> {told}")
     structure = None if codec is None else codec.structure
     if structure is not None and before.version != after.version:
-        tally.changed(name, f"{structure.keeps} {before.version} -> {after.version}")
+        tally.note_change(name, f"{structure.keeps} {before.version} -> {after.version}")
     return replace(after, codec=told, error=after.error if told == known else None)
 
 

@@ -185,9 +185,9 @@ class Opened:
         if session.worker == first:
             data = rounds.flat.read(whole).view(np.uint8)
             for peer in session.links:
-                ends.give(peer, data)
+                ends.send_start(peer, data)
         else:
-            rounds.flat.write(whole, np.asarray(ends.given(first)).view(np.float32))
+            rounds.flat.write(whole, np.asarray(ends.receive_start(first)).view(np.float32))
 
 
 def _meetings(apart: Apart, sites: Sites, weights: Mapping[str, Any], ends: Ends, waits: bool = False) -> Meetings:

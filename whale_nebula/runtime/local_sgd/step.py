@@ -40,7 +40,7 @@ class Since:
         elif self._waited is not None:
             self.seconds += seconds
         met, waited = rounds.met / max(1, rounds.fragments), rounds.waited - (self._waited or 0.0)
-        crossed = sum(link.bytes for link in rounds.ends.sent().values())
+        crossed = sum(link.bytes for link in rounds.ends.count_sent().values())
         others = tuple(rounds.ends.others)
         return MeetingsReport(others, rounds.steps, met, self.seconds, waited * bool(self.seconds), crossed)
 
@@ -293,4 +293,4 @@ def _same(one: Any, other: Any) -> bool:
 
 def sent_reports(rounds: Mapping[str, Meetings]) -> Mapping[str, LinkReport]:
     """What all clusters have sent so far, by the names of links."""
-    return {name: report for each in rounds.values() for name, report in each.ends.sent().items()}
+    return {name: report for each in rounds.values() for name, report in each.ends.count_sent().items()}

@@ -75,11 +75,11 @@ class Ends:
         """What the other clusters tell, each by its name."""
         return {cluster: self._receive_from(when, fragment, cluster) for cluster in self.others}
 
-    def give(self, worker: str, data: Bytes) -> None:
+    def send_start(self, worker: str, data: Bytes) -> None:
         """Before the first round: what another worker is to begin with."""
         self._send(self._key(0, 0, 0, self.worker, worker), data, data.nbytes)
 
-    def given(self, worker: str) -> Bytes:
+    def receive_start(self, worker: str) -> Bytes:
         """What this one is to begin with, from another worker."""
         return np.asarray(self._receive(self._key(0, 0, 0, worker, self.worker)))
 
@@ -117,7 +117,7 @@ class Ends:
         for mate in self.mates if self.leads else ():
             self._send(self._key(when, 0, len(self.firsts), self.worker, mate), data, data.nbytes)
 
-    def pushed(self, when: int, cluster: str, deadline: float) -> Bytes:
+    def receive_push(self, when: int, cluster: str, deadline: float) -> Bytes:
         """At the server: what a cluster has gone."""
         key = self._key(when, 0, self._place(cluster), self.firsts[cluster], self.worker)
         return np.asarray(self.links[key.source].receive(key, deadline))
@@ -138,7 +138,7 @@ class Ends:
     def _key(self, when: int, fragment: int, place: int, source: str, destination: str) -> Key:
         return Key("round", self.program, when, place, -1, fragment, source, destination)
 
-    def sent(self) -> Mapping[str, LinkReport]:
+    def count_sent(self) -> Mapping[str, LinkReport]:
         """What has gone to each other cluster so far, by the name of the link."""
         found = {}
         for cluster, first in self.others.items():

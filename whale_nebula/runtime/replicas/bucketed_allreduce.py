@@ -75,7 +75,7 @@ class Added:
         if key not in self._functions:
             self._functions[key] = self._with_sums(run.stage, piece, chosen, again)
         function, rest = self._functions[key]
-        with self.groups[run.stage].collectives.explained(f"the gradients of stage {run.stage}"):
+        with self.groups[run.stage].collectives.explain_failures(f"the gradients of stage {run.stage}"):
             results = function(*tensors, *before)
         self._put(run, chosen, results[len(rest) :])
         return dict(zip(rest, results, strict=False))

@@ -172,9 +172,7 @@ def _sheet(attachment: Attachment, seed: int | None, config: Config) -> dict[str
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "host": host_digest(attachment.run_id),
-        "results": config.results,
-        "weights": config.weights,
-        "inputs": {name: [form.dtype, list(form.shape)] for name, form in sorted(config.inputs.items())},
+        **config_sheet(config),
         "seed": seed,
         "launched": attachment.seed,
     }
@@ -198,6 +196,12 @@ _ALIKE = {
     "inputs": "every process traces the same step, by these forms of the inputs that it does not have",
 }
 """What every config of a run must say alike, and why."""
+
+
+def config_sheet(config: Config) -> dict[str, Any]:
+    """What is told of a config."""
+    forms = {name: [form.dtype, list(form.shape)] for name, form in sorted(config.inputs.items())}
+    return {"results": config.results, "weights": config.weights, "inputs": forms}
 
 
 def _agree_on_config(worker: str, own: Mapping[str, Any], told: Mapping[str, Mapping[str, Any]]) -> None:

@@ -155,7 +155,7 @@ class ActorStep(Runner):
         self.rates.add(step.clocks.lines.told)
         self.steps += 1
 
-    def _outcome(
+    def _report(
         self, step: OneStep, results: list[Any], seconds: float, links: Mapping[str, LinkReport], pace: Medians
     ) -> StepOutcome:
         counts = step.batch.rows
@@ -187,7 +187,7 @@ class ActorStep(Runner):
         once, guard = step.clocks.once, step.guard
         worker = OnceRun(self.compiled, step.batch, values, step.peers, clock=once, lazy=self.lazy)
         with once.computing("whole batch"):
-            step.batch = worker.weighed()
+            step.batch = worker.weigh()
         runs = {seat: self._stage_run(step, seat, values) for seat in step.clocks.stages}
         with guard.undone():
             with guard.once("part that is computed from the whole batch", 0), once.computing("whole batch"):

@@ -83,12 +83,12 @@ class Workshop:
         xla = (self._xla is not None and self._xla.takes(fragment)) or None
         traced = tf.function(body, input_signature=signature, autograph=False, jit_compile=xla)
         concrete = traced.get_concrete_function()
-        waits = self.sums.explained(fragment) if self.sums is not None and summed else None
+        waits = self.sums.explain_failures(fragment) if self.sums is not None and summed else None
         return Function(fragment, concrete, concrete.captured_inputs, waits)
 
     def _with_sums(self, fragment: Fragment, fetches: list[Any], marks: list[Any]) -> list[Any]:
         """What is fetched, once what stands for sums over replicas is summed."""
-        found = self.sums.summed(fragment, marks) if self.sums is not None and marks else {}
+        found = self.sums.add_up(fragment, marks) if self.sums is not None and marks else {}
         return [found.get(tensor.ref(), tensor) for tensor in fetches]
 
 

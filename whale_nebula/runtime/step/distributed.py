@@ -179,7 +179,7 @@ class DistributedStep(ActorStep):
         self.pace = _together(agreed, medians)
         known = replicas(self.compiled.cut, self.heard, len(counts))
         self._settle({self.session.worker: {"speeds": speeds, "stays": self.stays}, **agreed.result()})
-        outcome = self._outcome(step, results, seconds, links, self.pace)
+        outcome = self._report(step, results, seconds, links, self.pace)
         return replace(
             outcome,
             stages=_with(outcome.stages, known),

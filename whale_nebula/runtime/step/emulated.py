@@ -100,7 +100,7 @@ class EmulatedStep(ActorStep):
             raise
         seconds = clocks.seconds()
         self._measure(step)
-        return self._outcome(step, results, seconds, self._count_links(before, clocks), medians)
+        return self._report(step, results, seconds, self._count_links(before, clocks), medians)
 
     def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
         """Who waits for something at a link stops waiting."""

@@ -102,11 +102,11 @@ def refusing(name: str, variables: Iterable[Any], given: Sequence[Any], results:
     own = [variable for variable in variables if variable.trainable]
     handles = {id(variable.handle) for variable in own}
 
-    def asked(sources: frozenset[int] | None) -> None:
+    def answer(sources: frozenset[int] | None) -> None:
         if followed or sources is None or not handles.isdisjoint(sources):
             raise _refusal(name)
 
-    tf_private.tape_told(own, followed, [tensor for tensor in fresh if _differentiable(tensor)], asked)
+    tf_private.tape_told(own, followed, [tensor for tensor in fresh if _differentiable(tensor)], answer)
     return fresh
 
 
@@ -260,7 +260,7 @@ def engine(
     cut: Cut = run_passes(given).known("cut")
     xla = Xla(program.graph, program.stages) if jit else None
     copied = None if program.apart is None else of_clusters(program.apart, captured, run, name, models)
-    with contextlib.nullcontext() if run.alone else run.ledger.told():
+    with contextlib.nullcontext() if run.alone else run.ledger.tell_failures():
         if not run.alone:  # what this cluster reads, and what replicas add up, must be here, or nobody begins
             here = run.ledger.session.worker
             check_here(cut, here, layout.absent, given.where)
@@ -369,7 +369,7 @@ def _states(run: Run, captured: Captured) -> States:
     """What codecs remember of the model of a program."""
     run.models = run.models or Models()
     states = States(run.channels, run.models.number(captured.variables.values()))
-    states.forget(run.models.gone())
+    states.forget(run.models.find_gone())
     return states
 
 

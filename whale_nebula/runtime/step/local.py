@@ -70,7 +70,7 @@ def run_in_sequence(
     once: dict[Value, Any] = {}
     shelf = Shelf(Crossings(compiled.cut, compiled.cut.routing_by_cluster), [stage.cluster for stage in program.stages])
     worker = OnceRun(compiled, batch, once)
-    batch = worker.weighed()
+    batch = worker.weigh()
     runs = [StageRun(compiled, s, batch, shelf, once, Sums(program)) for s in range(len(program.stages))]
     if begun is not None:
         worker.gate = _gate(begun)

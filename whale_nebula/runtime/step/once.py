@@ -78,7 +78,7 @@ class OnceRun:
     _runs: Sequence[StageRun] = ()
     _got: set[Bundle] = field(default_factory=set)
 
-    def weighed(self) -> Batch:
+    def weigh(self) -> Batch:
         """The batch with the shares that nb.loss_weight gives its micro-batches, where it was used."""
         piece = self.compiled.weight
         if piece is None:

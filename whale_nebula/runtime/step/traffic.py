@@ -139,12 +139,12 @@ class Traffic:
             for each in self.cut.exchange:
                 rounds[each.phase, each.round][each.source, each.destination].append(each)
             self._rounds[counts] = tuple(
-                tuple(self._carried(*ends, each, counts) for ends, each in together.items())
+                tuple(self._sum_round(*ends, each, counts) for ends, each in together.items())
                 for together in rounds.values()
             )
         return self._rounds[counts]
 
-    def _carried(self, here: str, there: str, together: Sequence[Exchange], counts: tuple[int, ...]) -> Carried:
+    def _sum_round(self, here: str, there: str, together: Sequence[Exchange], counts: tuple[int, ...]) -> Carried:
         sizes = (self.exchanged.nbytes(each, counts) for each in together)
         what = tuple(dict.fromkeys(each.what for each in together))
         return Carried(self._line(here, there), sum(wire_bytes(size or 0) for size in sizes), what)

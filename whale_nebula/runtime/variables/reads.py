@@ -116,14 +116,14 @@ def _call_instead(hook: Plain, plain: Plain) -> Plain:
 
 
 def _read_whole(ledger: Ledger, model: Any, plain: Plain, *args: Any, **kwargs: Any) -> Any:
-    with ledger.gathered(_ids(model)):
+    with ledger.gather(_ids(model)):
         return plain(*args, **kwargs)
 
 
 def _write_whole(ledger: Ledger, writes_here: bool, plain: Plain, *args: Any, **kwargs: Any) -> None:
     """Gather the model and leave the file to the process of this host that writes it; it is there on return."""
-    with ledger.gathered():
-        with ledger.told():
+    with ledger.gather():
+        with ledger.tell_failures():
             if writes_here:
                 plain(*args, **kwargs)
         ledger.session.meet(f"the end of {plain.__name__}")
@@ -166,7 +166,7 @@ def _save(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
         return
     run = current_run()
     if run.writes_files:
-        with run.ledger.told():
+        with run.ledger.tell_failures():
             plain()
     else:
         callback.model.save_weights(tf_callbacks.backup_path(callback), overwrite=True)
@@ -181,7 +181,7 @@ def _begin(callback: Any, plain: Plain, logs: Any = None) -> None:
     run = current_run()
     session = run.ledger.session
     if run.writes_files:
-        with run.ledger.told():
+        with run.ledger.tell_failures():
             _restore(callback, plain, logs)
     session.meet("the restore of a backup")
     if not run.writes_files:
@@ -210,6 +210,6 @@ def _end(callback: Any, plain: Plain, logs: Any = None) -> None:
     session = run.ledger.session
     session.meet("the end of a fit with a backup")
     if run.writes_files:
-        with run.ledger.told():
+        with run.ledger.tell_failures():
             plain(logs)
     session.meet("the removal of a backup")

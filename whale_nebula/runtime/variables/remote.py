@@ -125,7 +125,7 @@ class Ledger:
         return Key("control", _CONTROL, number, 0, -1, slot, kept.holders[0], destination)
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
+    def tell_failures(self) -> Iterator[None]:
         """Around what others wait for, a file that one process writes: nobody waits for one that could not be."""
         try:
             yield
@@ -134,7 +134,7 @@ class Ledger:
             raise
 
     @contextlib.contextmanager
-    def gathered(self, only: Collection[int] | None = None) -> Iterator[None]:
+    def gather(self, only: Collection[int] | None = None) -> Iterator[None]:
         """Every process calls this at the same point; inside, each holds all variables (or those with these ids). Where
         that is so already, inside another one, nobody is asked.
         """
@@ -302,7 +302,7 @@ def save_own(
     path = own_path(filepath, cluster)
     if writes_here:
         variables = [kept.variable for kept in ledger.kept.values()]
-        with ledger.told(), blank(variables):
+        with ledger.tell_failures(), blank(variables):
             plain(path, *args, **kwargs)
             fill_in(path, variables, cluster)
     ledger.session.meet(f"the end of save_weights({os.fspath(filepath)!r})")
