@@ -57,14 +57,15 @@ class Crossing:
 
 
 class Lane(NamedTuple):
-    """The way of one micro-batch, as a plan fixes it: the replica that sends it (`seat`) and its host, how many other
-    stages read it on each host, and which of these hosts take it `packed` by the codec of its way. `name` is there
-    where the hosts are not always the same; `lead` is the first micro-batch of a step that goes this way, and `before`
-    the last one that went before it.
+    """The way of one micro-batch, as a plan fixes it: the replica that sends it (`seat`) and its host, those that read
+    it (`seats`, by stage), how many other stages read it on each host, and which of these hosts take it `packed` by the
+    codec of its way. `name` is there where the hosts are not always the same; `lead` is the first micro-batch of a step
+    that goes this way, and `before` the last one that went before it.
     """
 
     seat: Seat
     home: str
+    seats: Mapping[int, tuple[str, Seat]]
     readers: Mapping[str, int]
     packed: frozenset[str]
     name: str
@@ -136,13 +137,14 @@ class Crossings:
         name = f"{home}->{','.join(others)}" if moving else ""
         earlier = [m for m in range(micro_batch) if self._hosts(crossing, m) == (home, *others) or not name]
         first, last = (earlier[0], earlier[-1]) if earlier else (micro_batch, None)
-        readers = dict.fromkeys((self.routing.host(stage, micro_batch) for stage in crossing.readers), 0)
-        for stage in crossing.readers:
-            readers[self.routing.host(stage, micro_batch)] += stage != crossing.source
+        routing = self.routing
+        seats = {s: (routing.host(s, micro_batch), routing.seat(s, micro_batch)) for s in crossing.readers}
+        readers = dict.fromkeys((host for host, _ in seats.values()), 0)
+        for stage, (host, _) in seats.items():
+            readers[host] += stage != crossing.source
         takes = not crossing.way.plain or crossing.way.nonfinite == SKIP
         far = {host for host in others if takes and self.cluster(host) != self.cluster(home)}
-        seat = self.routing.seat(crossing.source, micro_batch)
-        return Lane(seat, home, readers, frozenset(far), name, first, last)
+        return Lane(routing.seat(crossing.source, micro_batch), home, seats, readers, frozenset(far), name, first, last)
 
     def lanes(self, crossing: Crossing) -> tuple[Lane, ...]:
         """Every lane of it, by its first micro-batch."""

@@ -93,7 +93,7 @@ class Post:
         """Take a value; the first stage of a host to ask for it waits at the link for all."""
         crossing = self.crossings.by_value[value]
         lane = self.crossings.lane(crossing, micro_batch)
-        host = self.channels.routing.host(stage, micro_batch)
+        host, seat = lane.seats[stage]
         place = host, value, micro_batch
         with self._changed:
             first = host != lane.home and place not in self._left
@@ -102,7 +102,7 @@ class Post:
             key = self._key(crossing, micro_batch, lane.home, host)
             came = self.links[host, lane.home].receive(key, self.patience)
             packed = host in lane.packed
-            made = self._unpack(crossing, lane, place, stage, came) if packed else tf.convert_to_tensor(came)
+            made = self._unpack(crossing, lane, place, seat, came) if packed else tf.convert_to_tensor(came)
             self._lay(lane, place, made)
         with self._changed:
             if place not in self._shelf:
@@ -127,13 +127,13 @@ class Post:
                 self._residues[place] = after
         return payload
 
-    def _unpack(self, crossing: Crossing, lane: Lane, taken: Place, stage: int, came: Any) -> Any:
+    def _unpack(self, crossing: Crossing, lane: Lane, taken: Place, seat: Seat, came: Any) -> Any:
         """The tensor for which that crossed."""
         host, _, micro_batch = taken
         end = self.channels.end(crossing, host, lane.name, out=False)
         place, ids = (host, crossing.tensor, micro_batch), crossing.ids and self._ids(crossing.ids, micro_batch)
         first = self.channels.training and micro_batch == lane.lead
-        with self._coding("decode", crossing, lane, taken, self.channels.routing.seat(stage, micro_batch)):
+        with self._coding("decode", crossing, lane, taken, seat):
             if isinstance(came, Packed) and self.rows and crossing.boundary is not None:
                 # a few bytes may unpack to any number of rows: refuse what has another number than the micro-batch
                 entries = self.channels.entries.get(crossing.tensor)

@@ -25,26 +25,6 @@ from whale_nebula.runtime.step.clock import Runner, StepOutcome
 from whale_nebula.transport.protocol import Link
 from whale_nebula.wire.message import build_message
 
-
-@dataclass
-class Since:
-    """Counts from the first meeting on: before it steps are traced, each in its own time."""
-
-    seconds: float = 0.0
-    _waited: float | None = None
-
-    def step(self, rounds: Meetings, seconds: float) -> MeetingsReport:
-        """Where a cluster stands with the others after one more step, which took so long."""
-        if self._waited is None and rounds.met >= rounds.fragments:
-            self._waited = rounds.waited
-        elif self._waited is not None:
-            self.seconds += seconds
-        met, waited = rounds.met / max(1, rounds.fragments), rounds.waited - (self._waited or 0.0)
-        crossed = sum(link.bytes for link in rounds.ends.count_sent().values())
-        others = tuple(rounds.ends.others)
-        return MeetingsReport(others, rounds.steps, met, self.seconds, waited * bool(self.seconds), crossed)
-
-
 _LEAVING = "LEAVING"
 
 
@@ -113,28 +93,25 @@ class LeavesTogether:
         return self.asked.after(self.program, steps)
 
 
-class Wrapper(Runner):
-    """Runs a step of its clusters by an `inner` runner, and what is due between the clusters after it."""
+@dataclass
+class BetweenClusters(Runner):
+    """Runs a step of its clusters by an `inner` runner, and what is due between the clusters after it. `make` gives the
+    rounds of each cluster that is here, at the first step.
+    """
 
     meets_clusters = True
-    inner: Runner
-
-    @property
-    def innermost(self) -> Runner:
-        """What runs the step of one cluster."""
-        return self.inner.innermost
-
-
-@dataclass
-class BetweenClusters(Wrapper):
-    """A step of clusters that train apart. `make` gives the rounds of each cluster that is here, at the first step."""
-
     inner: Runner
     leaves: Sequence[Leaf]
     sites: Sites
     make: Callable[[], Mapping[str, Meetings]]
     _sent: Mapping[str, LinkReport] = field(default_factory=dict)
-    _since: Since = field(default_factory=Since)
+    _seconds: float = 0.0
+    _waited: float | None = None
+
+    @property
+    def innermost(self) -> Runner:
+        """What runs the step of one cluster."""
+        return self.inner.innermost
 
     @cached_property
     def rounds(self) -> Mapping[str, Meetings]:
@@ -147,8 +124,21 @@ class BetweenClusters(Wrapper):
         """An outcome with what crossed between the clusters since the step before, and where this one stands."""
         before, self._sent = self._sent, sent_reports(self.rounds)
         links = {name: less(now, before.get(name)) for name, now in self._sent.items()}
-        meetings = self._since.step(self.rounds[cluster], seconds)
+        meetings = self._count_step(self.rounds[cluster], seconds)
         return replace(outcome, seconds=seconds, links={**outcome.links, **links}, meetings=meetings)
+
+    def _count_step(self, rounds: Meetings, seconds: float) -> MeetingsReport:
+        """Where a cluster stands with the others; time counts from the first meeting on, before which steps are traced,
+        each in its own time.
+        """
+        if self._waited is None and rounds.met >= rounds.fragments:
+            self._waited = rounds.waited
+        elif self._waited is not None:
+            self._seconds += seconds
+        met, waited = rounds.met / max(1, rounds.fragments), rounds.waited - (self._waited or 0.0)
+        crossed = sum(link.bytes for link in rounds.ends.count_sent().values())
+        others = tuple(rounds.ends.others)
+        return MeetingsReport(others, rounds.steps, met, self._seconds, waited * bool(self._seconds), crossed)
 
 
 @dataclass

@@ -15,7 +15,6 @@ from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.ir.cut import Cut, PhasePlan
 from whale_nebula.ir.integers import Shape
-from whale_nebula.ir.program import Stage
 from whale_nebula.ir.routing import Routing
 from whale_nebula.ir.sizes import Exchanged, fill_cut_sizes, is_sized
 from whale_nebula.passes.batch import lines_of
@@ -192,8 +191,13 @@ class LocalStep(Runner):
 
     @cached_property
     def _stages(self) -> Mapping[str, StageReport]:
-        """What every step says of its stages, which are not timed apart."""
-        return {stage.key: _untimed_report(stage) for stage in self.compiled.cut.program.stages}
+        """What every step says of its stages, which are not timed apart: of replicas only how many there are."""
+        return {
+            stage.key: StageReport(
+                cluster=stage.cluster, replicas=() if stage.replicas == 1 else None, copies=stage.replicas
+            )
+            for stage in self.compiled.cut.program.stages
+        }
 
     def _count_crossings(self, counts: tuple[int, ...], tensors: Sequence[Any]) -> _Crossed:
         """Free links carry what others would: counted, once for each way the batch is cut, and each form of it where
@@ -210,11 +214,6 @@ class LocalStep(Runner):
     @cached_property
     def _is_sized(self) -> bool:
         return is_sized(self.compiled.cut)
-
-
-def _untimed_report(stage: Stage) -> StageReport:
-    """Of a part of one function only its replicas can be counted."""
-    return StageReport(cluster=stage.cluster, replicas=() if stage.replicas == 1 else None, copies=stage.replicas)
 
 
 def count_casts(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mapping[str, BoundaryReport]:
