@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +22,7 @@ from whale_nebula.report.records import LinkReport, MeetingsReport
 from whale_nebula.runtime.local_sgd.topology import Meetings, Sites, seeds_of, sow
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step.clock import Runner, StepOutcome
-from whale_nebula.transport.protocol import Link
+from whale_nebula.transport.protocol import Link, LinkTotals
 from whale_nebula.wire.message import build_message
 
 _LEAVING = "LEAVING"
@@ -104,7 +104,7 @@ class BetweenClusters(Runner):
     leaves: Sequence[Leaf]
     sites: Sites
     make: Callable[[], Mapping[str, Meetings]]
-    _sent: Mapping[str, LinkReport] = field(default_factory=dict)
+    _sent: Mapping[str, LinkTotals] = field(default_factory=dict)
     _seconds: float = 0.0
     _waited: float | None = None
 
@@ -117,13 +117,14 @@ class BetweenClusters(Runner):
     def rounds(self) -> Mapping[str, Meetings]:
         """Those of each cluster that is here, made together with the other clusters at the first step."""
         made = self.make()
-        self._sent = sent_reports(made)
+        self._sent = count_sent(made)
         return made
 
     def report(self, outcome: StepOutcome, cluster: str, seconds: float) -> StepOutcome:
         """An outcome with what crossed between the clusters since the step before, and where this one stands."""
-        before, self._sent = self._sent, sent_reports(self.rounds)
-        links = {name: less(now, before.get(name)) for name, now in self._sent.items()}
+        before, self._sent = self._sent, count_sent(self.rounds)
+        since = {name: now - before.get(name, LinkTotals()) for name, now in self._sent.items()}
+        links = {name: LinkReport(*astuple(sent)) for name, sent in since.items()}
         meetings = self._count_step(self.rounds[cluster], seconds)
         return replace(outcome, seconds=seconds, links={**outcome.links, **links}, meetings=meetings)
 
@@ -183,15 +184,6 @@ def own_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], sites: Sites, clust
     sites.rows(cluster, rows_of(leaves, tensors))  # refuses rows that are not enough, or not as many in each input
     cut = (leaf.batched and not isinstance(each, Missing) for leaf, each in zip(leaves, tensors, strict=True))
     return [slice_rows(each, sites.rows, cluster) if own else each for each, own in zip(tensors, cut, strict=True)]
-
-
-def less(now: LinkReport, before: LinkReport | None) -> LinkReport:
-    """What has gone since."""
-    was = before or LinkReport()
-    return LinkReport(
-        now.payload_bytes - was.payload_bytes, now.bytes - was.bytes, now.raw_bytes - was.raw_bytes,
-        now.frames - was.frames,
-    )  # fmt: skip
 
 
 @dataclass
@@ -281,6 +273,6 @@ def _same(one: Any, other: Any) -> bool:
     return bool(np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
 
 
-def sent_reports(rounds: Mapping[str, Meetings]) -> Mapping[str, LinkReport]:
+def count_sent(rounds: Mapping[str, Meetings]) -> Mapping[str, LinkTotals]:
     """What all clusters have sent so far, by the names of links."""
-    return {name: report for each in rounds.values() for name, report in each.ends.count_sent().items()}
+    return {name: totals for each in rounds.values() for name, totals in each.ends.count_sent().items()}

@@ -21,11 +21,10 @@ from whale_nebula.codec.way import Way
 from whale_nebula.errors import ConfigError
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import Apart, Program
-from whale_nebula.report.records import LinkReport
 from whale_nebula.runtime.run import Run
 from whale_nebula.schedule.rounds import GRAIN, shared_out
 from whale_nebula.scopes.identity import LOCAL
-from whale_nebula.transport.protocol import Key, Link
+from whale_nebula.transport.protocol import Key, Link, LinkTotals
 from whale_nebula.wire.tensor import Bytes
 
 PROGRAMS = 1 << 20
@@ -138,14 +137,9 @@ class Ends:
     def _key(self, when: int, fragment: int, place: int, source: str, destination: str) -> Key:
         return Key("round", self.program, when, place, -1, fragment, source, destination)
 
-    def count_sent(self) -> Mapping[str, LinkReport]:
+    def count_sent(self) -> Mapping[str, LinkTotals]:
         """What has gone to each other cluster so far, by the name of the link."""
-        found = {}
-        for cluster, first in self.others.items():
-            totals = self.links[first].totals()
-            report = LinkReport(totals.payload_bytes, totals.bytes, totals.raw_bytes, totals.frames)
-            found[f"{self.cluster}->{cluster}"] = report
-        return found
+        return {f"{self.cluster}->{cluster}": self.links[first].totals() for cluster, first in self.others.items()}
 
 
 class Sites(NamedTuple):
