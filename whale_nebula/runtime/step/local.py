@@ -15,6 +15,7 @@ from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.ir.cut import Cut, PhasePlan
 from whale_nebula.ir.integers import Shape
+from whale_nebula.ir.program import Leaf
 from whale_nebula.ir.routing import Routing
 from whale_nebula.ir.sizes import Exchanged, fill_cut_sizes, is_sized
 from whale_nebula.passes.batch import lines_of
@@ -133,16 +134,13 @@ def one_function(compiled: Compiled, counts: Sequence[int], begun: tf.Variable) 
         begun.assign(NOT_BEGUN)
         return run_in_sequence(compiled, cut(leaves, tensors, counts), begun=begun)
 
-    signature = [
-        tf.TensorSpec(_micro_batch_shape(leaf.spec.shape, leaf.batched, counts), leaf.spec.dtype) for leaf in leaves
-    ]
-    return tf.function(step, input_signature=signature, autograph=False).get_concrete_function()
+    def spec(leaf: Leaf) -> tf.TensorSpec:
+        shape = leaf.spec.shape
+        if shape is not None and leaf.batched and len(counts) > 1:
+            shape = (sum(counts), *shape[1:])
+        return tf.TensorSpec(shape, leaf.spec.dtype)
 
-
-def _micro_batch_shape(shape: tuple[int | None, ...] | None, batched: bool, counts: Sequence[int]) -> Any:
-    if shape is None or not batched or len(counts) == 1:
-        return shape
-    return (sum(counts), *shape[1:])
+    return tf.function(step, input_signature=[spec(leaf) for leaf in leaves], autograph=False).get_concrete_function()
 
 
 _Crossed = tuple[Mapping[str, LinkReport], Mapping[str, BoundaryReport]]

@@ -206,14 +206,13 @@ def _pace(phase: PhasePlan, stages: int, medians: Medians) -> Pace | None:
     compute = max(sum(medians.get(f"{phase.index}.{stage}.{kind}", 0.0) for kind in kinds) for stage in range(stages))
     if compute <= 0.0:
         return None
-    trips = tuple(_trip(phase.index, stage, medians) for stage in range(stages - 1))
-    held = max(medians.get(f"{phase.index}.{stage}{_FIRST}held", 0.0) for stage in range(stages))
+
+    def first(stage: int, what: str) -> float:
+        return medians.get(f"{phase.index}.{stage}{_FIRST}{what}", 0.0)
+
+    trips = tuple(first(stage, "away") - first(stage + 1, "kept") for stage in range(stages - 1))
+    held = max(first(stage, "held") for stage in range(stages))
     return Pace(compute, trips, held).cautious
-
-
-def _trip(phase: int, stage: int, medians: Medians) -> float:
-    away = medians.get(f"{phase}.{stage}{_FIRST}away", 0.0)
-    return away - medians.get(f"{phase}.{stage + 1}{_FIRST}kept", 0.0)
 
 
 _RECENT = 10  # steps

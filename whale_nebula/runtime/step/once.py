@@ -169,17 +169,13 @@ class OnceRun:
         for bundle in self.compiled.bundles[phase.index]:
             due = before is None or bundle.round < before
             if due and bundle not in got and bundle.destination == self.compiled.worker:
-                if self.lazy and before is None and self._is_returned_late(phase, bundle):
+                if self.lazy and before is None and phase is self.compiled.cut.phases[-1] and bundle.specs[0].scalar:
                     tensors = self.peers.later(bundle)
                 else:
                     with self.clock.exchanging(phase.index):
                         tensors = self.peers.receive(bundle)
                 self.once.update(zip((crossing.value for crossing in bundle.crossings), tensors, strict=True))
                 got.add(bundle)
-
-    def _is_returned_late(self, phase: PhasePlan, bundle: Bundle) -> bool:
-        """Whether it is numbers that nothing waits for any more, as the last update is done."""
-        return phase is self.compiled.cut.phases[-1] and bundle.specs[0].scalar
 
     def _run(self, piece: Piece, gradients: Mapping[Value, Any]) -> None:
         tensors = [self._take(feed, gradients) for feed in piece.feeds]

@@ -173,20 +173,17 @@ class Wires(Peers):
     # ------------------------------------------------------------------ what is made of it
     def _take(self, run: StageRun, each: ReplicaMessage, heard: Mapping[str, dict[int, Any]]) -> None:
         if each.kind == "numbers":
-            self._numbers_of(run, each, heard)
+            for mate, turns in self._turns(run).items():
+                found = iter(unpack_scalars(heard[mate][-1], each.specs * len(turns)) if turns else ())
+                for m in turns:
+                    for value in each.values:
+                        run.kept.setdefault(value, {})[m] = next(found)
         elif each.kind == "tensor":
             every = {m: tf.convert_to_tensor(tensor) for theirs in heard.values() for m, tensor in theirs.items()}
             run.kept[each.values[0]] = every
         else:
             values = [tf.convert_to_tensor(theirs[-1]) for theirs in heard.values() if theirs]
             self.variables[each.path].assign(tf.cast(sum_in_order(values) / len(values), values[0].dtype))
-
-    def _numbers_of(self, run: StageRun, each: ReplicaMessage, heard: Mapping[str, dict[int, Any]]) -> None:
-        for mate, turns in self._turns(run).items():
-            found = iter(unpack_scalars(heard[mate][-1], each.specs * len(turns)) if turns else ())
-            for m in turns:
-                for value in each.values:
-                    run.kept.setdefault(value, {})[m] = next(found)
 
     def _turns(self, run: StageRun) -> Mapping[str, tuple[int, ...]]:
         """The micro-batches that each replica of a stage took, by its worker, the first replica's first."""

@@ -51,14 +51,10 @@ class Look:
             for key, took in _pieces(clocks):
                 self._seen[key].append(took)
         if steps % EVERY == _STEPS:
-            self.told = dict(self._sum_phases())
-
-    def _sum_phases(self) -> Iterator[tuple[str, float]]:
-        """All that a micro-batch costs a stage, phase by phase."""
-        found: defaultdict[int, float] = defaultdict(float)
-        for (stage, _, _), many in self._seen.items():
-            found[stage] += median(many)
-        yield from ((str(stage), round(took, 6)) for stage, took in sorted(found.items()))
+            found: defaultdict[int, float] = defaultdict(float)
+            for (stage, _, _), many in self._seen.items():  # all that a micro-batch costs it, phase by phase
+                found[stage] += median(many)
+            self.told = {str(stage): round(took, 6) for stage, took in sorted(found.items())}
 
 
 def _pieces(clocks: Clocks) -> Iterator[tuple[tuple[int, int, str], float]]:
