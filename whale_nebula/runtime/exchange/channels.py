@@ -17,7 +17,7 @@ from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.exchange.auto import Auto, Direction
 from whale_nebula.runtime.exchange.crossing import SKIP, Crossing, Crossings
 from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
-from whale_nebula.runtime.exchange.state import Said, States, Tally
+from whale_nebula.runtime.exchange.state import States, StepLines, Tally
 from whale_nebula.spec import Value
 
 
@@ -86,13 +86,13 @@ class Channels:
                     key = self.crossings.state_key(each, lane.home, lane.name, out=True)
                     yield Direction(each.label, key, each.way, each.spec, links)
 
-    def lines_of(self, tally: Tally) -> Said:
+    def lines_of(self, tally: Tally) -> StepLines:
         """What is to be said of a step. Of one that is left out nothing has changed."""
         out, notes = tally.left_out, tally.notes()
         changes = () if out else tally.changes()
         fresh = [note for note in notes if note not in self._said]
         self._said.update(fresh)
-        return Said((*changes, *fresh), (*changes, *notes, *([f"left out: {out}"] if out else [])), out)
+        return StepLines((*changes, *fresh), (*changes, *notes, *([f"left out: {out}"] if out else [])), out)
 
     def boundaries(self) -> tuple[Boundary, ...]:
         """Those of the plan, as they crossed in the last step: on a ramp, and where the line decides."""

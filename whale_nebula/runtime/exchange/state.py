@@ -131,7 +131,7 @@ class Residue:
     taken: bool = False
 
 
-class Said(NamedTuple):
+class StepLines(NamedTuple):
     """Lines about a step: those that are new, for the log, all of them, for its report, and why it was left out."""
 
     fresh: tuple[str, ...] = ()

@@ -30,7 +30,7 @@ class Run(Protocol):
 
 
 @dataclass
-class Added:
+class BucketedAllReduce:
     """The groups of replicas, by stage; a group calls its sums by the number of the program."""
 
     cut: Cut
@@ -122,7 +122,7 @@ class Added:
         return tuple(axis for axis in shape if axis is not None)
 
 
-def find_groups(compiled: Compiled, collectives: Collectives | None, program: int) -> Added | None:
+def find_groups(compiled: Compiled, collectives: Collectives | None, program: int) -> BucketedAllReduce | None:
     """The groups that this worker is in; None where TensorFlow's collectives are not to be had."""
     found = groups(compiled.cut, compiled.worker, collectives, f"program {program}")
-    return Added(compiled.cut, found, program) if found else None
+    return BucketedAllReduce(compiled.cut, found, program) if found else None

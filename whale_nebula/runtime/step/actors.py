@@ -27,7 +27,7 @@ from whale_nebula.report.records import LinkReport
 from whale_nebula.runtime.exchange.channels import Channels
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.exchange.state import States
-from whale_nebula.runtime.replicas.bucketed_allreduce import Added
+from whale_nebula.runtime.replicas.bucketed_allreduce import BucketedAllReduce
 from whale_nebula.runtime.step.clock import Clocks, LineClock, Runner, StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.gradients import Sums
@@ -107,7 +107,7 @@ class ActorStep(Runner):
     lazy: bool = False
     steps: int = 0
     clocks: Clocks | None = None
-    adder: Added | None = None
+    adder: BucketedAllReduce | None = None
     looked_at: bool = False
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
 

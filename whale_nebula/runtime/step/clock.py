@@ -31,7 +31,7 @@ from whale_nebula.report.records import (
     StageReport,
     busiest,
 )
-from whale_nebula.runtime.exchange.state import Said
+from whale_nebula.runtime.exchange.state import StepLines
 from whale_nebula.transport.protocol import Key, Link
 
 annotation = tf.profiler.experimental.Trace
@@ -238,6 +238,6 @@ class StepOutcome:
     basis: Basis | None = None
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
     boundaries: Mapping[str, BoundaryReport] = field(default_factory=dict)
-    said: Said = field(default_factory=Said)
+    said: StepLines = field(default_factory=StepLines)
     notes: tuple[str, ...] = ()
     meetings: MeetingsReport | None = None

@@ -34,7 +34,7 @@ from whale_nebula.report.records import StageReport
 from whale_nebula.report.report import Report
 from whale_nebula.runtime.exchange.channels import Models
 from whale_nebula.runtime.exchange.crossing import Crossings, has_codecs
-from whale_nebula.runtime.exchange.state import Said, States
+from whale_nebula.runtime.exchange.state import States, StepLines
 from whale_nebula.runtime.local_sgd.clusters import OfClusters, of_clusters
 from whale_nebula.runtime.replicas.collectives import replica_sums
 from whale_nebula.runtime.run import Run, current_run
@@ -203,7 +203,7 @@ class Engine:
             self.runner, self.without_xla = self.without_xla(), None
             return self.runner.run(tensors)
 
-    def _log(self, said: Said) -> None:
+    def _log(self, said: StepLines) -> None:
         """What both sides of a boundary say of a step, each in its own log."""
         for line in said.fresh:
             _LOG.info("%s: step %d of %r, %s", self.worker, self.steps, self.name, line)

@@ -14,7 +14,7 @@ from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.exchange import Bundle, ReplicaMessage, shared_parts
 from whale_nebula.passes.replicas import sums_of
-from whale_nebula.runtime.replicas.bucketed_allreduce import Added
+from whale_nebula.runtime.replicas.bucketed_allreduce import BucketedAllReduce
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.gradients import sum_in_order
 from whale_nebula.runtime.step.results import Later
@@ -58,7 +58,7 @@ class Wires(Peers):
     patience: float
     promises: Executor
     variables: Mapping[str, Any]
-    adder: Added | None = None
+    adder: BucketedAllReduce | None = None
 
     def _key(self, kind: str, phase: int, slot: int, source: str, destination: str, micro_batch: int = -1) -> Key:
         return Key(cast(KeyKind, kind), self.program, self.step, phase, micro_batch, slot, source, destination)

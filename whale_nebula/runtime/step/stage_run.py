@@ -16,7 +16,7 @@ from whale_nebula.feed.batch import Batch
 from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import GradientPart
 from whale_nebula.passes.exchange import ReplicaMessage
-from whale_nebula.runtime.replicas.bucketed_allreduce import Added
+from whale_nebula.runtime.replicas.bucketed_allreduce import BucketedAllReduce
 from whale_nebula.runtime.step.clock import StageClock
 from whale_nebula.runtime.step.compiled import Compiled, Feed, Piece
 from whale_nebula.runtime.step.gradients import Sums
@@ -49,7 +49,7 @@ class StageRun:
     sums: Sums
     clock: StageClock = field(default_factory=StageClock)
     turns: Sequence[int] = ()
-    adder: Added | None = None
+    adder: BucketedAllReduce | None = None
     looked_at: bool = False
     added: set[ReplicaMessage] = field(default_factory=set)
     local: dict[int, dict[Value, Any]] = field(default_factory=dict)
