@@ -49,7 +49,7 @@ class LocalGroup:
         return range(self.count)
 
     def sum(self, tensors: Tensors) -> Tensors:
-        """BucketedAllReduce in the order of the devices."""
+        """Added in the order of the devices."""
         return [tf.add_n(tensors)] * self.count
 
     def maximum(self, tensors: Tensors) -> Tensors:
