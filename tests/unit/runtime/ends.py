@@ -37,9 +37,9 @@ class Pair:
         there = self.there if isinstance(self.there, Way) else parse_way(self.there)
         back = parse_way(self.back).returned
         self.out = Outgoing(THERE, f"a->b{AT}a", there, self.here, limit=self.limit)
-        self.into = Incoming(THERE, f"a->b{AT}b, incoming", there, self.away, limit=self.limit, dtype="float32")
+        self.into = Incoming(THERE, f"a->b{AT}b, incoming", there, self.away, limit=self.limit)
         self.returned = Outgoing(BACK, f"a->b gradient{AT}b", back, self.away, back=True)
-        self.taken = Incoming(BACK, f"a->b gradient{AT}a, incoming", back, self.here, back=True, dtype="float32")
+        self.taken = Incoming(BACK, f"a->b gradient{AT}a, incoming", back, self.here, back=True)
 
     def send(self, x: Any, at: At, rows: Any = None, ids: Any = None) -> Any:
         """What crosses for a tensor."""
@@ -64,6 +64,7 @@ class Pair:
 
     def measure(self, x: Any, rows: Any = None, gradient: Any = None) -> tuple[BoundaryReport, np.ndarray]:
         """A step of one micro-batch: what is told of what was sent last, and what the other side has."""
+        self.into.dtype = self.taken.dtype = "float32"
         self.tally, step, self.steps = Tally(), self.steps, self.steps + 1
         made = self.cross(x, step, rows=rows, training=self.training)
         if gradient is None:

@@ -161,6 +161,7 @@ def fast_stages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_auto_takes_what_a_slow_line_needs_and_says_so(fast_stages: None) -> None:
+    nb.shutdown()
     with nb.init(links="2mbit,0ms"):
         lesson = Lesson(codec="auto")
         lesson.run(X, X, X, X)
