@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,6 @@ import whale_nebula as nb
 from tests.unit.runtime.test_replicas import X, Y, close, model, trained
 
 LINE = "1gbit,0ms"
-
-
-@pytest.fixture(autouse=True)
-def no_run() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def config(*speeds: float) -> dict[str, Any]:
