@@ -85,5 +85,5 @@ def test_an_order_is_a_part_of_the_plan_and_of_its_file(tmp_path: Path) -> None:
     found[0].save(tmp_path / "plan.json")
     again = nb.Plan.load(tmp_path / "plan.json")
     assert again.stages["c1"].order == (1, 0, 1) and again.difference(found[0]) is None
-    assert found[1].difference(again) == ("the order of the replicas of stage 'c1' is the plain one here, 1 0 1 there")
+    assert (found[1].difference(again) or "").endswith("in 2 replicas, in the order 1 0 1 there")
     assert found[1].to_text().count("replicas take") == 0
