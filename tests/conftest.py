@@ -89,11 +89,11 @@ def fixed_seeds() -> None:
 
 
 @pytest.fixture(autouse=True)
-def closed_run(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test opens its own run. Loads nothing that the test does not; unit tests close theirs themselves."""
-    if not request.node.nodeid.startswith(LONG):
-        yield
-        return
+def closed_run() -> Iterator[None]:
+    """Every test begins without a run, and leaves none. Loads nothing that the test does not.
+
+    A module whose tests look at one run gives a fixture of this name that does nothing.
+    """
     _shut_down()
     yield
     _shut_down()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from whale_nebula.errors import NebulaError, RemoteProtocolError
-from whale_nebula.runtime.local_sgd.shutdown import Asked
+from whale_nebula.runtime.local_sgd.step import Asked
 from whale_nebula.runtime.session.rendezvous import _agree_on_config, _agree_on_seed
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step.distributed import hear

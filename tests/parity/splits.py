@@ -134,7 +134,7 @@ def dropping(split: Split) -> Outcome:
     with split.cut.program(), split.cut.at(0), split.along(-1):
         hidden = layers.Embedding(WORDS, 8)(inputs)
         hidden = layers.Dropout(0.4, seed=1)(hidden)
-        hidden = layers.BatchNormalization()(layers.Dense(8)(hidden))
+        hidden = layers.BatchNormalization()(layers.Dense(8, use_bias=False)(hidden))
         outputs = layers.Dense(4)(layers.GlobalAveragePooling1D()(hidden))
     model = keras.Model(inputs, outputs)
     model.compile(optimizer(), "mse", metrics=["mae"])

@@ -1,6 +1,7 @@
 """Runs the same step uncut and by a plan, from the same seeds, and holds the two against each other."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,16 @@ class Cut:
 
 
 Build = Callable[[Cut], tuple[Any, list[Any]]]
+
+
+def of(step: Callable[..., Any]) -> Build:
+    """A step of a cut, of two square matrices, and of its inputs."""
+
+    def build(cut: Cut) -> tuple[Any, list[Any]]:
+        variables = matrices()
+        return cut.function(functools.partial(step, cut, variables)), variables
+
+    return build
 
 
 def run(build: Build, cut: Cut, batches: list[tuple[Any, ...]]) -> Outcome:
@@ -116,11 +127,11 @@ def _normal() -> Callable[..., np.ndarray]:
     return normal
 
 
+def matrices(count: int = 2, width: int = 4) -> list[tf.Variable]:
+    return [tf.Variable(normal(width, width, seed=90 + n) * 0.5, name=f"w{n}") for n in range(count)]
+
+
 @pytest.fixture
 def weights() -> Callable[..., list[tf.Variable]]:
     """Square matrices as variables."""
-
-    def make(count: int = 2, width: int = 4) -> list[tf.Variable]:
-        return [tf.Variable(normal(width, width, seed=90 + n) * 0.5, name=f"w{n}") for n in range(count)]
-
-    return make
+    return matrices

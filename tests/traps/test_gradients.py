@@ -9,52 +9,40 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.traps.conftest import Cut
+from tests.traps.conftest import Cut, of
 from whale_nebula.errors import BatchCoupledError, StageFailedError
 
 layers = keras.layers
 MICRO = pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 3])
 
 
-def two_stages(ask: Callable[[Any, Any, Any, list[tf.Variable]], Any], weights: Any) -> Callable[[Cut], Any]:
+def two_stages(ask: Callable[[Any, Any, Any, list[tf.Variable]], Any]) -> Callable[[Cut], Any]:
     """A step of two stages; `ask(tape, outputs, loss, variables)` gives what it returns."""
 
-    def build(cut: Cut) -> Any:
-        variables = weights()
+    def step(cut: Cut, variables: Any, x: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            with cut.at("a"):
+                hidden = tf.tanh(x @ variables[0])
+            with cut.at("b"):
+                outputs = hidden @ variables[1]
+            loss = tf.reduce_mean(outputs**2)
+        return ask(tape, outputs, loss, variables)
 
-        @cut.function
-        def step(x: Any) -> Any:
-            with tf.GradientTape() as tape, cut.program():
-                with cut.at("a"):
-                    hidden = tf.tanh(x @ variables[0])
-                with cut.at("b"):
-                    outputs = hidden @ variables[1]
-                loss = tf.reduce_mean(outputs**2)
-            return ask(tape, outputs, loss, variables)
-
-        return step, variables
-
-    return build
+    return of(step)
 
 
 @MICRO
 def test_the_gradient_of_an_input(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
-    def build(cut: Cut) -> Any:
-        variables = weights()
+    def step(cut: Cut, variables: Any, x: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            tape.watch(x)
+            with cut.at("a"):
+                hidden = tf.tanh(x @ variables[0])
+            with cut.at("b"):
+                loss = tf.reduce_mean((hidden @ variables[1] + x) ** 2)
+        return tape.gradient(loss, [x, variables[0]])
 
-        @cut.function
-        def step(x: Any) -> Any:
-            with tf.GradientTape() as tape, cut.program():
-                tape.watch(x)
-                with cut.at("a"):
-                    hidden = tf.tanh(x @ variables[0])
-                with cut.at("b"):
-                    loss = tf.reduce_mean((hidden @ variables[1] + x) ** 2)
-            return tape.gradient(loss, [x, variables[0]])
-
-        return step, variables
-
-    same(build, (normal(7, 4),), (normal(7, 4, seed=1),), micro=micro)
+    same(of(step), (normal(7, 4),), (normal(7, 4, seed=1),), micro=micro)
 
 
 @MICRO
@@ -67,37 +55,31 @@ def test_unconnected_gradients(same: Any, normal: Any, weights: Any, micro: int,
             raise AssertionError(found)
         return [gradient for gradient in found if gradient is not None]
 
-    same(two_stages(ask, weights), (normal(6, 4),), micro=micro)
+    same(two_stages(ask), (normal(6, 4),), micro=micro)
 
 
 @MICRO
 def test_ops_outside_the_block_are_not_followed(same: Any, normal: Any, weights: Any, micro: int) -> None:
     """The regulariser is computed before the tape opens: the loss has it, the gradient has not."""
 
-    def build(cut: Cut) -> Any:
-        variables = weights()
-
-        @cut.function
-        def step(x: Any) -> Any:
-            with cut.program():
+    def step(cut: Cut, variables: Any, x: Any) -> Any:
+        with cut.program():
+            with cut.at("a"):
+                before = tf.tanh(x @ variables[0])
+            with tf.GradientTape() as tape:
                 with cut.at("a"):
-                    before = tf.tanh(x @ variables[0])
-                with tf.GradientTape() as tape:
-                    with cut.at("a"):
-                        hidden = tf.sin(x @ variables[0]) + before
-                    with cut.at("b"):
-                        outputs = hidden @ variables[1]
-                    loss = tf.reduce_mean(outputs**2)
-            return loss, tape.gradient(loss, variables)
+                    hidden = tf.sin(x @ variables[0]) + before
+                with cut.at("b"):
+                    outputs = hidden @ variables[1]
+                loss = tf.reduce_mean(outputs**2)
+        return loss, tape.gradient(loss, variables)
 
-        return step, variables
-
-    same(build, (normal(6, 4),), micro=micro)
+    same(of(step), (normal(6, 4),), micro=micro)
 
 
 def test_a_plain_tape_answers_once(normal: Any, weights: Any) -> None:
     """TensorFlow's own error, in its own words."""
-    build = two_stages(lambda tape, outputs, loss, v: [tape.gradient(loss, v[0]) for _ in range(2)], weights)
+    build = two_stages(lambda tape, outputs, loss, v: [tape.gradient(loss, v[0]) for _ in range(2)])
     with pytest.raises(RuntimeError, match="non-persistent"):
         build(Cut())[0](normal(4, 4))
 
@@ -106,24 +88,18 @@ def test_a_plain_tape_answers_once(normal: Any, weights: Any) -> None:
 def test_stop_gradient_on_the_whole_boundary(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
     """Then nothing crosses back, and the first stage has no backward."""
 
-    def build(cut: Cut) -> Any:
-        variables = weights()
+    def step(cut: Cut, variables: Any, x: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            with cut.at("a"):
+                hidden = tf.tanh(x @ variables[0])
+            with cut.at("b"):
+                loss = tf.reduce_mean((tf.stop_gradient(hidden) @ variables[1]) ** 2)
+        found = tape.gradient(loss, variables)
+        if found[0] is not None:
+            raise AssertionError("a stopped gradient arrived")
+        return loss, found[1]
 
-        @cut.function
-        def step(x: Any) -> Any:
-            with tf.GradientTape() as tape, cut.program():
-                with cut.at("a"):
-                    hidden = tf.tanh(x @ variables[0])
-                with cut.at("b"):
-                    loss = tf.reduce_mean((tf.stop_gradient(hidden) @ variables[1]) ** 2)
-            found = tape.gradient(loss, variables)
-            if found[0] is not None:
-                raise AssertionError("a stopped gradient arrived")
-            return loss, found[1]
-
-        return step, variables
-
-    same(build, (normal(7, 4),), micro=micro)
+    same(of(step), (normal(7, 4),), micro=micro)
 
 
 @MICRO
@@ -136,7 +112,7 @@ def test_numbers_that_only_the_user_reads(same: Any, normal: Any, weights: Any, 
         mean = tf.sqrt(tf.reduce_mean(outputs**2))
         return tf.shape(outputs)[0], tf.shape(outputs), tf.size(outputs), checked, mean, gradients
 
-    same(two_stages(ask, weights), (normal(7, 4),), micro=micro)
+    same(two_stages(ask), (normal(7, 4),), micro=micro)
 
 
 def test_what_is_asserted_of_a_number_leaves_no_trace(normal: Any, weights: Any, runner: str) -> None:
@@ -277,7 +253,7 @@ def test_recompute_gives_the_same_gradients(same: Any, normal: Any, weights: Any
             variable.assign_sub(0.1 * gradient)
         return loss, gradients
 
-    same(two_stages(ask, weights), (normal(7, 4),), (normal(7, 4, seed=1),), micro=micro, recompute=True)
+    same(two_stages(ask), (normal(7, 4),), (normal(7, 4, seed=1),), micro=micro, recompute=True)
 
 
 @MICRO
@@ -436,19 +412,13 @@ def test_a_loss_counts_as_it_was_folded(same: Any, normal: Any, weights: Any, mi
         "two": lambda rows, w: tf.reduce_mean(rows) + 0.1 * tf.reduce_sum(rows * w) / (tf.reduce_sum(w) + 1.0),
     }
 
-    def build(cut: Cut) -> Any:
-        variables = weights()
+    def step(cut: Cut, variables: Any, x: Any, w: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            with cut.at("a"):
+                hidden = tf.tanh(x @ variables[0])
+            with cut.at("b"):
+                rows = tf.reduce_sum((hidden @ variables[1]) ** 2, axis=1)
+            loss = losses[fold](rows, w)
+        return loss, tape.gradient(loss, variables)
 
-        @cut.function
-        def step(x: Any, w: Any) -> Any:
-            with tf.GradientTape() as tape, cut.program():
-                with cut.at("a"):
-                    hidden = tf.tanh(x @ variables[0])
-                with cut.at("b"):
-                    rows = tf.reduce_sum((hidden @ variables[1]) ** 2, axis=1)
-                loss = losses[fold](rows, w)
-            return loss, tape.gradient(loss, variables)
-
-        return step, variables
-
-    same(build, (normal(7, 4), np.array([1, 5, 2, 0.5, 7, 1, 3], "float32")), micro=micro)
+    same(of(step), (normal(7, 4), np.array([1, 5, 2, 0.5, 7, 1, 3], "float32")), micro=micro)

@@ -10,7 +10,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -350,37 +350,19 @@ def test_importing_the_light_packages_loads_no_tensorflow(tmp_path: Path) -> Non
     assert (done.returncode, done.stdout.strip()) == (0, "")
 
 
-class TestTheTestItself:
-    """Each rule finds what it is for, and leaves alone what it is not for."""
-
-    @pytest.mark.parametrize(
-        "source",
-        [
+RULES = [
+    *(
+        (upward, "whale_nebula.wire.frame", source, 1)
+        for source in (
             "from whale_nebula.runtime.run import Run",
             "from whale_nebula import runtime",
             "def f():\n    import whale_nebula.cli.main",
-        ],
-    )
-    def test_imports_of_a_layer_above_are_found(self, source: str) -> None:
-        assert len(upward(Module.parse("whale_nebula.wire.frame", source))) == 1
-
-    def test_imports_for_type_checkers_are_none(self) -> None:
-        source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from whale_nebula.runtime.run import Run"
-        assert upward(Module.parse("whale_nebula.wire.frame", source)) == []
-
-    def test_a_circle_is_found(self) -> None:
-        sources = {
-            "whale_nebula.ir.a": "from whale_nebula.ir.b import x",
-            "whale_nebula.ir.b": "def f():\n    from whale_nebula.ir import c",
-            "whale_nebula.ir.c": "import whale_nebula.ir.a",
-            "whale_nebula.ir.d": "from whale_nebula.ir.a import y",
-        }
-        known = {name: Module.parse(name, text) for name, text in sources.items()}
-        assert circles(known) == [["whale_nebula.ir.a", "whale_nebula.ir.b", "whale_nebula.ir.c"]]
-
-    @pytest.mark.parametrize(
-        "source",
-        [
+        )
+    ),
+    (upward, "whale_nebula.wire.frame", "if TYPE_CHECKING:\n    from whale_nebula.runtime.run import Run", 0),
+    *(
+        (bans, "whale_nebula.thing", source, 1)
+        for source in (
             "assert True",
             "print('x')",
             "import pickle",
@@ -395,39 +377,43 @@ class TestTheTestItself:
             "import yaml; yaml.load('')",
             "import numpy; numpy.load('x', allow_pickle=True)",
             "raise NotImplementedError",
-        ],
-    )
-    def test_bans_are_found(self, source: str) -> None:
-        assert len(bans(Module.parse("whale_nebula.thing", source))) == 1
-
-    @pytest.mark.parametrize(
-        "source",
-        [
+        )
+    ),
+    *(
+        (bans, "whale_nebula.thing", source, 0)
+        for source in (
             "import os; os.environ['A']; os.environ.get('A')",
             "import yaml; yaml.safe_load('')",
             "model.compile('adam'); model.eval()",
             "import numpy; numpy.load('x', allow_pickle=False)",
-        ],
-    )
-    def test_the_rest_is_allowed(self, source: str) -> None:
-        assert bans(Module.parse("whale_nebula.thing", source)) == []
+        )
+    ),
+    (bans, "whale_nebula.cli.show", "print('plan')", 0),
+    (private_uses, "whale_nebula.thing", "from tensorflow.python.framework import ops", 2),
+    (private_uses, "whale_nebula.thing", "def f():\n    import keras.src.backend", 1),
+    (private_uses, "whale_nebula.thing", "importlib.import_module('tensorflow.python.eager.context')", 1),
+    (private_uses, "whale_nebula.thing", "'tensorflow.python is private'", 0),
+]
 
-    def test_the_command_line_may_print(self) -> None:
-        assert bans(Module.parse("whale_nebula.cli.show", "print('plan')")) == []
 
-    @pytest.mark.parametrize(
-        "source",
-        [
-            "from tensorflow.python.framework import ops",
-            "def f():\n    import keras.src.backend",
-            "import importlib; importlib.import_module('tensorflow.python.eager.context')",
-        ],
-    )
-    def test_private_imports_are_found(self, source: str) -> None:
-        assert private_uses(Module.parse("whale_nebula.thing", source))
+class TestTheTestItself:
+    """Each rule finds what it is for, and leaves alone what it is not for."""
 
-    def test_a_sentence_about_private_parts_is_no_import(self) -> None:
-        assert private_uses(Module.parse("whale_nebula.thing", "'tensorflow.python is private'")) == []
+    @pytest.mark.parametrize(("rule", "name", "source", "count"), RULES)
+    def test_a_rule_finds_its_breaches_and_no_others(
+        self, rule: Callable[[Module], list[str]], name: str, source: str, count: int
+    ) -> None:
+        assert len(rule(Module.parse(name, source))) == count
+
+    def test_a_circle_is_found(self) -> None:
+        sources = {
+            "whale_nebula.ir.a": "from whale_nebula.ir.b import x",
+            "whale_nebula.ir.b": "def f():\n    from whale_nebula.ir import c",
+            "whale_nebula.ir.c": "import whale_nebula.ir.a",
+            "whale_nebula.ir.d": "from whale_nebula.ir.a import y",
+        }
+        known = {name: Module.parse(name, text) for name, text in sources.items()}
+        assert circles(known) == [["whale_nebula.ir.a", "whale_nebula.ir.b", "whale_nebula.ir.c"]]
 
     @pytest.mark.parametrize(
         ("source", "name"),

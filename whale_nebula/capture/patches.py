@@ -1,8 +1,17 @@
 """What this package replaces of TensorFlow and Keras to capture a step, and when: one list; and the ops replaced here.
 
 `BUILDING` is applied while a scope is open, so that Keras's construction of models is followed. `TRACING` is applied
-while a step is traced. Outside of both, TensorFlow and Keras are as they were, except for the one inert wrapper of
-`tf.keras_import`, and of what single features hook: `runtime.show`, `runtime.step.step`, `tf.collectives`.
+while a step is traced. Outside of both, TensorFlow and Keras are as they were, except for what single features change:
+
+- `tf.keras_import`: one inert wrapper of Keras's `make_train_function` and its like.
+- `capture.intercept`: the questions to a tape that a step opens, on that object.
+- `runtime.step.step`: `keras.Model.__call__`, while a step is traced, to see which models it calls.
+- `runtime.show`: the beginnings of callbacks, and all that saves, while `whale-nebula show` plans a script.
+- `runtime.variables.reads`: reads and saves of single models, and hooks of single callbacks, in several processes.
+- `runtime.variables.remote`: the class of variables that other processes hold.
+- `runtime.step.results` and `feed.inputs`: what `tf.shape` and `tf.concat` do with our stand-ins for tensors, by
+  TensorFlow's dispatch; `tf.private.tape_told`: a record on tapes around a step, whose gradient is refused.
+- `tf.collectives`: the start of TensorFlow's runtime, in a worker that has others in its cluster.
 
 Replaced here are stateful random ops, calls of tf.functions, and conditions.
 """

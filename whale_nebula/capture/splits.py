@@ -58,6 +58,7 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
     """The program with the variables that its splits divide, and in how many pieces each stage has them."""
     met: list[Frame] = trace.met.splits
     found: dict[tuple[int, int], tuple[int, Frame]] = {}
+    caught: list[Frame] = []
     made = _made_inside(trace, {op.name: number for number, op in enumerate(operations)})
     for op in program.graph.ops:
         handle = op.inputs[0].op if is_read(op) and op.inputs else -1
@@ -72,6 +73,7 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
         axis = int(frame.options["axis"])
         if -len(shape) <= axis < len(shape):
             key, axis = (program.labels.get(op.index, 0), handle), axis % len(shape)
+            caught.append(frame)
             before, first = found.setdefault(key, (axis, frame))
             if before != axis:
                 raise _two_axes(variable.path, frame, axis, first, before)
@@ -81,7 +83,7 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
         beside = {of for of, _ in found if stages[of].cluster == stage.cluster}
         stages[number] = replace(stage, shards=_count(stage, inside, len(beside)))
     for frame in met:
-        if all(frame is not each for _, each in found.values()):
+        if all(frame is not each for each in caught):
             _warn_of_nothing(frame)
     splits = []
     for (of, handle), (axis, frame) in sorted(found.items(), key=lambda pair: pair[0]):

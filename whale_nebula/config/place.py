@@ -103,8 +103,7 @@ class Place:
         kinds = int if whole else int | float
         right = isinstance(self.value, kinds) and not isinstance(self.value, bool)
         if not right or not least <= self.value <= most:
-            first, last = _format_number(least), "" if most == math.inf else _format_number(most)
-            span = f"from {first} to {last}" if last else f"of at least {first}"
+            span = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
             usual = f"{self._key}: {1 if least <= 1 <= most else least:g}"
             raise self.wrong(f"{self.value!r} is no {'whole ' * whole}number {span}", mend=usual)
         return self.value
@@ -112,15 +111,6 @@ class Place:
     @property
     def _key(self) -> str:
         return self.path.rpartition(".")[2] or "config"
-
-
-def _format_number(number: float) -> str:
-    """A number as one writes it in a config.
-
-    >>> _format_number(2**32 - 1), _format_number(1e-6), _format_number(0.5)
-    ('4294967295', '0.000001', '0.5')
-    """
-    return str(number) if isinstance(number, int) else f"{number:f}".rstrip("0").rstrip(".")
 
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+):(\d{1,5})")

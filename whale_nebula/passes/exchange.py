@@ -115,7 +115,7 @@ def shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[Shared]:
                 slot += 1
 
 
-class Told(NamedTuple):
+class ReplicaMessage(NamedTuple):
     """One thing that replicas of a stage tell one another; its slot is its number, alike in every process.
 
     `kind` is "numbers" (all scalars of the own micro-batches in one message), "tensor" (a value that a micro-batch
@@ -133,13 +133,13 @@ class Told(NamedTuple):
     path: str = ""
 
 
-def replica_messages(cut: Cut, phase: PhasePlan) -> tuple[Told, ...]:
+def replica_messages(cut: Cut, phase: PhasePlan) -> tuple[ReplicaMessage, ...]:
     """All that replicas of stages tell one another in a phase."""
     every = [each for stage in sorted(cut.routing.replicated) for each in _of_stage(cut, phase, stage)]
     return tuple(each._replace(slot=slot) for slot, each in enumerate(every))
 
 
-def _of_stage(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[Told]:
+def _of_stage(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[ReplicaMessage]:
     spec = cut.program.graph.spec
     plan = next((each for each in phase.stages if each.stage == stage), None)
     if plan is None:
@@ -148,16 +148,16 @@ def _of_stage(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[Told]:
     kept = [value for value in dict.fromkeys(made) if value in cut.merges]
     numbers = tuple(value for value in kept if spec(value).scalar)
     if numbers:
-        yield Told(0, "numbers", stage, tuple(map(spec, numbers)), numbers)
+        yield ReplicaMessage(0, "numbers", stage, tuple(map(spec, numbers)), numbers)
     for value in kept:
         if value not in numbers:
-            yield Told(0, "tensor", stage, (spec(value),), (value,))
+            yield ReplicaMessage(0, "tensor", stage, (spec(value),), (value,))
     for key, part in parts_of(cut, phase, stage):
         for piece, value in enumerate(part.values):
-            yield Told(0, "sum", stage, (spec(value),), (value,), key, piece)
+            yield ReplicaMessage(0, "sum", stage, (spec(value),), (value,), key, piece)
     for path in plan.drifting:
         variable = next(each for each in cut.program.variables if each.path == path)
-        yield Told(0, "drift", stage, (variable.spec,), path=path)
+        yield ReplicaMessage(0, "drift", stage, (variable.spec,), path=path)
 
 
 def parts_of(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[tuple[PartKey, GradientPart]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,63 +27,43 @@ def plan_difference(mine: Plan, theirs: Plan, words: Words = (HERE, THERE)) -> s
     Where a plan was made is not compared: rows of its example, rates of links, and workers if one of the plans is
     of a single process.
     """
-    return next(_differences(mine, theirs, words), None)
-
-
-def _differences(mine: Plan, theirs: Plan, words: Words) -> Iterator[str]:
-    for own, other in zip(_list_facts(mine), _list_facts(theirs), strict=True):
+    alone = any(stage.worker == _ALONE for plan in (mine, theirs) for stage in plan.stages.values())
+    ours, others = (_list_facts(plan, workers=not alone) for plan in (mine, theirs))
+    for own, other in zip(ours, others, strict=True):
         for name in dict.fromkeys([*own, *other]):
             if name not in own or name not in other:
                 there, not_there = words if name in own else words[::-1]
-                yield f"{name} exists {there}, and not {not_there}"
-            elif own[name] != other[name]:
-                yield f"{name} is {own[name]} {words[0]}, {other[name]} {words[1]}"
-    if mine.lines != theirs.lines:
-        yield first_difference(_list_ops(mine), _list_ops(theirs), words)
-    for name, stage in mine.stages.items():
-        workers = stage.worker, theirs.stages[name].worker
-        if workers[0] != workers[1] and _ALONE not in workers:
-            yield f"the worker of stage {name!r} is {workers[0]} {words[0]}, {workers[1]} {words[1]}"
-    for name in dict.fromkeys([*mine.threads, *theirs.threads]):
-        counts = mine.threads.get(name, 0), theirs.threads.get(name, 0)
-        if counts[0] != counts[1]:
-            yield f"the number of threads {name} is {counts[0]} {words[0]}, {counts[1]} {words[1]}"
+                return f"{name} exists {there}, and not {not_there}"
+            if own[name] != other[name]:
+                return f"{name} is {own[name]} {words[0]}, {other[name]} {words[1]}"
+    # which op holds which input follows from the ops
+    one, two = ([line for line in plan.lines if not line.startswith("arguments ")] for plan in (mine, theirs))
+    return first_difference(one, two, words) or None
 
 
-def _list_facts(plan: Plan) -> list[dict[str, object]]:
+def _list_facts(plan: Plan, *, workers: bool) -> list[dict[str, str]]:
     """What can be said of a plan by a name, causes before what follows from them."""
-    pipeline = plan.lines[0].split()[1:] if plan.lines else []
-    stages = {f"stage {name!r}": f"on cluster {stage.cluster!r}" for name, stage in plan.stages.items()}
-    counts = {f"the number of replicas of stage {name!r}": stage.replicas for name, stage in plan.stages.items()}
-    turns = {
-        f"the order of the replicas of stage {name!r}": " ".join(map(str, stage.order)) or "the plain one"
-        for name, stage in plan.stages.items()
-    }
-    crossing: dict[str, object] = {}
+    stages: dict[str, str] = {}
+    crossing: dict[str, str] = {}
+    for stage in plan.stages.values():
+        order = f", in the order {' '.join(map(str, stage.order))}" if stage.order else ""
+        copies = f", in {stage.replicas} replicas{order}" if stage.replicas > 1 else ""
+        stages[f"stage {stage.name!r}"] = f"on cluster {stage.cluster!r}{copies}"
     for each in plan.boundaries:
         name = f"boundary {each.name}, from {each.source} to {' and '.join(each.destinations)},"
-        crossing |= {name: Spec(each.dtype, each.shape), f"the codec of {name}": each.codec}
+        crossing |= {name: str(Spec(each.dtype, each.shape)), f"the codec of {name}": each.codec}
         crossing[f"the backward codec of {name}"] = each.backward_codec
-    written: dict[str, object] = {name: value for name, _, value in (word.partition("=") for word in pipeline)}
+    said = [line.split(" ", 2) for line in plan.lines if line.startswith(("input ", "variable "))]
     return [
-        {**stages, **counts, **turns, "the order of the stages": ", ".join(plan.stages)},
-        written,
+        {**stages, "the order of the stages": ", ".join(plan.stages)},
+        dict(word.split("=", 1) for line in plan.lines[:1] for word in line.split()[1:]),
         {f"the version of {name}": version for name, version in plan.versions.items()},
-        _find_lines(plan, "input"),
+        {f"input {name}": rest for kind, name, rest in said if kind == "input"},
         crossing,
-        _find_lines(plan, "variable"),
+        {f"variable {name}": rest for kind, name, rest in said if kind == "variable"},
+        {f"the worker of stage {name!r}": stage.worker for name, stage in plan.stages.items() if workers},
+        {f"the number of threads {name}": str(count) for name, count in plan.threads.items()},
     ]
-
-
-def _find_lines(plan: Plan, kind: str) -> dict[str, object]:
-    """What the lines of this kind say, by what they say it of."""
-    found = (line.split(" ", 2) for line in plan.lines if line.startswith(f"{kind} "))
-    return {f"{kind} {name}": said for _, name, said in found}
-
-
-def _list_ops(plan: Plan) -> list[str]:
-    """The lines of the program, but for which op holds which input: that follows from the ops."""
-    return [line for line in plan.lines if not line.startswith("arguments ")]
 
 
 FORMAT = "whale_nebula plan 1"

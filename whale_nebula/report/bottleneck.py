@@ -1,7 +1,7 @@
 """Name the bottleneck of a step in a sentence, from measurements and from simulations based on them.
 
 The simulator runs the step again with one thing changed at a time: lines that take no time, numbers sent in fewer
-bytes, computing in equal parts, more micro-batches. What is not computed is not said, and what could not be written,
+bytes, more micro-batches. What is not computed is not said, and what could not be written,
 or would be refused, is not advised.
 """
 
@@ -135,11 +135,10 @@ class _Simulated:
 
     def describe(self) -> str:
         """What the step waits for; a step that takes much longer than it should has a reason nobody simulates."""
-        took, line_less = self.report.step_seconds, self.basis.paced or not self.basis.lines
+        took = self.report.step_seconds
         apart = f"this step took {duration(took)}, the simulator says {duration(self.whole)}"
         if took < (1.0 - FAR_OFF) * self.whole:
-            why = "the steps before were slower" if line_less else "the line is faster than it was taken for"
-            return f"not known: {apart}; {why}"
+            return f"not known: {apart}"
         if self.is_shorter(self.without_lines.seconds):
             said = self._describe_crossing()
         elif self.basis.once > 0.5 * self.whole:
@@ -147,10 +146,7 @@ class _Simulated:
             said = f"what runs once a step (updates, metrics, results) takes {share} of it"
         else:
             said = self._describe_computing()
-        if self.whole >= (1.0 - FAR_OFF) * took:
-            return said
-        why = "something else takes time too" if line_less else "the line may be slower than it was taken for"
-        return f"{said} ({apart}: {why})"
+        return said if self.whole >= (1.0 - FAR_OFF) * took else f"{said} ({apart}: something else takes time too)"
 
     # -------------------------------------------------------------------------- the line
     def _describe_crossing(self) -> str:
@@ -170,14 +166,10 @@ class _Simulated:
         alone = self.without_lines.stages
         lost = {name: own.wait_seconds - alone[name].wait_seconds for name, own in self.prediction.stages.items()}
         stage = max(lost, key=lambda name: lost[name])
-        waits, part, lines = _waits(self.report).get(stage), lost[stage] / self.whole, self._name_lines()
-        if waits is None:
-            return f"stage {stage} waits for {lines}: {_percent(part)} of the step, by the simulator"
-        if part >= (1.0 - 2 * NOTHING) * waits:
-            return f"stage {stage} waits {_percent(waits)} of the step for {lines}"
-        return (
-            f"stage {stage} waits {_percent(waits)} of the step ({_percent(part)} for {lines}, else for other stages)"
-        )
+        waits, part = _waits(self.report).get(stage), lost[stage] / self.whole
+        if waits is not None and part >= (1.0 - 2 * NOTHING) * waits:
+            return f"stage {stage} waits {_percent(waits)} of the step for {self._name_lines()}"
+        return f"stage {stage} waits for {self._name_lines()}: {_percent(part)} of the step, by the simulator"
 
     def _name_lines(self) -> str:
         """The line on which a micro-batch is longest on its way; where others are as long, lines."""
@@ -197,21 +189,10 @@ class _Simulated:
         taken = {each.line: seconds(each.apply_to(self.basis)) for each in advisable(self.basis)}
         best = min(taken.values())
         if not self.is_shorter(best):
-            return f"no codec would help, because {self._explain_no_codec()}"
+            return "no codec would help"
         line = next(line for line, took in taken.items() if took <= (1.0 + NOTHING) * best)
         hides = taken[line] <= (1.0 + NOTHING) * self.without_lines.seconds
         return f"{line} would {'hide it' if hides else 'help, though not hide it'}: {self._compare(taken[line])}"
-
-    def _explain_no_codec(self) -> str:
-        """Why no codec shortens a step that a line of any rate would."""
-        hops = [(p.numbers.get(pair), hop) for p in self.basis.phases for pair, hop in p.hops.items()]
-        whole = sum(hop.forward + (hop.backward or 0.0) for _, hop in hops)
-        numbers = sum(each.bytes for found, _ in hops if found is not None for each in found)
-        if numbers < 0.5 * whole:
-            return "hardly anything that crosses is made of numbers that could be smaller"
-        if self.is_shorter(min(seconds(self.basis.numbers_of(*each.widths)) for each in advisable(self.basis))):
-            return "making the numbers that cross smaller takes as long as the line would save"
-        return "the numbers that cross are as small as a codec would make them"
 
     # -------------------------------------------------------------------------- computing
     def _describe_computing(self) -> str:
@@ -222,14 +203,8 @@ class _Simulated:
             f"computing, not the line: stage {busiest} computes {busy} of the {duration(self.whole)} that are foretold"
         )
         said += f", and its codecs {duration(codecs)}" if codecs > NOTHING * self.whole else ""
-        even = seconds(self.basis.balanced())
-        if len(stages) > 1 and self.is_shorter(even):
-            return f"{said}; stages that compute equally long would make it {self._compare(even)}"
-        if more := self._advise_micro_batches():
-            return f"{said}; {more}"
-        if not self.basis.divides:
-            return f"{said}, other stages would not help, and micro-batches would change the result"
-        return f"{said}, and neither other stages nor more micro-batches would help"
+        more = self._advise_micro_batches()
+        return f"{said}; {more}" if more else said
 
     def _advise_micro_batches(self) -> str:
         """More micro-batches overlap more, until their rows run out; where rows depend on each other, none may be."""

@@ -129,10 +129,6 @@ class Basis:
         found = self._phases(lambda phase: replace(phase, hops={pair: changed(h) for pair, h in phase.hops.items()}))
         return replace(found, exchange=rounds)
 
-    def balanced(self) -> Basis:
-        """The same computing, in equal parts; each stage keeps its own proportion of forward to backward."""
-        return self._phases(lambda phase: replace(phase, works=_balance_works(phase.works)))
-
     def divided(self, parts: int) -> Basis:
         """Each micro-batch in so many, where computing divides as evenly as the bytes do."""
         smaller = self._phases(lambda phase: _divide_phase(phase, parts))
@@ -174,13 +170,6 @@ def _add_codec_time(phase: PhaseBasis, old: Hops, there: Taken, back: Taken) -> 
             works[b] = replace(works[b], coding_back=works[b].coding_back + encode)
             works[a] = replace(works[a], coding_back=works[a].coding_back + decode)
     return tuple(works)
-
-
-def _balance_works(works: tuple[Work, ...]) -> tuple[Work, ...]:
-    own = [work.seconds - work.codecs for work in works]
-    busy = [seconds for seconds in own if seconds]
-    mean = sum(busy) / len(busy) if busy else 0.0
-    return tuple(work.times(mean / each) if each else work for work, each in zip(works, own, strict=True))
 
 
 def _divide_phase(phase: PhaseBasis, parts: int) -> PhaseBasis:

@@ -108,17 +108,12 @@ def function(fn: Callable[..., Any] | None = None, *, whole: Iterable[str] = ())
         )
     if fn is None:
         return functools.partial(function, whole=tuple(whole))
-    return NebulaFunction(_callable(fn), _arguments_of(fn, whole))
-
-
-def _callable(fn: Any) -> Callable[..., Any]:
     if not callable(fn):
         raise values.refuse(
             f"nb.function wraps a function, not {type(fn).__name__} {fn!r}",
             mend="@nb.function over the function, or @nb.function(whole=('table',))",
         )
-    found: Callable[..., Any] = fn
-    return found
+    return NebulaFunction(fn, _arguments_of(fn, whole))
 
 
 def _arguments_of(fn: Callable[..., Any], whole: Iterable[str]) -> tuple[str, ...]:

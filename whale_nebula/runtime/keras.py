@@ -45,12 +45,6 @@ def predicting(run: Run) -> Callable[[Sequence[Any]], Any]:
     return execute
 
 
-def eager_note(model: Any) -> str:
-    """What the report says of it."""
-    count = model.steps_per_execution
-    return f"steps_per_execution={count}: the {count} steps of an execution run one by one" if count > 1 else ""
-
-
 _INPUTS = ("x", "y", "sample_weight")
 
 
@@ -89,20 +83,22 @@ def as_fit_packs(parts: Sequence[Any]) -> Any:
 
 
 def _step(model: Any, kind: str) -> Step:
-    note = eager_note(model)
+    count = model.steps_per_execution
+    note = f"steps_per_execution={count}: the {count} steps of an execution run one by one"
     return Step(
         getattr(model, f"{kind}_step"),
         name=f"{model.name}.{kind}_step",
         paths=lambda: _paths(model),
         metrics=lambda: _metrics(model),
         jit=bool(model.jit_compile),
-        notes=(note,) if note else (),
+        notes=(note,) if count > 1 else (),
         widens=True,
     )
 
 
 def _arguments(data: Any, kind: str) -> tuple[Arguments, Unpack]:
-    data = _complete_batch(_without_optionals(data), kind)
+    data = tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)
+    data = _complete_batch(data, kind)
     if not isinstance(data, tuple):
         return [("x", data)], positional
     kept = tuple(part is not None or _is_declared(_name(place)) for place, part in enumerate(data))
@@ -135,14 +131,12 @@ def _restore_batch(names: tuple[str | None, ...], values: list[Any]) -> tuple[Se
     return [tuple(None if name is None else next(given) for name in names)], {}
 
 
-def _without_optionals(data: Any) -> Any:
-    return tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)
-
-
 def _paths(model: Any) -> Mapping[int, str]:
     """Handle to path, for all that a model's step may touch."""
     found: dict[int, str] = {}
-    for variable in [*model.variables, *_of_optimizer(model), *(v for m in model.metrics for v in m.variables)]:
+    optimizer = getattr(model, "optimizer", None)
+    own = [] if optimizer is None else list(optimizer.variables)
+    for variable in [*model.variables, *own, *(v for m in model.metrics for v in m.variables)]:
         value = getattr(variable, "value", variable)
         found.setdefault(id(value.handle), getattr(variable, "path", value.name))
     return found
@@ -153,11 +147,6 @@ def _metrics(model: Any) -> Mapping[int, str]:
     given = [metric for all_of_them in model.metrics for metric in getattr(all_of_them, "metrics", ())]
     pairs = [(getattr(variable, "value", variable), metric.name) for metric in given for variable in metric.variables]
     return {id(value.handle): name for value, name in pairs}
-
-
-def _of_optimizer(model: Any) -> list[Any]:
-    optimizer = getattr(model, "optimizer", None)
-    return [] if optimizer is None else list(optimizer.variables)
 
 
 def _check(model: Any) -> None:

@@ -189,8 +189,9 @@ def _form(x: Any) -> Any:
         leaves = zip(paths, tf.nest.flatten(x), strict=True)
         found = [forms.stand_in(path) if leaf is None else leaf for path, leaf in leaves]
         x = tf.nest.pack_sequence_as(x, found)
-    return tf.nest.map_structure(lambda t: t if t is None else keras.KerasTensor(_rows_free(t.shape), t.dtype), x)
 
+    def form(leaf: Any) -> Any:
+        shape = (None, *tuple(leaf.shape)[1:]) if leaf is not None and len(leaf.shape) else ()
+        return None if leaf is None else keras.KerasTensor(shape, leaf.dtype)
 
-def _rows_free(shape: Any) -> tuple[int | None, ...]:
-    return (None, *tuple(shape)[1:]) if len(shape) else ()
+    return tf.nest.map_structure(form, x)

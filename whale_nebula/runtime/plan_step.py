@@ -14,8 +14,6 @@ import keras
 import tensorflow as tf
 
 import whale_nebula
-from whale_nebula.capture.mirror import in_order
-from whale_nebula.capture.places import place_of
 from whale_nebula.capture.step import Captured, Signature
 from whale_nebula.codec.sizes import fitting, nbytes
 from whale_nebula.codec.way import parse_way
@@ -24,7 +22,7 @@ from whale_nebula.feed.checks import Missing, absent_in
 from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.pipeline import Compilation, run_passes, text_after
+from whale_nebula.passes.pipeline import run_passes, text_after
 from whale_nebula.passes.readings import check_here
 from whale_nebula.plan.codec_advice import fallbacks
 from whale_nebula.plan.overview import Overview
@@ -36,12 +34,12 @@ from whale_nebula.report.records import duration, size
 from whale_nebula.runtime.local_sgd.topology import dims_of, sites_of, weights_of
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.compiled import Workshop
-from whale_nebula.runtime.step.engine import place_workers
-from whale_nebula.runtime.step.estimates import bounded_links, link_reports
-from whale_nebula.runtime.step.scalars import returned_names
+from whale_nebula.runtime.step.engine import prepare_compilation
+from whale_nebula.runtime.step.results import returned_names
+from whale_nebula.runtime.step.traffic import bounded_links, link_reports
 
 
-def foretold(program: Program, variables: Mapping[str, Any], rows: int, run: Run) -> Sequence[str]:
+def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int, run: Run) -> Sequence[str]:
     """A sentence on the rows and one for each other cluster, from the sizes alone; none where nobody is met."""
     apart = program.apart
     sites = None if apart is None else sites_of(apart, run)
@@ -50,7 +48,9 @@ def foretold(program: Program, variables: Mapping[str, Any], rows: int, run: Run
     shares = [end - begin for begin, end in (sites.rows(name, rows) for name in sites.names)]
     worked = ", ".join(f"{name} {share}" for name, share in zip(sites.names, shares, strict=True))
     count = sum(math.prod(variable.shape) for variable in weights_of(program, variables, ()).values())
-    crosses = _bytes(count, apart.codec)
+    dims = dims_of(count)
+    codec = fitting(parse_way(apart.codec).codec, "float32", dims)
+    crosses = nbytes(codec.arrays(dims, "float32")) if codec is not None else 4 * count
     here = run.here().cluster if not run.alone else sites.names[0]
     found = [f"of {rows} rows each works on its own ({worked}); what stands above is one cluster's, on all of them"]
     for other in sites.names:
@@ -59,13 +59,6 @@ def foretold(program: Program, variables: Mapping[str, Any], rows: int, run: Run
             takes = f", {duration(8 * crosses / rate)} of the line" if rate else ""
             found.append(f"a meeting sends {size(crosses)} from {here} to {other}{takes}, and as much back")
     return found
-
-
-def _bytes(count: int, way: str) -> int:
-    """So many weights as they cross."""
-    dims = dims_of(count)
-    codec = fitting(parse_way(way).codec, "float32", dims)
-    return nbytes(codec.arrays(dims, "float32")) if codec is not None else 4 * count
 
 
 def plan_step(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:
@@ -88,26 +81,17 @@ def _without_garbage_collection() -> Iterator[None]:
 
 def _build_plan(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str]) -> Plan:
     run = current_run()
-    stages = captured.program.stages
-    run.meet([stage.cluster for stage in stages], {stage.cluster: stage.where for stage in stages})
-    operations = in_order(captured.graph.get_operations())
-    workers, results = place_workers(captured, run), run.config.results
-    where = lambda op: place_of(operations[op])  # noqa: E731
-    given = Compilation(captured.program, tuple(workers), where, results, frozenset(run.config.inputs))
+    given = prepare_compilation(captured, run)
     cut: Cut = run_passes(given).known("cut")
     rows = micro_batches(captured.program.leaves, example, captured.program.pipeline.micro_batch)
     if not run.alone:
-        check_here(cut, run.here().worker, absent_in(example), where)
+        check_here(cut, run.here().worker, absent_in(example), given.where)
     example = [each.in_rows(sum(rows)) if isinstance(each, Missing) else each for each in example]
     plan = _plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
     plan = replace(plan, passes=functools.partial(text_after, given=given))
-    meetings = foretold(captured.program, captured.variables, sum(rows), run)
-    return count_in_flight(replace(plan, notes=(*plan.notes, *meetings, *notes, *_planner(run))))
-
-
-def _planner(run: Run) -> list[str]:
-    """Several processes print their plans to one terminal."""
-    return [] if run.alone else [f"this is the plan as {run.here().worker} made it; every worker makes the same"]
+    meetings = describe_meetings(captured.program, captured.variables, sum(rows), run)
+    planner = [] if run.alone else [f"this is the plan as {run.here().worker} made it; every worker makes the same"]
+    return count_in_flight(replace(plan, notes=(*plan.notes, *meetings, *notes, *planner)))
 
 
 def _plan(
@@ -116,6 +100,7 @@ def _plan(
     pipeline = cut.program.pipeline
     model, _, step = name.rpartition(".")
     returned = returned_names(captured.structured_outputs)
+    workshop = functools.cache(lambda: Workshop(captured.graph, captured.aliases))
     overview = Overview(cut, rows, run.links, shapes, model if step.endswith("_step") else "", returned)
     plan = Plan(
         name=name,
@@ -140,7 +125,7 @@ def _plan(
         exchange_seconds=overview.exchange_seconds(),
         layouts=list_layouts(cut),
         collectives=list_collectives(cut, rows[0], len(rows)),
-        definition=functools.partial(_graph_def, cut, functools.cache(functools.partial(_workshop, captured))),
+        definition=functools.partial(_graph_def, cut, workshop),
     )  # fmt: skip
     return replace(plan, notes=(*plan.notes, *overview.advice(plan)))
 
@@ -149,16 +134,12 @@ def _links(cut: Cut, rows: Sequence[int], run: Run, overview: Overview) -> dict[
     """The lines that this step uses; sizes by the formula that links count by."""
     clusters = [stage.cluster for stage in cut.program.stages]
     exchanged = overview.exchanged
-    unsure = bounded_links(cut, clusters, exchanged=exchanged)
+    unsure = bounded_links(cut, clusters, exchanged)
     found: dict[str, PlanLink] = {}
-    for name, link in link_reports(cut, clusters, rows, exchanged=exchanged).items():
+    for name, link in link_reports(cut, clusters, rows, exchanged).items():
         line, sent = run.links.between(*name.split("->")), (link.payload_bytes, link.bytes, link.frames)
         found[name] = PlanLink(str(line), *sent, line.rate, line.delay, at_most=name in unsure)
     return found
-
-
-def _workshop(captured: Captured) -> Workshop:
-    return Workshop(captured.graph, captured.aliases)
 
 
 def _graph_def(cut: Cut, workshop: Callable[[], Workshop], stage: str) -> Any:

@@ -97,8 +97,9 @@ def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subjec
             why="what a step is depends on the form of its batch",
             mend="nb.plan(model, x, y); keras.KerasTensor((8, 4)) stands for an array of that shape",
         )
-    _check_example(example)
-    example = [tf.nest.map_structure(_as_fed, leaf) for leaf in example]
+    check_batch("nb.plan", "model", example)
+    _check_arrays(example)
+    example = [tf.nest.map_structure(as_fed, leaf) for leaf in example]
     if getattr(given, "compiled", False):
         return Subject(*keras_step(given, "train", tuple(example) if tupled else as_fit_packs(example)))
     _tell_left_out(given, example)
@@ -119,15 +120,18 @@ def _tell_left_out(model: Any, example: Sequence[Any]) -> None:
         warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
 
 
-def _check_example(example: Sequence[Any]) -> None:
+def check_batch(caller: str, model: str, example: Sequence[Any]) -> None:
     """A batch of Keras: x, y and sample_weight, each an array or several."""
-    if len(example) > 3:
+    if not 1 <= len(example) <= 3:
         raise OptionError(
-            f"nb.plan got {len(example)} parts of a batch",
+            f"{caller} got {len(example)} parts of a batch",
             where=str(calling_site()),
             why="a Keras model takes x, y and sample_weight",
-            mend="nb.plan(model, x, y)",
+            mend=f"{caller}({model}, x, y)",
         )
+
+
+def _check_arrays(example: Sequence[Any]) -> None:
     leaves = [leaf for leaf in tf.nest.flatten(list(example)) if leaf is not None]
     if not any(hasattr(leaf, "shape") for leaf in leaves):
         raise OptionError(
@@ -168,7 +172,7 @@ def _is_tuple_dataset(example: Sequence[Any]) -> bool:
     return isinstance(given, tf.data.Dataset) and isinstance(given.element_spec, tuple)
 
 
-def _as_fed(leaf: Any) -> Any:
+def as_fed(leaf: Any) -> Any:
     """Keras feeds floating arrays in its own precision."""
     floating = isinstance(leaf, np.ndarray) and np.issubdtype(leaf.dtype, np.floating)
     return leaf.astype(keras.config.floatx()) if floating else leaf

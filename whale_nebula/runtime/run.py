@@ -447,5 +447,5 @@ def gathered() -> Iterator[None]:
     """
     run = current_run()
     run.settle()
-    with contextlib.nullcontext() if run.alone else run.ledger.gathered():
+    with contextlib.nullcontext() if run.alone else run.ledger.gather():
         yield

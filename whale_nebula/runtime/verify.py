@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -32,10 +33,11 @@ from whale_nebula.plan import verification
 from whale_nebula.plan.verification import EXACT, HALF, Row, Runs, State, Values, Verification
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.function import NebulaFunction
-from whale_nebula.runtime.planning import Subject, no_scopes
+from whale_nebula.runtime.keras import as_fit_packs, keras_step
+from whale_nebula.runtime.planning import Subject, as_fed, check_batch, no_scopes
 from whale_nebula.runtime.run import current_run, gathered
 from whale_nebula.runtime.step.engine import Engine, plain_function
-from whale_nebula.runtime.step.once import Absent
+from whale_nebula.runtime.step.results import Absent
 from whale_nebula.runtime.step.rollback import Whereabouts, uncut_step
 from whale_nebula.runtime.step.step import declared_inputs
 from whale_nebula.scopes import calling_site
@@ -86,11 +88,11 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     with target_wanted("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
     run = current_run()
-    with nullcontext() if run.alone else run.ledger.told():  # nobody waits for a process that cannot go on
+    with nullcontext() if run.alone else run.ledger.tell_failures():  # nobody waits for a process that cannot go on
         _check(engine, subject, layout, tensors)
         around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
         plain = plain_function(subject.call, layout, around=around)
-        reasons = (*_incomparable(engine), *_without_rows(engine, tensors))
+        reasons = _incomparable(engine, tensors)
         with _channels_kept():
             runs = _runs(engine, plain, tensors, measured=not reasons)
     return _judge(engine, runs, reasons)
@@ -119,8 +121,6 @@ def _check(engine: Engine, subject: Subject, layout: Signature, tensors: Sequenc
 
 
 def _subject(subject: Any, batch: Sequence[Any]) -> Subject:
-    import keras
-
     if isinstance(subject, NebulaFunction):
         return Subject(subject.step, *subject.arguments(*batch))
     if not isinstance(subject, keras.Model):
@@ -130,48 +130,34 @@ def _subject(subject: Any, batch: Sequence[Any]) -> Subject:
             why="it takes a compiled Keras model, or a function under @nb.function",
             mend="write @nb.function over the step, and give nb.verify that",
         )
-    return _of_keras(subject, batch)
-
-
-def _of_keras(model: Any, batch: Sequence[Any]) -> Subject:
-    from whale_nebula.runtime.keras import as_fit_packs, keras_step
-
-    if not model.compiled:
+    if not subject.compiled:
         raise OptionError(
-            f"model {model.name!r} is not compiled",
+            f"model {subject.name!r} is not compiled",
             where=str(calling_site()),
             why="its train step needs a loss",
             mend="model.compile(optimizer, loss)",
         )
-    if not 1 <= len(batch) <= 3:
-        raise OptionError(
-            f"nb.verify got {len(batch)} parts of a batch",
-            where=str(calling_site()),
-            why="a Keras model takes x, y and sample_weight",
-            mend=f"nb.verify({model.name}, x, y)",
-        )
-    return Subject(*keras_step(model, "train", as_fit_packs([*map(_as_fit_does, batch)])))
+    check_batch("nb.verify", subject.name, batch)
+    parts = [tf.nest.map_structure(_as_tensor, part) for part in batch]
+    return Subject(*keras_step(subject, "train", as_fit_packs(parts)))
 
 
-def _as_fit_does(part: Any) -> Any:
-    """Keras turns floating-point arrays into its own float type."""
-    import keras
-
-    def turned(leaf: Any) -> Any:
-        array = leaf if isinstance(leaf, tf.Tensor) else np.asarray(leaf)
-        floating = not isinstance(array, tf.Tensor) and np.issubdtype(array.dtype, np.floating)
-        return tf.constant(array.astype(keras.config.floatx()) if floating else array)
-
-    return None if part is None else tf.nest.map_structure(turned, part)
+def _as_tensor(leaf: Any) -> Any:
+    return leaf if leaf is None or isinstance(leaf, tf.Tensor) else tf.constant(as_fed(np.asarray(leaf)))
 
 
 def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, measured: bool) -> Runs:
     """The uncut step and the planned one, each from the variables as they are; these are put back."""
     with gathered():
         before = _values(engine)
-        again = partial(_put_back, engine, before)
+
+        def again() -> None:
+            for path, value in before.items():
+                engine.captured.variables[path].assign(value)
+
         try:
-            uncut = State(_tensors(plain(*tensors)), _values(engine))
+            returned = [each for each in tf.nest.flatten(plain(*tensors)) if isinstance(each, tf.Tensor)]
+            uncut = State(returned, _values(engine))
             shuffled = _shuffle_rows(engine, tensors)
             noise = _noise(engine, again, lambda: plain(*shuffled), before, uncut) if measured else {}
         except tf.errors.OpError as failure:
@@ -180,9 +166,9 @@ def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, 
         finally:
             again()
     try:
-        returned = engine.runner.run(tensors).tensors
+        planned = list(engine.runner.run(tensors).tensors)
         with gathered():
-            return Runs(before, uncut, State(list(returned), _values(engine)), noise)
+            return Runs(before, uncut, State(planned, _values(engine)), noise)
     finally:
         again()
 
@@ -191,7 +177,7 @@ def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, 
 def _channels_kept() -> Iterator[None]:
     """What codecs remember is afterwards what it was."""
     states = States(current_run().channels)
-    before = states.saved()
+    before = states.copy()
     try:
         yield
     finally:
@@ -200,15 +186,6 @@ def _channels_kept() -> Iterator[None]:
 
 def _values(engine: Engine) -> dict[str, Any]:
     return {path: variable.read_value() for path, variable in engine.captured.variables.items()}
-
-
-def _put_back(engine: Engine, values: Values) -> None:
-    for path, value in values.items():
-        engine.captured.variables[path].assign(value)
-
-
-def _tensors(returned: Any) -> list[Any]:
-    return [tensor for tensor in tf.nest.flatten(returned) if isinstance(tensor, tf.Tensor)]
 
 
 def _noise(
@@ -238,13 +215,10 @@ def _nudge(engine: Engine, seed: int) -> None:
 def _shuffle_rows(engine: Engine, tensors: Sequence[Any]) -> Sequence[Any]:
     """The batch with its rows in another order, where micro-batches add its rows in another order too."""
     leaves = engine.captured.program.leaves
-    if engine.captured.program.pipeline.micro_batch < 2 or not all(_is_known(leaf) for leaf in leaves):
+    strange = any(leaf.spec.dtype in ("string", "variant", "resource") for leaf in leaves)
+    if engine.captured.program.pipeline.micro_batch < 2 or strange:
         return tensors
     return [tf.reverse(t, [0]) if leaf.batched else t for leaf, t in zip(leaves, tensors, strict=True)]
-
-
-def _is_known(leaf: Any) -> bool:
-    return leaf.spec.dtype not in ("string", "variant", "resource")
 
 
 def _judge(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) -> Verification:
@@ -282,7 +256,7 @@ class _Reason(NamedTuple):
     mend: str
 
 
-def _incomparable(engine: Engine) -> tuple[_Reason, ...]:
+def _incomparable(engine: Engine, tensors: Sequence[Any]) -> tuple[_Reason, ...]:
     """Why the two steps must differ."""
     program, graph = engine.captured.program, engine.captured.program.graph
     ops = [op for part in (graph, *graph.functions.values()) for op in part.ops]
@@ -298,14 +272,11 @@ def _incomparable(engine: Engine) -> tuple[_Reason, ...]:
     elif program.pipeline.micro_batch > 1 and any(is_random(op) for op in ops):
         why = "the step draws random numbers, and each micro-batch its own: reproducible, not those uncut"
         found.append(_Reason(why, f"{alone}, or a dropout rate of zero, for the check"))
-    return (*found, *_lossy(engine))
-
-
-def _without_rows(engine: Engine, tensors: Sequence[Any]) -> Iterator[_Reason]:
-    """A batch of no rows shows nothing."""
-    batched = [t for leaf, t in zip(engine.captured.program.leaves, tensors, strict=True) if leaf.batched]
+    found += _lossy(engine)
+    batched = [t for leaf, t in zip(program.leaves, tensors, strict=True) if leaf.batched]
     if any(len(tensor.shape) and tensor.shape[0] == 0 for tensor in batched):
-        yield _Reason("the batch has no rows, so nothing was compared", "give it a batch with rows")
+        found.append(_Reason("the batch has no rows, so nothing was compared", "give it a batch with rows"))
+    return tuple(found)
 
 
 def _lossy(engine: Engine) -> Iterator[_Reason]:

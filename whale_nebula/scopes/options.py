@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import operator
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, NoReturn, ParamSpec, TypeVar
 
 from whale_nebula.errors import OptionError, ScopeError
@@ -18,7 +17,6 @@ from whale_nebula.site import calling_site
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _COLLECTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -31,7 +29,7 @@ def check_signature(function: Callable[P, T]) -> Callable[P, T]:
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise _misfit(function.__name__, signature, args, kwargs, error) from None
+            raise _misfit(function.__name__, signature, kwargs, error) from None
         return function(*args, **kwargs)
 
     return call
@@ -82,50 +80,15 @@ def no_decorator(name: str) -> ScopeError:
     return ScopeError(f"nb.{name} is no decorator", where=str(calling_site()), why=why, mend=mend)
 
 
-def _misfit(
-    name: str, signature: inspect.Signature, args: Sequence[object], words: Mapping[str, object], error: TypeError
-) -> OptionError:
-    parameters = list(signature.parameters.values())
-    known = [each.name for each in parameters if each.kind not in _COLLECTS]
+def _misfit(name: str, signature: inspect.Signature, words: Mapping[str, object], error: TypeError) -> OptionError:
+    known = [each.name for each in signature.parameters.values() if each.kind not in _COLLECTS]
     unknown = next((word for word in words if word not in known), None)
-    places = sum(each.kind in _PLACED for each in parameters)
-    collects = any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters)
+    what, mend = f"nb.{name}: {error}", f"nb.{name}{_bare(signature)}"
     if unknown is not None:
-        what = f"nb.{name} has no option {unknown!r}"
-        mend = _meant(name, unknown, words[unknown], known)
-        if collects and closest(unknown, known) is None:
-            mend = f"give it in its place: nb.{name}{_bare(signature)}"
-    elif len(args) > places and not collects:
-        what = f"nb.{name} takes {places or 'no'} positional argument{'s' * (places > 1)}, not {len(args)}"
-        mend = _name_arguments(name, args, known, places)
-    else:
-        what, mend = f"nb.{name}: {error}", f"nb.{name}{_bare(signature)}"
+        what, meant = f"nb.{name} has no option {unknown!r}", closest(unknown, known)
+        if meant is not None:
+            mend = f"did you mean {meant!r}? nb.{name}({meant}={reprlib.repr(words[unknown])})"
     return refuse(what, why=f"its options are {list_names(known)}" if known else "it has no options", mend=mend)
-
-
-def _meant(name: str, unknown: str, value: object, known: Sequence[str]) -> str:
-    """The option that was meant, and the call with it."""
-    if not known:
-        return f"nb.{name}()"
-    meant = _ALIASES.get(unknown) if _ALIASES.get(unknown) in known else closest(unknown, known)
-    if meant is None:
-        return f"leave it out; help(nb.{name}) says what each of them does"
-    return f"did you mean {meant!r}? nb.{name}({meant}={reprlib.repr(value)})"
-
-
-_ALIASES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "microbatches": "micro_batch"}
-"""What others call an option."""
-
-
-def _name_arguments(name: str, args: Sequence[object], known: Sequence[str], places: int) -> str:
-    """The call with its arguments where they belong."""
-    if name == "cluster" and all(isinstance(each, str) for each in args):
-        return f"give their names as a list: nb.cluster({list(args)!r})"
-    if name == "here":
-        return f"nb.here().runs({args[0]!r})"
-    first = [reprlib.repr(each) for each in args[:places]]
-    rest = [f"{word}={reprlib.repr(each)}" for word, each in zip(known[places:], args[places:], strict=False)]
-    return "say what it is: " * bool(rest) + f"nb.{name}({', '.join([*first, *rest])})"
 
 
 def _bare(signature: inspect.Signature) -> str:
@@ -150,11 +113,7 @@ def integer(option: str, value: object) -> int:
             raise TypeError
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        meant = 2  # an example, where no whole number is in it
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
-            if not isinstance(value, bool) and (found := float(value)).is_integer():  # type: ignore[arg-type]
-                meant = int(found)
-        raise refuse(f"{option}={value!r} is no whole number", mend=f"{option}={meant}") from None
+        raise refuse(f"{option}={value!r} is no whole number", mend=f"{option}=2") from None
 
 
 def count(option: str, value: object) -> int:
@@ -183,10 +142,8 @@ def choice(option: str, value: object, known: Iterable[str]) -> str:
 def name(option: str, value: object) -> str:
     """A name that reports and plans can be keyed by."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        text = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
-        meant = "_".join(re.findall(_NAME, text)) if isinstance(text, str) else ""
         why = "a name is letters, digits and '_', with '.', '/' or '-' between them"
-        mend = f'{option}="{meant or _VALUE_EXAMPLES.get(option, "gpu")}"'
+        mend = f'{option}="{_VALUE_EXAMPLES.get(option, "gpu")}"'
         raise refuse(f"{option}={value!r} is no name", why=why, mend=mend)
     return value
 
@@ -203,11 +160,8 @@ def layout(value: object) -> str | tuple[str, ...]:
     if value == "all" or value in ({"all"}, ["all"], ("all",)):
         return "all"
     if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
-        names = re.findall(_NAME, value) if isinstance(value, str) else []
-        mend = f"nb.cluster({names or ['gpu', 'npu']!r})"
-        if isinstance(value, str) and closest(value, ["all"]):
-            mend = 'did you mean "all"? nb.cluster()'
-        raise refuse(f"nb.cluster({value!r}): its layout is neither 'all' nor a list of clusters", mend=mend)
+        what = f"nb.cluster({value!r}): its layout is neither 'all' nor a list of clusters"
+        raise refuse(what, mend="nb.cluster(['gpu', 'npu'])")
     names = [name("layout", each) for each in value]
     names = sorted(names) if isinstance(value, set | frozenset) else names
     if not names or len(set(names)) < len(names) or "all" in names:

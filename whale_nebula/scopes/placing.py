@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -102,21 +101,7 @@ def _compile_pattern(pattern: Any) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        mend = repr(_correct_pattern(pattern, error.pos or 0))
-        raise values.refuse(f"{pattern!r} is no regular expression", why=str(error), mend=mend) from None
-
-
-def _correct_pattern(pattern: str, wrong: int) -> str:
-    """The regex that was probably meant: with the star of a file name, or with what is wrong taken as a letter.
-
-    >>> _correct_pattern("*dense*", 0)
-    '.*dense.*'
-    """
-    starred = re.sub(r"(?<![.)\]\w\\])\*|(?<=\w)\*$", ".*", pattern)  # a star that repeats nothing, or ends a name
-    for tried in (starred, f"{pattern[:wrong]}\\{pattern[wrong:]}"):
-        with contextlib.suppress(re.error):
-            return re.compile(tried).pattern
-    return re.escape(pattern)
+        raise values.refuse(f"{pattern!r} is no regular expression", why=str(error), mend="'.*dense.*'") from None
 
 
 def _home(pattern: Any, home: Any) -> tuple[str | None, str | None]:

@@ -28,7 +28,7 @@ from tests.processes.telling import bits, left, sent, tell
 from tests.same import Cut, data
 from whale_nebula.errors import NebulaError
 from whale_nebula.runtime.run import current_run
-from whale_nebula.runtime.step import estimates
+from whale_nebula.runtime.step import measured
 
 Rows = tuple[np.ndarray, np.ndarray]
 
@@ -268,8 +268,8 @@ def choosing(*clusters: str) -> None:
 
         Every line has this rate, and stages compute a millisecond a step: what a test can foresee.
         """
-        estimates.Seen._rate = lambda self, name: rate  # type: ignore[method-assign]
-        estimates.slowest = lambda medians, count: 1e-3 if medians else None  # type: ignore[assignment]
+        measured.LineRates._rate = lambda self, name: rate  # type: ignore[method-assign]
+        measured.slowest = lambda medians, count: 1e-3 if medians else None  # type: ignore[assignment]
         losses, notes = [], []
         for batch in batches:
             losses.append(float(model.train_on_batch(batch, y)).hex())

@@ -180,7 +180,7 @@ def test_a_mend_is_what_can_be_written(config: Any, mend: str) -> None:
     ("config", "said"),
     [
         ({"seed": "one"}, "'one' is no whole number from 0 to 4294967295"),
-        ({"clusters": {"g": {"workers": [{"address": "h:1", "speed": -1}]}}}, "-1 is no number of at least 0.000001"),
+        ({"clusters": {"g": {"workers": [{"address": "h:1", "speed": -1}]}}}, "-1 is no number of at least 1e-06"),
         ({"inputs": {"x": {"shape": [-1]}}}, "-1 is no whole number of at least 0"),
     ],
 )

@@ -42,23 +42,12 @@ def test_a_codec_that_would_compute_longer_than_the_line_takes_is_not_advised() 
     assert "int8" not in sentence(measured(given)) and "int4" not in sentence(measured(given))
 
 
-def test_numbers_that_cross_as_fp16_already_are_not_said_to_be_none() -> None:
-    """A codec could send them in fewer bytes; what speaks against it is the time that it takes."""
-    given = basis(gpu=(1e-5, 2e-5), npu=3e-5, size=400_000, rate=1.6e9, micro_batches=16)
-    (phase,) = given.phases
-    halves = Numbers(400_000, 200_000)
-    given = replace(given, phases=(replace(phase, numbers={(0, 1): (halves, halves)}),))
-    assert min(seconds(each.apply_to(given)) for each in EACH_WAY) > (1 - NOTHING) * seconds(given)
-    why = "no codec would help, because making the numbers that cross smaller takes as long as the line would save"
-    assert sentence(measured(given)).endswith(why)
-
-
 def test_what_is_no_number_is_no_matter_of_codecs() -> None:
     given = basis(size=100_000, rate=1e5)
     (phase,) = given.phases
     some = Numbers(1000, 250)
     given = replace(given, phases=(replace(phase, numbers={(0, 1): (some, some)}),))
-    assert sentence(measured(given)).endswith("hardly anything that crosses is made of numbers that could be smaller")
+    assert sentence(measured(given)).endswith("; no codec would help")
 
 
 def test_a_line_that_no_codec_hides() -> None:
@@ -94,7 +83,7 @@ def test_what_is_sent_in_few_bytes_needs_no_codec() -> None:
     (phase,) = given.phases
     small = Numbers(100_000, 200_000)
     sent = replace(given, phases=(replace(phase, numbers={(0, 1): (small, small)}),))
-    assert "no codec would help, because the numbers that cross are as small as" in sentence(measured(sent))
+    assert sentence(measured(sent)).endswith("; no codec would help")
 
 
 def test_the_share_is_what_was_measured() -> None:
@@ -108,8 +97,8 @@ def test_waiting_for_stages_is_told_from_waiting_for_lines() -> None:
     given = basis(npu=0.2, size=4000, rate=1e5, micro_batches=2)
     report = measured(given)
     lost = predict(given).stages["gpu"].wait_seconds - predict(given.over(free)).stages["gpu"].wait_seconds
-    part = f"{100 * lost / seconds(given):.0f} % for the lines gpu->npu and npu->gpu, else for other stages"
-    assert f"({part})" in sentence(report)
+    part = f"waits for the lines gpu->npu and npu->gpu: {100 * lost / seconds(given):.0f} % of the step"
+    assert part in sentence(report)
 
 
 def test_a_delay_is_no_matter_of_codecs() -> None:
@@ -153,13 +142,6 @@ def test_the_sentence_does_not_turn_over_where_two_waits_are_alike() -> None:
     assert len({re.sub(r"\d+ %|; .*", "", each) for each in told}) == 1
 
 
-def test_stages_that_compute_unequally() -> None:
-    given = basis(gpu=(0.05, 0.1), npu=0.01, micro_batches=16)
-    found = sentence(measured(given))
-    assert found.startswith(f"computing, not the line: stage gpu computes {duration(16 * 0.15)} of ")
-    assert found.endswith(f"equally long would make it {instead(given, given.balanced())}")
-
-
 def test_more_micro_batches_overlap_more() -> None:
     given = basis(micro_batches=1, rows=64)
     found = sentence(measured(given))
@@ -168,15 +150,11 @@ def test_more_micro_batches_overlap_more() -> None:
     assert many > 1
 
 
-def test_rows_that_depend_on_each_other_are_not_cut() -> None:
-    given = replace(basis(micro_batches=1, rows=64), divides=False)
-    said = ", other stages would not help, and micro-batches would change the result"
-    assert sentence(measured(given)).endswith(said)
-
-
-def test_rows_run_out() -> None:
-    given = basis(micro_batches=1, rows=1)
-    assert "neither other stages nor more micro-batches would help" in sentence(measured(given))
+@pytest.mark.parametrize(
+    "given", [replace(basis(micro_batches=1, rows=64), divides=False), basis(micro_batches=1, rows=1)]
+)
+def test_rows_that_depend_on_each_other_or_run_out_are_not_cut(given: Basis) -> None:
+    assert re.fullmatch(r"computing, not the line: stage \w+ computes [^;]* foretold", sentence(measured(given)))
 
 
 def test_the_update_may_be_what_takes_long() -> None:
@@ -188,16 +166,12 @@ def test_a_step_that_took_much_longer_says_so() -> None:
     report = measured(basis(), slower=2.0)
     apart = f"this step took {duration(report.step_seconds)}, the simulator says {duration(report.predicted_seconds)}"
     assert sentence(report).endswith(f" ({apart}: something else takes time too)")
-    told = sentence(measured(basis(paced=False), slower=2.0))
-    assert told.endswith("the line may be slower than it was taken for)")
 
 
 def test_a_step_that_was_much_faster_claims_nothing() -> None:
     assert re.fullmatch(
-        r"not known: this step took \S+ \w+, the simulator says \S+ \w+; the line is faster than it was taken for",
-        sentence(measured(basis(rate=1e3, paced=False), slower=0.1)),
+        r"not known: this step took \S+ \w+, the simulator says \S+ \w+", sentence(measured(basis(), slower=0.1))
     )
-    assert sentence(measured(basis(), slower=0.1)).endswith("the steps before were slower")
 
 
 @pytest.mark.parametrize(
@@ -243,11 +217,4 @@ def inside() -> Basis:
 
 @pytest.mark.parametrize("slower", [0.2, 5.0])
 def test_no_line_is_blamed_where_there_is_none(slower: float) -> None:
-    found = sentence(measured(inside(), slower))
-    assert " line " not in found.replace("not the line", "")
-    assert ("the steps before were slower" if slower < 1 else "something else takes time too") in found
-
-
-@pytest.mark.parametrize("slower", [0.2, 5.0])
-def test_a_line_between_processes_may_be_blamed(slower: float) -> None:
-    assert "than it was taken for" in sentence(measured(basis(paced=False), slower))
+    assert " line " not in sentence(measured(inside(), slower)).replace("not the line", "")

@@ -71,19 +71,6 @@ def test_lines_can_be_taken_away() -> None:
     assert line == Line(BACK, delay=0.02)
 
 
-def test_balanced_computing_is_as_much_as_before() -> None:
-    given = basis(gpu=(0.03, 0.06), npu=0.01)
-    works = given.balanced().phases[0].works
-    assert [work.seconds for work in works] == pytest.approx([0.05, 0.05])
-    assert works[0].backward == pytest.approx(2 * works[0].forward)
-
-
-def test_stages_without_work_take_no_part_in_the_balance() -> None:
-    phase = PhaseBasis((Work(1.0), Work(0.0)), (False, False), {})
-    (found,) = Basis(("a", "b"), (phase,), 1, 1, "1f1b").balanced().phases
-    assert found.works == (Work(1.0), Work(0.0))
-
-
 def test_divided_is_more_and_smaller() -> None:
     given = basis(rate=1e5, micro_batches=2, rows=8)
     found = given.divided(4)
@@ -118,16 +105,6 @@ def test_codecs_take_the_stages_and_are_told_from_computing() -> None:
         assert before.stages[name].codec_seconds == 0.0
     assert found.seconds >= before.seconds + plain.micro_batches * 3 * taken
     assert predict(coded.over(free)).stages["gpu"].codec_seconds == found.stages["gpu"].codec_seconds
-
-
-def test_other_stages_do_not_share_what_codecs_take_and_more_micro_batches_do() -> None:
-    given = basis(gpu=(0.03, 0.06), npu=0.01)
-    (phase,) = given.phases
-    coded = replace(given, phases=(replace(phase, works=(replace(phase.works[0], coding=1.0), phase.works[1])),))
-    first, second = coded.balanced().phases[0].works
-    assert (first.coding, second.coding) == (1.0, 0.0)
-    assert first.seconds - first.codecs == pytest.approx(second.seconds)
-    assert coded.divided(4).phases[0].works[0].coding == 0.25
 
 
 def test_a_gradient_that_does_not_come_is_not_decoded() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -15,13 +14,6 @@ import whale_nebula as nb
 
 X = np.ones((8, 4), "float32")
 Y = X[:, :1]
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def model(scoped: bool = True, placed: bool = False) -> keras.Model:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -22,13 +22,6 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.random((8, 5, 4)).astype("float32")
 PLACES = RANDOM.integers(0, 5, (8, 3, 1)).astype("int32")
 IMAGES = RANDOM.random((8, 6, 6, 1)).astype("float32")
-
-
-@pytest.fixture(autouse=True)
-def no_run() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 class Take(keras.layers.Layer):

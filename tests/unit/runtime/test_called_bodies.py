@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,6 @@ import tensorflow as tf
 import whale_nebula as nb
 
 ROWS = np.random.default_rng(0).standard_normal((6, 4)).astype("float32")
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def _gradients(cut: bool, micro_batch: int, loss: Callable[[Any], Any]) -> list[Any]:

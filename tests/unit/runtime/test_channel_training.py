@@ -14,7 +14,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.errors import NonFiniteError
 from whale_nebula.report.report import Report
-from whale_nebula.runtime.step import estimates
+from whale_nebula.runtime.step import measured
 
 WIDTH, ROWS = 64, 16
 THERE, BACK = "b0 a->b", "b0 b->a"
@@ -26,7 +26,6 @@ WORST[1, 1] = np.nan
 
 @pytest.fixture(autouse=True)
 def run() -> Iterator[None]:
-    nb.shutdown()
     with nb.init(seed=1):
         yield
 
@@ -158,7 +157,7 @@ def test_a_basis_is_told_and_a_structure_that_does_not_shrink_once_in_the_log(ca
 @pytest.fixture
 def fast_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages compute a millisecond a step, however busy this machine is."""
-    monkeypatch.setattr(estimates, "slowest", lambda medians, count: 1e-3 if medians else None)
+    monkeypatch.setattr(measured, "slowest", lambda medians, count: 1e-3 if medians else None)
 
 
 def test_auto_takes_what_a_slow_line_needs_and_says_so(fast_stages: None) -> None:
@@ -186,7 +185,7 @@ def test_auto_leaves_tensors_alone_where_lines_are_free() -> None:
 
 def test_auto_follows_a_line_that_changes(fast_stages: None, monkeypatch: pytest.MonkeyPatch) -> None:
     rates: list[float | None] = [1e5, None]
-    monkeypatch.setattr(estimates.Seen, "_rate", lambda self, name: rates[0])
+    monkeypatch.setattr(measured.LineRates, "_rate", lambda self, name: rates[0])
     lesson = Lesson(codec="auto")
     lesson.run(*[X] * 12)
     rates.pop(0)

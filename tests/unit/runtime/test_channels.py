@@ -1,7 +1,6 @@
 """Both ends of a boundary without a model: what is encoded is decoded, in both directions, and what both remember."""
 
 import gc
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,14 +9,14 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.runtime.ends import Pair
 from whale_nebula.codec.sizes import extra_bytes, payload_bytes
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.runtime.exchange.channels import Models
 from whale_nebula.runtime.exchange.crossing import AT
-from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
-from whale_nebula.runtime.exchange.state import At, ChannelState, Residue, States, Tally
-from whale_nebula.transport.protocol import Packed, check_packed
+from whale_nebula.runtime.exchange.state import ChannelState, Residue, States, Tally
+from whale_nebula.transport.protocol import Packed
 
 COLUMNS = 48
 EXACT = 1e-6
@@ -38,41 +37,6 @@ CODECS = [
     ("none, zstd", "none, zstd", 0.0, 0.0),
 ]
 WAYS = [(there, back) for there, back, *_ in CODECS]
-
-
-@dataclass
-class Pair:
-    """The four ends of a boundary from a to b: of the tensor and of its gradient, each side with states of its own."""
-
-    there: str = "int8"
-    back: str = "int8"
-    seed: int = 0
-    here: States = field(default_factory=States)
-    away: States = field(default_factory=States)
-    tally: Tally = field(default_factory=Tally)
-
-    def __post_init__(self) -> None:
-        there, back = parse_way(self.there), parse_way(self.back).returned
-        self.out = Outgoing("b0 a->b", f"a->b{AT}a", there, self.here)
-        self.into = Incoming("b0 a->b", f"a->b{AT}b, incoming", there, self.away)
-        self.returned = Outgoing("b0 b->a", f"a->b gradient{AT}b", back, self.away, back=True)
-        self.taken = Incoming("b0 b->a", f"a->b gradient{AT}a, incoming", back, self.here, back=True)
-
-    def cross(self, x: Any, step: int = 0, micro_batch: int = 0, rows: Any = None, *, training: bool = True) -> Any:
-        """The tensor as b has it."""
-        at = At(step, micro_batch, training, self.seed)
-        self.payload, self.sent = self.out.send(tf.constant(x), at, self.tally, None, rows)
-        if isinstance(self.payload, Packed):
-            check_packed(self.payload)
-        made, self.got = self.into.take(self.payload, self.tally)
-        return made.numpy()
-
-    def cross_back(self, gradient: Any, step: int = 0, micro_batch: int = 0) -> Any:
-        """The gradient as a has it."""
-        at = At(step, micro_batch, True, self.seed)
-        self.payload, _ = self.returned.send(tf.constant(gradient), at, self.tally, self.got)
-        made, _ = self.taken.take(self.payload, self.tally, self.sent)
-        return made.numpy()
 
 
 def normal(*dims: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
@@ -371,7 +335,7 @@ def test_a_step_that_failed_leaves_the_states_as_they_were(there: str, back: str
 
     pair, other = Pair(there, back), Pair(there, back)
     assert step(pair, 0) == step(other, 0)
-    here, away = other.here.saved(), other.away.saved()
+    here, away = other.here.copy(), other.away.copy()
     step(other, 7)
     other.here.restore(here)
     other.away.restore(away)
@@ -396,11 +360,11 @@ def test_what_belongs_to_a_model_that_is_gone_is_forgotten() -> None:
     models, ours, theirs, held = Models(), [Variable()], [Variable()], {}
     for number in (models.number(ours), models.number(theirs)):
         States(held, number).put("a->b", ChannelState(steps=number + 1))
-    assert models.gone() == set()
+    assert models.find_gone() == set()
     ours.clear()
     gc.collect()
-    assert models.gone() == {0}
-    States(held).forget(models.gone())
+    assert models.find_gone() == {0}
+    States(held).forget(models.find_gone())
     assert [States(held, number).of("a->b").steps for number in (0, 1)] == [0, 2]
     assert models.number([Variable()]) == 2
 

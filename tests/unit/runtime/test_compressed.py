@@ -23,7 +23,6 @@ BOUNDED = ("bf16", "mask", "mask and rank")  # values decide how many bytes ther
 
 def trained(options: dict[str, Any], **how: Any) -> Left:
     """What training leaves, in a run of its own."""
-    nb.shutdown()
     with nb.init(links="10gbit,0ms"):
         return crossed(options, **how)
 

@@ -26,7 +26,6 @@ DATA = {"x": X, "ids": np.arange(100, 100 + SAMPLES)}
 
 @pytest.fixture(autouse=True)
 def run() -> Iterator[None]:
-    nb.shutdown()
     with nb.init(seed=1):
         yield
 

@@ -1,6 +1,5 @@
 """Differences of samples between two ends of a boundary, without a model: what crosses, and what both sides hold."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,51 +8,37 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.runtime.ends import Pair
 from whale_nebula.codec import INT4, INT8, deltas
 from whale_nebula.codec.deltas import LIMIT, Cache, most_bytes
 from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
 from whale_nebula.runtime.exchange.state import At, States, Tally
 from whale_nebula.transport.protocol import Packed
 
 EVERY_WAY = INT8_WAY, INT4_WAY = [Way(codec(), delta="ids") for codec in (INT8, INT4)]
 SAMPLES, LENGTH, COLUMNS = 12, 3, 128
 FULL = LENGTH * COLUMNS * 2  # bytes of a sample that crosses whole
-OUT, IN = "b0 at a", "b0 at b, incoming"
+OUT, IN = "a->b at a", "a->b at b, incoming"
 
 
-@dataclass
-class Ends:
-    """Both ends of a boundary, each with states of its own, as two processes have them."""
+class Ends(Pair):
+    """A boundary whose samples have ids."""
 
-    way: Way = INT8_WAY
-    limit: int = LIMIT
-    here: States = field(default_factory=States)
-    there: States = field(default_factory=States)
-    tally: Tally = field(default_factory=Tally)
-    step: int = 0
-
-    def __post_init__(self) -> None:
-        self.out = Outgoing("b0 a->b", OUT, self.way, self.here, limit=self.limit)
-        self.into = Incoming("b0 a->b", IN, self.way, self.there, limit=self.limit)
-
-    def send(self, x: np.ndarray, ids: Any, rows: Any = None) -> Any:
-        self.step += 1
-        payload, _ = self.out.send(tf.constant(x), At(self.step, 0, True), self.tally, None, rows, array(ids))
-        return payload
+    def send(self, x: np.ndarray, ids: Any, rows: Any = None) -> Any:  # type: ignore[override]
+        self.steps += 1
+        return super().send(x, At(self.steps, 0, True), rows, array(ids))
 
     def take(self, payload: Any, ids: Any) -> np.ndarray:
         made, _ = self.into.take(payload, self.tally, None, array(ids))
         return np.asarray(made)
 
-    def cross(self, x: np.ndarray, ids: Any, rows: Any = None) -> tuple[np.ndarray, int]:
+    def cross(self, x: np.ndarray, ids: Any, rows: Any = None) -> tuple[np.ndarray, int]:  # type: ignore[override]
         """The tensor as the reader has it, and the bytes that crossed."""
-        payload = self.send(x, ids, rows)
-        made = self.take(payload, ids)
-        assert stored(self.here, OUT) == stored(self.there, IN)
-        return made, payload.nbytes
+        made = self.take(self.send(x, ids, rows), ids)
+        assert stored(self.here, OUT) == stored(self.away, IN)
+        return made, self.payload.nbytes
 
 
 def array(ids: Any) -> np.ndarray:
@@ -110,13 +95,13 @@ def test_bytes_fall_after_the_first_epoch_and_the_error_as_samples_settle(way: W
 def test_the_first_time_a_sample_crosses_in_half_precision_and_too_large_numbers_as_large_as_can_be() -> None:
     x = drawn()
     x[3, 0, :2] = 1e9, -1e9
-    made, size = Ends().cross(x, range(SAMPLES))
+    made, size = Ends(INT8_WAY).cross(x, range(SAMPLES))
     assert size == whole(SAMPLES)
     np.testing.assert_array_equal(made, np.clip(x, -65504, 65504).astype(np.float16).astype(np.float32))
 
 
 def test_known_and_unknown_samples_cross_in_one_micro_batch() -> None:
-    ends, x = Ends(), drawn()
+    ends, x = Ends(INT8_WAY), drawn()
     ends.cross(x[:5], range(5))
     made, size = ends.cross(x, [3, 20, 4, 21, 22, 0, 23, 24, 25, 26, 27, 28])
     three = payload_bytes("int8", "float32", (3, LENGTH, COLUMNS)) - 4
@@ -135,7 +120,7 @@ def test_the_reader_computes_with_what_both_hold() -> None:
 
 
 def test_an_id_that_stands_twice_is_held_as_it_stood_last() -> None:
-    ends, x = Ends(), drawn(samples=4)
+    ends, x = Ends(INT8_WAY), drawn(samples=4)
     for epoch in range(3):
         made, _ = ends.cross(x + 0.01 * epoch, [8, 9, 8, 8])
         assert error(made, x + 0.01 * epoch) < 0.02
@@ -144,14 +129,14 @@ def test_an_id_that_stands_twice_is_held_as_it_stood_last() -> None:
 
 
 def test_a_ragged_last_batch_and_an_empty_one() -> None:
-    ends, x = Ends(), drawn()
+    ends, x = Ends(INT8_WAY), drawn()
     ends.cross(x, range(SAMPLES))
     made, size = ends.cross(x[:1], [11])
     assert made.shape == (1, LENGTH, COLUMNS) and size < whole(1)
     before = stored(ends.here, OUT)
     payload = ends.send(x[:0], [])
     assert ends.take(payload, []).shape == (0, LENGTH, COLUMNS)
-    assert stored(ends.here, OUT) == before == stored(ends.there, IN)
+    assert stored(ends.here, OUT) == before == stored(ends.away, IN)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -181,14 +166,14 @@ def room(samples: int) -> int:
 
 
 def test_samples_beyond_the_room_cross_as_without_differences_and_the_report_says_so() -> None:
-    ends, x = Ends(limit=room(7)), drawn()
+    ends, x = Ends(INT8_WAY, limit=room(7)), drawn()
     alone = payload_bytes(str(INT8_WAY), "float32", (4, LENGTH, COLUMNS))
     sizes, errors = [], []
     for first in [0, 4, 8] * 3:
         made, size = ends.cross(x[first : first + 4], range(first, first + 4))
         sizes.append(size)
         errors.append([error(made[each], x[first + each]) for each in range(4)])
-        assert held(ends.there, IN).nbytes <= room(7)
+        assert held(ends.away, IN).nbytes <= room(7)
     assert sizes[0] == whole(4, marks=4) and alone < sizes[1] < sizes[0] and sizes[2:] == [alone] * 7
     assert max(errors[3] + errors[4][:3]) < 0.001 < 0.004 < min(errors[5]) <= max(errors[5]) < 0.01
     direct = np.asarray(INT8().decode(INT8().encode(tf.constant(x[8:])), x[8:].shape, "float32"))
@@ -197,17 +182,17 @@ def test_samples_beyond_the_room_cross_as_without_differences_and_the_report_say
 
 
 def test_where_nothing_that_is_held_comes_again_all_of_it_goes_for_what_comes() -> None:
-    ends, x = Ends(limit=room(4)), drawn(samples=4)
+    ends, x = Ends(INT8_WAY, limit=room(4)), drawn(samples=4)
     ends.cross(x, range(4))
     for _ in range(15):
         assert ends.cross(x, range(10, 14))[1] < whole(4, marks=4)
     assert held(ends.here, OUT).known(array([0, 10])).tolist() == [True, False]
     assert ends.cross(x, range(10, 14))[1] == whole(4, marks=4)
-    assert held(ends.there, IN).known(array([0, 10])).tolist() == [False, True]
+    assert held(ends.away, IN).known(array([0, 10])).tolist() == [False, True]
 
 
 def test_samples_of_another_shape_cross_as_without_differences_and_the_report_says_so() -> None:
-    ends, x = Ends(), drawn()
+    ends, x = Ends(INT8_WAY), drawn()
     ends.cross(x, range(SAMPLES))
     longer = drawn(length=LENGTH + 1)
     version = held(ends.here, OUT).version
@@ -245,7 +230,7 @@ def test_zstd_packs_changes_as_well() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def test_tensors_come_back_in_their_own_type(dtype: str) -> None:
-    ends, x = Ends(), tf.cast(drawn(), dtype)
+    ends, x = Ends(INT8_WAY), tf.cast(drawn(), dtype)
     for _ in range(2):
         payload, _ = ends.out.send(x, At(0, 0, True), ends.tally, None, None, array(range(SAMPLES)))
         made, _ = ends.into.take(payload, ends.tally, None, array(range(SAMPLES)))
@@ -253,52 +238,52 @@ def test_tensors_come_back_in_their_own_type(dtype: str) -> None:
 
 
 def test_without_ids_or_with_others_than_rows_the_codec_alone_is_used() -> None:
-    ends, x = Ends(), drawn()
+    ends, x = Ends(INT8_WAY), drawn()
     for ids in (None, range(SAMPLES - 1)):
         payload, _ = ends.out.send(
             tf.constant(x), At(0, 0, True), ends.tally, None, None, None if ids is None else array(ids)
         )
         made, _ = ends.into.take(payload, ends.tally)
         assert payload.nbytes == payload_bytes("int8", "float32", x.shape) and error(np.asarray(made), x) < 0.01
-    assert ends.here.of(OUT).held is None and ends.there.of(IN).held is None
+    assert ends.here.of(OUT).held is None and ends.away.of(IN).held is None
 
 
 def test_sides_that_hold_different_samples_find_out_by_name() -> None:
-    ends, x = Ends(), drawn()
+    ends, x = Ends(INT8_WAY), drawn()
     ends.cross(x, range(SAMPLES))
     lost = ends.send(x[:4], range(4))
     assert isinstance(lost, Packed)
     payload = ends.send(x, range(SAMPLES))
-    before = stored(ends.there, IN)
+    before = stored(ends.away, IN)
     with pytest.raises(RemoteProtocolError, match="the two sides of b0 a->b have different states") as caught:
         ends.take(payload, range(SAMPLES))
     assert "the same checkpoint" in caught.value.mend
-    assert stored(ends.there, IN) == before
+    assert stored(ends.away, IN) == before
 
 
 def test_an_end_without_its_state_is_refused() -> None:
-    ends, x = Ends(), drawn()
+    ends, x = Ends(INT8_WAY), drawn()
     ends.cross(x, range(SAMPLES))
-    ends.there.held.clear()
+    ends.away.held.clear()
     with pytest.raises(RemoteProtocolError, match="different states"):
         ends.take(ends.send(x, range(SAMPLES)), range(SAMPLES))
 
 
 def test_other_ids_at_the_other_side_are_refused() -> None:
-    ends, x = Ends(), drawn()
+    ends, x = Ends(INT8_WAY), drawn()
     ends.cross(x, range(SAMPLES))
     with pytest.raises(RemoteProtocolError, match="or different samples"):
         ends.take(ends.send(x, range(SAMPLES)), range(100, 100 + SAMPLES))
     with pytest.raises(RemoteProtocolError, match="of which none are kept"):
-        Ends().into.take(Ends().send(x, range(SAMPLES)), Tally())
+        Ends(INT8_WAY).into.take(Ends(INT8_WAY).send(x, range(SAMPLES)), Tally())
 
 
 def test_bytes_that_are_cut_short_are_refused() -> None:
     x = drawn()
-    payload = Ends().send(x, range(SAMPLES))
+    payload = Ends(INT8_WAY).send(x, range(SAMPLES))
     for size in (4, 5, payload.nbytes - 1):
         with pytest.raises(RemoteProtocolError):
-            Ends().take(payload._replace(data=payload.data[:size]), range(SAMPLES))
+            Ends(INT8_WAY).take(payload._replace(data=payload.data[:size]), range(SAMPLES))
 
 
 @pytest.mark.parametrize("dims", [(1, 1), (9, 2), (3, 2, 65)])
@@ -308,16 +293,16 @@ def test_no_payload_is_larger_than_said(dims: tuple[int, ...]) -> None:
 
 
 def test_a_failed_step_leaves_what_is_held_as_it_was() -> None:
-    ends, x = Ends(), drawn()
+    ends, x = Ends(INT8_WAY), drawn()
     ends.cross(x, range(SAMPLES))
-    here, there = stored(ends.here, OUT), stored(ends.there, IN)
-    before = ends.here.saved(), ends.there.saved()
+    here, there = stored(ends.here, OUT), stored(ends.away, IN)
+    before = ends.here.copy(), ends.away.copy()
     ends.cross(x[:4] + 1, range(4))
     ends.send(x[4:8], range(20, 24))
-    assert stored(ends.here, OUT) != here and stored(ends.there, IN) != there
+    assert stored(ends.here, OUT) != here and stored(ends.away, IN) != there
     ends.here.restore(before[0])
-    ends.there.restore(before[1])
-    assert (stored(ends.here, OUT), stored(ends.there, IN)) == (here, there)
+    ends.away.restore(before[1])
+    assert (stored(ends.here, OUT), stored(ends.away, IN)) == (here, there)
     assert ends.cross(x, range(SAMPLES))[1] < whole(SAMPLES)
 
 

@@ -10,19 +10,19 @@ from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.session import rendezvous
-from whale_nebula.runtime.session.rendezvous import _agree_on_config, _host, _told_of, host_digest
+from whale_nebula.runtime.session.rendezvous import _agree_on_config, _host, config_sheet, host_digest
 
 FORM = {"shape": [None, 4], "dtype": "int32"}
 
 
 def told(config: Mapping[str, Any]) -> dict[str, Any]:
-    return _told_of(load(config))
+    return config_sheet(load(config))
 
 
 def test_the_same_words_are_agreed_on() -> None:
     own = told({"inputs": {"x": FORM, "y": FORM}, "weights": "own"})
     _agree_on_config("gpu/0", own, {"npu/0": told({"inputs": {"y": FORM, "x": FORM}, "weights": "own"})})
-    _agree_on_config("gpu/0", _told_of(Config()), {})
+    _agree_on_config("gpu/0", config_sheet(Config()), {})
 
 
 DIFFERENT = [

@@ -18,7 +18,6 @@ X, Y, W = tf.zeros([4, 2]), tf.ones([4, 2]), tf.ones([4])
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest) -> Iterator[None]:
-    nb.shutdown()
     with nb.init({"inputs": dict.fromkeys(request.param, FORM)}):
         yield
 

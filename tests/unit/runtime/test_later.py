@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.errors import LinkClosedError
-from whale_nebula.runtime.step.scalars import Later
+from whale_nebula.runtime.step.results import Later
 from whale_nebula.spec import Spec
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,6 @@ from whale_nebula.errors import BatchCoupledError, StageFailedError
 
 ROWS = np.arange(32, dtype="float32").reshape(8, 4) / 10
 WEIGHTS = np.linspace(-1.0, 1.0, 16, dtype="float32").reshape(4, 4)
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 # --------------------------------------------------------------------------- gradients of what is made on the way

@@ -13,13 +13,6 @@ import whale_nebula as nb
 LENGTHS = (5, 9, 3, 9)
 
 
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 class Kept(keras.callbacks.Callback):
     """What each step put on the links."""
 

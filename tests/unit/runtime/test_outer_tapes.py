@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,17 +13,9 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.errors import GradientError
 from whale_nebula.runtime.step.engine import refusing
-from whale_nebula.runtime.step.scalars import Later
+from whale_nebula.runtime.step.results import Later
 
 X = tf.constant(np.linspace(-1.0, 1.0, 32, dtype="float32").reshape(8, 4))
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    """Every test opens its own run."""
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def forward(micro_batches: int = 1) -> tuple[Any, tuple[keras.layers.Layer, keras.layers.Layer]]:

@@ -91,13 +91,13 @@ def test_save_and_load_use_the_clusters_own_file(tmp_path: Path) -> None:
         ledger.kept[id(variable)] = Kept(str(number), variable, ("gpu/0" if number > 1 else "npu/0",))
     expected = whole.get_weights()[2:]
     parted(whole, slice(0, 2))
-    save_own(ledger, "gpu", False)(whole.save_weights)(path)
+    save_own(ledger, "gpu", False, whole.save_weights, path)
     assert list(tmp_path.iterdir()) == []
-    save_own(ledger, "gpu", True)(whole.save_weights)(path)
+    save_own(ledger, "gpu", True, whole.save_weights, path)
     assert [each.name for each in tmp_path.iterdir()] == ["m.gpu.weights.h5"]
     for variable in values(whole)[2:]:
         variable.assign(0 * variable)
-    load_own("gpu")(whole.load_weights)(path)
+    load_own("gpu", whole.load_weights, path)
     assert all(np.array_equal(v.numpy(), was) for v, was in zip(values(whole)[2:], expected, strict=True))
-    with pytest.raises(CollectiveReadError, match="no process may hold the whole model"), ledger.gathered():
+    with pytest.raises(CollectiveReadError, match="no process may hold the whole model"), ledger.gather():
         pass

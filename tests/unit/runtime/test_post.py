@@ -25,8 +25,7 @@ def posted(patience: float = 20.0) -> Post:
     network = MemoryNetwork({})
     links = {pair: network.link(*pair, *pair) for pair in ((HERE, THERE), (THERE, HERE))}
     channels = Channels(PLAN, PLAN.routing, States())
-    channels.begin()
-    return Post(channels, links, 0, 0, patience)
+    return Post(channels, links, 0, 0, patience, slices=((), ()))
 
 
 def tensor(micro_batch: int) -> Any:
@@ -34,7 +33,7 @@ def tensor(micro_batch: int) -> Any:
 
 
 def put(post: Post, micro_batch: int) -> None:
-    post.put(VALUE, micro_batch, 0, (1,), tensor(micro_batch))
+    post.put(VALUE, micro_batch, tensor(micro_batch))
 
 
 def test_the_second_waits_for_the_first() -> None:

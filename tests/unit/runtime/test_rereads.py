@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,13 +15,6 @@ from whale_nebula.errors import BatchCoupledError
 
 ROWS = np.arange(1, 7, dtype="float32")[:, None]
 Asked = Callable[[Any], Any]
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 # ---------------------------------------------------------------------- a variable that is written, and then read

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
-from itertools import permutations
 from typing import Any
 
 import pytest
 
+from tests.unit.runtime.sessions import sessions
 from whale_nebula.errors import InputMismatchError, OptionError
 from whale_nebula.feed.checks import refuse_unshared
-from whale_nebula.runtime.session.session import Session
-from whale_nebula.transport import MemoryNetwork
 
 WORKERS = ("a/0", "a/1", "b/0")
 MATES = {"a/0": ["a/1"], "a/1": ["a/0"], "b/0": []}
@@ -22,12 +20,10 @@ def told(
     inputs: dict[str, Any], marks: dict[str, int], readers: dict[str, set[str]] | None = None
 ) -> list[dict[str, Any]]:
     """All announce a step and check it; what each heard of the others."""
-    network = MemoryNetwork()
-    links = {(one, other): network.link(one, other, one, other) for one, other in permutations(WORKERS, 2)}
+    found = sessions(WORKERS)
 
     def one(worker: str) -> Any:
-        own = {there: link for (here, there), link in links.items() if here == worker}
-        session = Session(worker, own, patience=10.0)
+        session = found[worker]
         own_inputs = {"x": inputs.get(worker, [1, 2])}
         sheet = {"program": 1, "name": "step", "step": 3, "rows": 4, "inputs": own_inputs, "alike": {"a/0, a/1": 7}}
         session.start_step(sheet, marks[worker], MATES[worker], readers or {})

@@ -13,17 +13,10 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.unit.report.making import full
 from whale_nebula.report.records import EXCHANGE, ONCE
-from whale_nebula.runtime.step.scalars import scalar_results
+from whale_nebula.runtime.step.results import scalar_results
 from whale_nebula.runtime.tensorboard import EventFiles
 
 ROWS, WIDTH = 8, 16
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def training_step(phases: int = 1) -> Callable[[Any], Any]:

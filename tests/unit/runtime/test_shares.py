@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,6 @@ import whale_nebula as nb
 from tests.unit.runtime.test_replicas import X, Y, close, model, trained
 
 LINE = "1gbit,0ms"
-
-
-@pytest.fixture(autouse=True)
-def no_run() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def config(*speeds: float) -> dict[str, Any]:
@@ -93,5 +85,5 @@ def test_an_order_is_a_part_of_the_plan_and_of_its_file(tmp_path: Path) -> None:
     found[0].save(tmp_path / "plan.json")
     again = nb.Plan.load(tmp_path / "plan.json")
     assert again.stages["c1"].order == (1, 0, 1) and again.difference(found[0]) is None
-    assert found[1].difference(again) == ("the order of the replicas of stage 'c1' is the plain one here, 1 0 1 there")
+    assert (found[1].difference(again) or "").endswith("in 2 replicas, in the order 1 0 1 there")
     assert found[1].to_text().count("replicas take") == 0

@@ -16,7 +16,7 @@ from whale_nebula.ir.routing import Seat, order, shares, take_counts
 from whale_nebula.ir.text import from_text
 from whale_nebula.report.records import Span
 from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock
-from whale_nebula.runtime.step.measurements import (
+from whale_nebula.runtime.step.speeds import (
     EVERY,
     WORTH,
     Look,

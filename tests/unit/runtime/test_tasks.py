@@ -2,30 +2,19 @@
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import permutations
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
+from tests.unit.runtime.sessions import sessions
 from whale_nebula.errors import LinkClosedError, PlanMismatchError, RemoteFailureError
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.session.rendezvous import open_among, prepare_task, tasks_of
-from whale_nebula.runtime.session.session import Session
 from whale_nebula.tf import collectives as tf_collectives
-from whale_nebula.transport import MemoryNetwork
 
 MATES = ("a/0", "a/1")
 WORKERS = (*MATES, "b/0")
-
-
-def sessions() -> dict[str, Session]:
-    network = MemoryNetwork()
-    links = {(one, other): network.link(one, other, one, other) for one, other in permutations(WORKERS, 2)}
-    return {
-        worker: Session(worker, {there: link for (here, there), link in links.items() if here == worker}, patience=10.0)
-        for worker in WORKERS
-    }
 
 
 def others(worker: str) -> list[str]:
@@ -34,7 +23,7 @@ def others(worker: str) -> list[str]:
 
 def exchanged(doing: Mapping[str, str]) -> list[Any]:
     """What the mates hear, while the worker of another cluster says and hears nothing."""
-    found = sessions()
+    found = sessions(WORKERS)
     with ThreadPoolExecutor(len(doing)) as pool:
         asked = [
             pool.submit(found[worker].exchange, what, {"address": str(number)}, others(worker))
@@ -55,11 +44,11 @@ def test_a_mate_that_is_at_something_else_is_refused() -> None:
 
 
 def test_a_mate_that_is_there_is_not_lost() -> None:
-    assert sessions()["a/0"].lost(WORKERS) is None
+    assert sessions(WORKERS)["a/0"].lost(WORKERS) is None
 
 
 def test_a_mate_that_left_or_failed_is_lost_and_others_do_not_matter() -> None:
-    found = sessions()
+    found = sessions(WORKERS)
     found["a/1"].close()
     assert isinstance(found["a/0"].lost(["a/1"]), LinkClosedError)
     found["b/0"].fail(ValueError("a NaN"))
@@ -69,7 +58,7 @@ def test_a_mate_that_left_or_failed_is_lost_and_others_do_not_matter() -> None:
 
 def test_where_tensorflow_had_started_in_one_all_do_without() -> None:
     tf.constant(1.0)
-    found = sessions()
+    found = sessions(WORKERS)
     with ThreadPoolExecutor(len(MATES)) as pool:
         asked = [pool.submit(open_among, found[worker], dict.fromkeys(others(worker), "127.0.0.1")) for worker in MATES]
         assert [each.result() for each in asked] == [None, None]

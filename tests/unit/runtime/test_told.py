@@ -33,7 +33,7 @@ def test_a_change_that_both_ends_see_is_said_once_and_is_a_note_of_its_boundary(
     tally = Tally()
     tally.add(NAME, SENT)
     for _ in range(2):
-        tally.changed(NAME, "fp16 -> int8")
+        tally.note_change(NAME, "fp16 -> int8")
     assert tally.changes() == (f"{NAME}: fp16 -> int8",)
     assert tally.reports()[NAME].notes == ("fp16 -> int8",)
     assert tally.notes() == ()

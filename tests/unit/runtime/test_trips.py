@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from whale_nebula.config import Links
 from whale_nebula.ir.routing import Seat
 from whale_nebula.report.records import Span
 from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock
-from whale_nebula.runtime.step.measurements import Trips, paces
+from whale_nebula.runtime.step.measured import Measured, paces_of_trips
 from whale_nebula.schedule.lines import Work, uniform
 from whale_nebula.schedule.schedules import Pace, limits
 from whale_nebula.schedule.simulate import simulate
@@ -31,10 +32,10 @@ def seen_of(compute: float, hold: float, delay: float, count: int = 8, steps: in
     for stage in range(STAGES):
         places = (stage, _LINES[stage])
         spans, lines = ([_span(each) for each in timeline.spans if each.place == place] for place in places)
-        trips = Trips()
+        measured = Measured(CUT, [], Links())
         for _ in range(steps):
-            trips.add(clocks(stage, spans, lines))
-        told |= trips.seen()
+            measured.add(clocks(stage, spans, lines))
+        told |= measured.medians()
     return told
 
 
@@ -47,12 +48,12 @@ def _span(span: Any) -> Span:
 
 
 def limit(seen: dict[str, float]) -> int:
-    (pace,) = paces(CUT, seen)
+    (pace,) = paces_of_trips(CUT, seen)
     return limits("eager-1f1b", STAGES, 8, pace=pace)[0]
 
 
 def test_a_trip_is_the_way_there_and_back() -> None:
-    (pace,) = paces(CUT, seen_of(0.15, hold=0.07, delay=0.02))
+    (pace,) = paces_of_trips(CUT, seen_of(0.15, hold=0.07, delay=0.02))
     assert pace == Pace(pytest.approx(0.15), (pytest.approx(0.18),), pytest.approx(0.07))
 
 
@@ -77,5 +78,5 @@ def test_a_line_that_is_slower_than_the_stages_is_kept_busy_and_no_more() -> Non
 
 
 def test_before_all_have_said_something_there_is_no_pace() -> None:
-    assert paces(CUT, seen_of(0.15, hold=0.07, delay=0.02, steps=1) | {}) == [Pace(0.15, (0.15,), 0.0)]
-    assert paces(CUT, {}) == []
+    assert paces_of_trips(CUT, seen_of(0.15, hold=0.07, delay=0.02, steps=1) | {}) == [Pace(0.15, (0.15,), 0.0)]
+    assert paces_of_trips(CUT, {}) == []

@@ -1,28 +1,17 @@
 """Before an update all processes say whether the step is to be left out, and all do the same."""
 
 from concurrent.futures import ThreadPoolExecutor
-from itertools import permutations
 
 import pytest
 
+from tests.unit.runtime.sessions import sessions
 from whale_nebula.errors import PlanMismatchError
-from whale_nebula.runtime.session.session import Session
-from whale_nebula.transport import MemoryNetwork
 
 WORKERS = ("a/0", "b/0", "c/0")
 
 
-def sessions() -> dict[str, Session]:
-    network = MemoryNetwork()
-    links = {(one, other): network.link(one, other, one, other) for one, other in permutations(WORKERS, 2)}
-    return {
-        worker: Session(worker, {there: link for (here, there), link in links.items() if here == worker}, patience=10.0)
-        for worker in WORKERS
-    }
-
-
 def votes(*reasons: str, phases: tuple[int, ...] = (0, 0, 0)) -> list[list[str]]:
-    found = sessions()
+    found = sessions(WORKERS)
     with ThreadPoolExecutor(len(WORKERS)) as pool:
         asked = [
             pool.submit(found[worker].vote, "step", 4, phase, why)

@@ -14,13 +14,6 @@ from whale_nebula.capture.step import signature
 from whale_nebula.runtime.step.step import Step, takes, widen_signature
 
 
-@pytest.fixture(autouse=True)
-def closed():
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 def _form(*shape: int, dtype: str = "float32", **plain: Any) -> Any:
     return signature([("x", np.zeros(shape, dtype)), *plain.items()])[0]
 

@@ -12,13 +12,6 @@ from whale_nebula.capture.step import capture, signature
 from whale_nebula.runtime.step.engine import Engine, engine
 
 
-@pytest.fixture(autouse=True)
-def closed_run() -> Any:
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 def ran(middle: Any, jit: bool = True, links: str | None = None) -> Engine:
     """A training step of two stages with `middle` in the second, run once."""
     if links is not None:

@@ -178,15 +178,6 @@ def test_what_it_cannot_say_is_refused_where_it_is_written(mapping: Any, words: 
     assert caught.value.mend
 
 
-@pytest.mark.parametrize(
-    ("pattern", "meant"), [("a(", r"'a\\('"), ("*dense*", "'.*dense.*'"), ("enc/[0", r"'enc/\\[0'"), ("a**", "'a*.*'")]
-)
-def test_a_regex_is_mended_where_it_is_wrong(pattern: str, meant: str) -> None:
-    with pytest.raises(OptionError) as caught:
-        placement({pattern: "gpu"})
-    assert caught.value.mend == meant
-
-
 def test_one_name_is_not_given_to_two_clusters() -> None:
     with pytest.raises(StageIdentityError, match="stage 'a' is on cluster 'npu'"):
         placement({"x": nb.stage(name="a", cluster="gpu"), "y": nb.stage(name="a", cluster="npu")})

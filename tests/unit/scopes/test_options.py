@@ -129,14 +129,6 @@ def test_flags_objects_and_texts_become_one_codec(scope: Any, codec: object) -> 
     assert options(scope())["codec"] == codec
 
 
-@pytest.mark.parametrize(("word", "meant"), [("float16", "fp16"), ("half", "fp16"), ("bfloat16", "bf16")])
-def test_what_others_call_an_option_is_understood(word: str, meant: str) -> None:
-    with pytest.raises(OptionError) as caught:
-        nb.compress(**{word: True})
-    assert caught.value.mend == f"did you mean {meant!r}? nb.compress({meant}=True)"
-    assert caught.value.why.startswith("its options are 'codec', 'svd', 'rank', 'topk', 'fp16'")
-
-
 pytestmark = pytest.mark.filterwarnings("ignore:.*holds no step")
 
 

@@ -126,7 +126,7 @@ class Auto:
         if choice.rung == state.rung:
             return
         self.states.put(direction.key, replace(state, rung=choice.rung))
-        tally.changed(direction.label, f"auto takes {direction.way.rungs[choice.rung] or NONE}: {choice}")
+        tally.note_change(direction.label, f"auto takes {direction.way.rungs[choice.rung] or NONE}: {choice}")
 
 
 def _tell_unseen(direction: Direction, outlook: Outlook, tally: Tally) -> None:

@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.ir.cut import Boundary, Cut
-from whale_nebula.ir.routing import Routing
+from whale_nebula.ir.routing import Routing, Seat
 from whale_nebula.spec import Spec, Value
 
 AT = " at "
 """Between a channel's name and the host whose end of it a state is of."""
+SKIP = "skip"
+"""What `nonfinite` says where a step with a NaN is to be left out."""
 LANE = " by "
 """Between its name and the hosts that it joins, where replicas make several channels of one boundary."""
 
@@ -38,22 +40,42 @@ class Crossing:
     label: str = ""
     name: str = ""
 
-    @property
+    @cached_property
     def back(self) -> bool:
         """Whether it is a gradient."""
         return self.kind == "backward"
 
+    @cached_property
+    def ids(self) -> Value | None:
+        """The ids of samples of which differences are sent."""
+        return None if self.back or self.boundary is None else self.boundary.ids
+
+    @cached_property
+    def tensor(self) -> Value:
+        """What crosses forward: the value itself, or that of which this is the gradient."""
+        return self.value if self.boundary is None else self.boundary.value
+
 
 class Lane(NamedTuple):
-    """The way of one micro-batch: the hosts that send and read it, `name` where these are not always the same, and the
-    first micro-batch of a step (`lead`) and the last one before it (`before`) that go the same way.
+    """The way of one micro-batch, as a plan fixes it: the replica that sends it (`seat`) and its host, those that read
+    it (`seats`, by stage), how many other stages read it on each host, and which of these hosts take it `packed` by the
+    codec of its way. `name` is there where the hosts are not always the same; `lead` is the first micro-batch of a step
+    that goes this way, and `before` the last one that went before it.
     """
 
+    seat: Seat
     home: str
-    hosts: tuple[str, ...]
+    seats: Mapping[int, tuple[str, Seat]]
+    readers: Mapping[str, int]
+    packed: frozenset[str]
     name: str
     lead: int
     before: int | None
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts to which it goes."""
+        return tuple(host for host in self.readers if host != self.home)
 
 
 @dataclass(frozen=True)
@@ -106,13 +128,23 @@ class Crossings:
         """The way of a micro-batch."""
         key = crossing.value, micro_batch
         if key not in self._lanes:
-            home, *others = self._hosts(crossing, micro_batch)
-            moving = not self.routing.replicated.isdisjoint((crossing.source, *crossing.readers))
-            name = f"{home}->{','.join(others)}" if moving else ""
-            earlier = [m for m in range(micro_batch) if self._hosts(crossing, m) == (home, *others) or not name]
-            first, last = (earlier[0], earlier[-1]) if earlier else (micro_batch, None)
-            self._lanes[key] = Lane(home, tuple(others), name, first, last)
+            self._lanes[key] = self._make_lane(crossing, micro_batch)
         return self._lanes[key]
+
+    def _make_lane(self, crossing: Crossing, micro_batch: int) -> Lane:
+        home, *others = self._hosts(crossing, micro_batch)
+        moving = not self.routing.replicated.isdisjoint((crossing.source, *crossing.readers))
+        name = f"{home}->{','.join(others)}" if moving else ""
+        earlier = [m for m in range(micro_batch) if self._hosts(crossing, m) == (home, *others) or not name]
+        first, last = (earlier[0], earlier[-1]) if earlier else (micro_batch, None)
+        routing = self.routing
+        seats = {s: (routing.host(s, micro_batch), routing.seat(s, micro_batch)) for s in crossing.readers}
+        readers = dict.fromkeys((host for host, _ in seats.values()), 0)
+        for stage, (host, _) in seats.items():
+            readers[host] += stage != crossing.source
+        takes = not crossing.way.plain or crossing.way.nonfinite == SKIP
+        far = {host for host in others if takes and self.cluster(host) != self.cluster(home)}
+        return Lane(routing.seat(crossing.source, micro_batch), home, seats, readers, frozenset(far), name, first, last)
 
     def lanes(self, crossing: Crossing) -> tuple[Lane, ...]:
         """Every lane of it, by its first micro-batch."""

@@ -19,7 +19,7 @@ from whale_nebula.codec.packing import Dims, Payload, join, read_payload, split,
 from whale_nebula.codec.sizes import elides, fitting, nbytes
 from whale_nebula.codec.way import NONE, Way
 from whale_nebula.errors import NonFiniteError, RemoteProtocolError
-from whale_nebula.runtime.exchange.crossing import AT, LANE
+from whale_nebula.runtime.exchange.crossing import AT, LANE, SKIP
 from whale_nebula.runtime.exchange.state import (
     At,
     ChannelState,
@@ -33,7 +33,6 @@ from whale_nebula.transport.protocol import Packed
 
 MEASURE_EVERY = 50
 LADDER_EVERY = 10  # steps, between two looks at the next precision
-SKIP = "skip"
 _CLAMPED = ("numbers beyond 65504 are clamped by fp16",)
 _SLACK = 16  # bytes that packed whole numbers may take more than the numbers themselves
 
@@ -52,11 +51,9 @@ class _Made(NamedTuple):
 
 
 @dataclass
-class End:
-    """One end of a direction of a boundary.
-
-    `name` is that of reports, `key` that of its state; `back` says that it is the gradient. Samples whose differences
-    are sent take at most `limit` bytes here.
+class _End:
+    """An end of a boundary, or of its gradient (`back`). `name` is that of reports, `key` that of its state; samples
+    whose differences are sent take at most `limit` bytes here.
     """
 
     name: str
@@ -66,10 +63,13 @@ class End:
     back: bool = False
     limit: int = deltas.LIMIT
 
+    def _cache(self, state: ChannelState) -> Cache:
+        return Cache(self.limit) if state.held is None else state.held
+
 
 @dataclass
-class Outgoing(End):
-    """Makes the tensors of one boundary, or of its gradient, small. `stage` makes what is sent."""
+class Outgoing(_End):
+    """Makes tensors small. `stage` makes what is sent."""
 
     stage: str = ""
 
@@ -79,7 +79,7 @@ class Outgoing(End):
         """What crosses for a micro-batch, and what its gradient will be treated with. `ids` are those of samples."""
         began = perf_counter()
         state, asked = self._begin(x, at)
-        residue = residue or Residue(_mark_rows(rows, x, asked), dims=tuple(x.shape))
+        residue = residue or Residue(None if rows is None else _mark_rows(rows, x, asked), dims=tuple(x.shape))
         made = self._encode(x, asked, state, at, residue, ids, tally)
         seconds, state, notes = perf_counter() - began, made.state, made.notes
         if asked not in (None, made.codec) and not tally.left_out:
@@ -115,10 +115,13 @@ class Outgoing(End):
     def _encode(
         self, x: Any, asked: Codec | None, state: ChannelState, at: At, residue: Residue, ids: Any, tally: Tally
     ) -> _Made:
-        way, dims, kept = self.way, tuple(x.shape), _select_rows(x, residue.rows)
+        way, dims = self.way, tuple(x.shape)
+        kept = x if residue.rows is None else _select_rows(x, residue.rows)
         exact = way.lossless or way.cast is not None
         codec = asked if exact else fitting(asked, x.dtype.name, tuple(kept.shape), taken=residue.taken)
-        if self._is_watched(codec, dims, at) and not is_whole(kept):
+        structure, differs = None if codec is None else codec.structure, codec is not None and way.delta is not None
+        remembers = differs or (structure is not None and structure.remembers(dims))
+        if (remembers or (at.training and way.nonfinite == SKIP)) and not is_whole(kept):
             self._leave_out(at, tally)
             return _Made(x, None, Residue(dims=dims), state)
         if codec is not None and way.cast is not None:
@@ -129,7 +132,7 @@ class Outgoing(End):
         if codec is None and residue.rows is None and not way.zstd:
             return _Made(x, None, residue, state)
         if way.delta is not None and deltas.keeps_differences(codec, dims, ids):
-            held = Cache(self.limit) if state.held is None else state.held
+            held = self._cache(state)
             notes, stamp = deltas.doubts(held, dims, ids), held.stamp(ids)
             data, again = deltas.encode(codec, x, ids, held, residue.rows)
             packed = self._pack(x, codec, stamp, Payload(data, residue.rows, changes=True))
@@ -173,9 +176,10 @@ class Outgoing(End):
 
     def _measure_error(self, x: Any, made: _Made, state: ChannelState) -> float:
         """How far what the other side reads is from what is sent."""
-        kept, again = _select_rows(x, made.residue.rows), made.again
+        rows, again = made.residue.rows, made.again
+        kept = x if rows is None else _select_rows(x, rows)
         if again is not None:
-            again = _select_rows(again, made.residue.rows)
+            again = again if rows is None else _select_rows(again, rows)
         elif not isinstance(made.payload, Packed):
             again = blocks.restore(made.payload, x.dtype.name)
         else:
@@ -184,14 +188,6 @@ class Outgoing(End):
             held = made.residue.structure if follows else state.structure
             again, _ = codec.restore(made.data, tuple(kept.shape), x.dtype.name, held)
         return distance(kept, again)
-
-    def _is_watched(self, codec: Codec | None, dims: Dims, at: At) -> bool:
-        """Whether a tensor is looked at for what is not finite, which takes a pass over it."""
-        if at.training and self.way.nonfinite == SKIP:
-            return True
-        structure = None if codec is None else codec.structure
-        remembers = structure is not None and structure.remembers(dims)
-        return remembers or (codec is not None and self.way.delta is not None)
 
     def _leave_out(self, at: At, tally: Tally) -> None:
         """Leave the step out; where it must not be, raise the error that stops the run. Nothing in an evaluation."""
@@ -211,11 +207,8 @@ class Outgoing(End):
 
 
 @dataclass
-class Incoming(End):
-    """Makes the tensors of one boundary, or of its gradient, whole again.
-
-    `dtype` is the type of a tensor that crosses as an array of another one.
-    """
+class Incoming(_End):
+    """Makes tensors whole again. `dtype` is the type of a tensor that crosses as an array of another one."""
 
     dtype: str = ""
 
@@ -261,7 +254,9 @@ class Incoming(End):
         x, left = (codec or PLAIN).restore(payload.data, dims, came.dtype, held)
         if not self.back:
             residue = Residue(rows, left, came.dims, structure is not None)
-        return codec, _whole(x, rows, came.dims), residue
+        if rows is not None:  # with zeros in the rows that were not sent
+            x = tf.scatter_nd(tf.where(rows), x, [prod(came.dims[:-1]), came.dims[-1]])
+        return codec, tf.reshape(x, came.dims), residue
 
     def _read(self, came: Packed, structure: Structure | None) -> Payload:
         news, most = 0, came.raw_bytes + _SLACK * self.way.lossless
@@ -274,7 +269,7 @@ class Incoming(End):
     def _decode_changes(self, codec: Codec | None, payload: Payload, came: Packed, ids: Any) -> Any:
         """The tensor of which changes of samples came, to what both sides must hold alike."""
         state = self.states.of(self.key)
-        held = Cache(self.limit) if state.held is None else state.held
+        held = self._cache(state)
         if ids is not None and held.stamp(ids) != came.state:
             raise self._unlike("of what they hold, or different samples", came.state, held.stamp(ids))
         made = deltas.decode(codec, payload.data, came.dims, ids, held, payload.rows)
@@ -342,7 +337,7 @@ def rounding_key(name: str, at: At) -> np.ndarray:
 
 def _mark_rows(rows: Any, x: Any, codec: Codec | None) -> Any:
     """One truth value for each row of the matrix, or None: all are sent."""
-    if rows is None or x.shape.rank < 1:
+    if x.shape.rank < 1:
         return None
     marks, dims = np.asarray(rows).astype(bool).reshape(-1), tuple(x.shape)
     fits = marks.size == prod(dims[:-1]) and elides(codec, x.dtype.name, dims, int(marks.sum()))
@@ -350,12 +345,5 @@ def _mark_rows(rows: Any, x: Any, codec: Codec | None) -> Any:
 
 
 def _select_rows(x: Any, rows: Any) -> Any:
-    """The rows that are sent, as a matrix; the tensor itself where all are."""
-    return x if rows is None else tf.boolean_mask(tf.reshape(x, [-1, x.shape[-1]]), rows)
-
-
-def _whole(x: Any, rows: np.ndarray | None, dims: Dims) -> Any:
-    """With zeros in the rows that were not sent."""
-    if rows is None:
-        return tf.reshape(x, dims)
-    return tf.reshape(tf.scatter_nd(tf.where(rows), x, [prod(dims[:-1]), dims[-1]]), dims)
+    """The rows that are sent, as a matrix."""
+    return tf.boolean_mask(tf.reshape(x, [-1, x.shape[-1]]), rows)

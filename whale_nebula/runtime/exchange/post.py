@@ -12,138 +12,179 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 import tensorflow as tf
 
-from whale_nebula.errors import DeadlineError
+from whale_nebula.errors import DeadlineError, RemoteProtocolError
 from whale_nebula.ir.routing import Seat
+from whale_nebula.runtime.exchange.auto import Outlook
 from whale_nebula.runtime.exchange.channels import Channels
-from whale_nebula.runtime.exchange.crossing import Crossing
+from whale_nebula.runtime.exchange.crossing import Crossing, Lane
+from whale_nebula.runtime.exchange.state import At, Residue, Tally
 from whale_nebula.runtime.step.clock import StageClock
 from whale_nebula.spec import Value
 from whale_nebula.transport.protocol import Key, KeyKind, Link, Packed
 
+Place = tuple[str, Value, int]
+"""A value of a micro-batch at a host."""
+
 
 @dataclass
 class Post:
-    """The exchange of one step, shared by the stages of a process."""
+    """The exchange of one step, shared by the stages of a process.
+
+    `slices` are the inputs of each micro-batch and `rows` their numbers of rows; `outlook` is what is known of the step
+    beforehand.
+    """
 
     channels: Channels
     links: Mapping[tuple[str, str], Link]
     program: int
     step: int
     patience: float
+    slices: Sequence[Sequence[Any]] = ()
+    rows: Sequence[int] = ()
+    outlook: Outlook = field(default_factory=Outlook)
     here: Callable[[str], bool] = lambda host: True
     clocks: Mapping[Seat, StageClock] = field(default_factory=dict)
-    _shelf: dict[tuple[str, Value, int], Any] = field(default_factory=dict)
-    _left: dict[tuple[str, Value, int], int] = field(default_factory=dict)
-    _coded: set[tuple[str, Value, int]] = field(default_factory=set)
+    tally: Tally = field(default_factory=Tally)
+    _residues: dict[Place, Residue] = field(default_factory=dict)
+    _shelf: dict[Place, Any] = field(default_factory=dict)
+    _left: dict[Place, int] = field(default_factory=dict)
+    _coded: set[Place] = field(default_factory=set)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _failed: BaseException | None = None
 
     def __post_init__(self) -> None:
-        self.crossings, self.routing = self.channels.crossings, self.channels.routing
+        self.crossings = self.channels.crossings
+        self._before = self.channels.states.copy()
+        self.channels.auto.choose(self.outlook, self.channels.last, self.tally)
 
-    def put(
-        self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any, rows: Any = None
-    ) -> None:
+    def undo(self) -> None:
+        """The step failed, or is left out: what channels remember is as it was before it."""
+        self.channels.states.restore(self._before)
+
+    def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
         """Give a value to other stages: once to each host."""
         crossing = self.crossings.by_value[value]
-        home, cluster = self.routing.host(source, micro_batch), self.crossings.cluster
-        encoded = None
-        for host in dict.fromkeys(self.routing.host(d, micro_batch) for d in destinations):
-            if host == home:
-                self._lay(host, value, micro_batch, tensor)
-            elif cluster(home) == cluster(host) or not self.channels.takes(value):
-                self._send(crossing, home, host, micro_batch, tensor, _size(tensor))
+        lane = self.crossings.lane(crossing, micro_batch)
+        packed = None
+        for host in lane.readers:
+            if host == lane.home:
+                self._lay(lane, (host, value, micro_batch), tensor)
+            elif host not in lane.packed:
+                self._send(crossing, lane.home, host, micro_batch, tensor, tensor)
             else:
-                if encoded is None:
-                    with self._coding("encode", crossing, source, home, micro_batch):
-                        encoded = self.channels.encode(value, tensor, home, self.step, micro_batch, rows)
-                self._send(crossing, home, host, micro_batch, encoded, _size(tensor))
+                if packed is None:
+                    packed = self._pack(crossing, lane, micro_batch, tensor, rows)
+                self._send(crossing, lane.home, host, micro_batch, packed, tensor)
 
-    @contextlib.contextmanager
-    def _coding(self, what: str, crossing: Crossing, stage: int, host: str, micro_batch: int) -> Iterator[None]:
-        """A codec takes the time of the stage that sends, or that is the first to read. What an end of a channel
-        remembers goes from micro-batch to micro-batch, whichever replica here is faster.
-        """
-        value, before = crossing.value, self.crossings.lane(crossing, micro_batch).before
-        clock = (
-            None
-            if crossing.way.codec is None and crossing.way.plain
-            else self.clocks.get(self.routing.seat(stage, micro_batch))
-        )
-        with (
-            contextlib.nullcontext() if clock is None else clock.codes(what, crossing.kind, micro_batch, crossing.phase)
-        ):
-            if before is not None:
-                with self._changed:
-                    self._await(lambda: (host, value, before) in self._coded, value, host, before)
-            yield
-            with self._changed:
-                self._coded.add((host, value, micro_batch))
-                self._changed.notify_all()
-
-    def _send(self, crossing: Crossing, home: str, host: str, micro_batch: int, tensor: Any, raw: int) -> None:
-        link = self.links[home, host]
-        by_reference = isinstance(tensor, Packed) or self.here(host)
-        payload = tensor if by_reference else tensor.numpy()
-        size = tensor.nbytes if isinstance(tensor, Packed) else _size(tensor)
-        link.send(self._key(crossing, micro_batch, home, host), payload, raw_bytes=raw, size=size)
+    def _send(self, crossing: Crossing, home: str, host: str, micro_batch: int, given: Any, tensor: Any) -> None:
+        """Send what crosses in the place of a tensor."""
+        raw = int(tensor.shape.num_elements()) * tensor.dtype.size  # tf.size would run an op
+        if isinstance(given, Packed):
+            size = given.nbytes
+        else:
+            size = int(given.shape.num_elements()) * given.dtype.size
+            given = given if self.here(host) else given.numpy()
+        self.links[home, host].send(self._key(crossing, micro_batch, home, host), given, raw_bytes=raw, size=size)
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
         """Take a value; the first stage of a host to ask for it waits at the link for all."""
         crossing = self.crossings.by_value[value]
-        host, home = self.routing.host(stage, micro_batch), self.routing.host(crossing.source, micro_batch)
-        if host != home and self._first(host, value, micro_batch):
-            x = self.links[host, home].receive(self._key(crossing, micro_batch, home, host), self.patience)
-            if self.crossings.cluster(home) == self.crossings.cluster(host) or not self.channels.takes(value):
-                x = tf.convert_to_tensor(x)
-            else:
-                with self._coding("decode", crossing, stage, host, micro_batch):
-                    x = self.channels.decode(value, x, host, micro_batch)
-            self._lay(host, value, micro_batch, x)
-        return self._take(host, value, micro_batch)
+        lane = self.crossings.lane(crossing, micro_batch)
+        host, seat = lane.seats[stage]
+        place = host, value, micro_batch
+        with self._changed:
+            first = host != lane.home and place not in self._left
+            self._left.setdefault(place, lane.readers[host])
+        if first:
+            key = self._key(crossing, micro_batch, lane.home, host)
+            came = self.links[host, lane.home].receive(key, self.patience)
+            packed = host in lane.packed
+            made = self._unpack(crossing, lane, place, seat, came) if packed else tf.convert_to_tensor(came)
+            self._lay(lane, place, made)
+        with self._changed:
+            if place not in self._shelf:
+                self._wait_for(self._shelf, place)
+            self._left[place] -= 1
+            return self._shelf[place] if self._left[place] else self._shelf.pop(place)
 
     def _key(self, crossing: Crossing, micro_batch: int, home: str, host: str) -> Key:
         kind = cast(KeyKind, crossing.kind)
         return Key(kind, self.program, self.step, crossing.phase, micro_batch, crossing.number, home, host)
 
-    def _readers(self, host: str, value: Value, micro_batch: int) -> int:
-        crossing = self.crossings.by_value[value]
-        readers = (stage for stage in crossing.readers if stage != crossing.source)
-        return sum(self.routing.host(stage, micro_batch) == host for stage in readers)
+    # ------------------------------------------------------------------ codecs
+    def _pack(self, crossing: Crossing, lane: Lane, micro_batch: int, tensor: Any, rows: Any) -> Any:
+        """What crosses for a tensor."""
+        at = At(self.step, micro_batch, self.channels.training, self.channels.seed, lane.lead)
+        end = self.channels.end(crossing, lane.home, lane.name, out=True)
+        place, ids = (lane.home, crossing.tensor, micro_batch), crossing.ids and self._ids(crossing.ids, micro_batch)
+        with self._coding("encode", crossing, lane, (lane.home, crossing.value, micro_batch), lane.seat):
+            before = self._residues.get(place) if crossing.back else None
+            payload, after = end.send(tensor, at, self.tally, before, rows, ids)
+            if not crossing.back:
+                self._residues[place] = after
+        return payload
 
-    def _first(self, host: str, value: Value, micro_batch: int) -> bool:
-        key = (host, value, micro_batch)
-        with self._changed:
-            if key in self._left:
-                return False
-            self._left[key] = self._readers(*key)
-            return True
+    def _unpack(self, crossing: Crossing, lane: Lane, taken: Place, seat: Seat, came: Any) -> Any:
+        """The tensor for which that crossed."""
+        host, _, micro_batch = taken
+        end = self.channels.end(crossing, host, lane.name, out=False)
+        place, ids = (host, crossing.tensor, micro_batch), crossing.ids and self._ids(crossing.ids, micro_batch)
+        first = self.channels.training and micro_batch == lane.lead
+        with self._coding("decode", crossing, lane, taken, seat):
+            if isinstance(came, Packed) and self.rows and crossing.boundary is not None:
+                # a few bytes may unpack to any number of rows: refuse what has another number than the micro-batch
+                entries = self.channels.entries.get(crossing.tensor)
+                due = came.dims[0] if entries is None else entries * self.rows[micro_batch]
+                if came.dims[0] != due:
+                    raise RemoteProtocolError(
+                        f"{end.name} came with {came.dims[0]} rows, where {due} are due", where=end.name
+                    )
+            before = self._residues.get(place) if crossing.back else None
+            tensor, after = end.take(came, self.tally, before, ids, first=first)
+            if not crossing.back:
+                self._residues[place] = after
+        return tensor
 
-    def _lay(self, host: str, value: Value, micro_batch: int, tensor: Any) -> None:
-        key = (host, value, micro_batch)
+    def _ids(self, ids: Value, micro_batch: int) -> Any:
+        leaf = self.channels.cut.program.leaf_ops[ids.op]
+        return np.asarray(self.slices[micro_batch][leaf]).astype(np.int64).reshape(-1)
+
+    @contextlib.contextmanager
+    def _coding(self, what: str, crossing: Crossing, lane: Lane, place: Place, seat: Seat) -> Iterator[None]:
+        """A codec takes the time of the stage that sends, or that is the first to read. What an end of a channel
+        remembers goes from micro-batch to micro-batch, whichever replica here is faster.
+        """
+        host, value, micro_batch = place
+        clock = None if crossing.way.plain else self.clocks.get(seat)
+        timed = None if clock is None else clock.codes(what, crossing.kind, micro_batch, crossing.phase)
+        with timed or contextlib.nullcontext():
+            if lane.before is not None and (host, value, lane.before) not in self._coded:
+                with self._changed:
+                    self._wait_for(self._coded, (host, value, lane.before))
+            yield
+            with self._changed:
+                self._coded.add(place)
+                self._changed.notify_all()
+
+    # ------------------------------------------------------------------ the shelf of a host
+    def _lay(self, lane: Lane, place: Place, tensor: Any) -> None:
         with self._changed:
-            self._left.setdefault(key, self._readers(*key))
-            self._shelf[key] = tensor
+            self._left.setdefault(place, lane.readers[place[0]])
+            self._shelf[place] = tensor
             self._changed.notify_all()
 
-    def _take(self, host: str, value: Value, micro_batch: int) -> Any:
-        key = (host, value, micro_batch)
-        with self._changed:
-            self._await(lambda: key in self._shelf, value, host, micro_batch)
-            self._left[key] -= 1
-            return self._shelf[key] if self._left[key] else self._shelf.pop(key)
-
-    def _await(self, ready: Callable[[], bool], value: Value, host: str, micro_batch: int | None) -> None:
+    def _wait_for(self, ready: Mapping[Place, Any] | set[Place], place: Place) -> None:
         """Until something holds of a micro-batch of a value here; a failed stage, and patience, end it."""
-        come = self._changed.wait_for(lambda: ready() or self._failed is not None, self.patience)
+        come = self._changed.wait_for(lambda: place in ready or self._failed is not None, self.patience)
         if self._failed is not None:
             raise self._failed
         if not come:
-            raise self._late(value, host, micro_batch)
+            raise self._late(*place)
 
-    def _late(self, value: Value, host: str, micro_batch: int | None) -> DeadlineError:
+    def _late(self, host: str, value: Value, micro_batch: int) -> DeadlineError:
         crossing = self.crossings.by_value[value]
         stage = self.crossings.cut.program.stages[crossing.source].key
         return DeadlineError(
@@ -163,7 +204,3 @@ class Post:
     def leftover(self) -> int:
         """Values that nobody took; 0 after a step."""
         return len(self._shelf)
-
-
-def _size(tensor: Any) -> int:
-    return int(tensor.shape.num_elements()) * tensor.dtype.size  # tf.size would run an op

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import functools
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -16,6 +17,9 @@ from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.exchange.crossing import AT
 from whale_nebula.transport.protocol import Packed
 from whale_nebula.wire.frame import frame_count, wire_bytes
+
+codec_name = functools.cache(str)
+"""The text of a codec, which is asked for with every tensor."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class ChannelState:
     codec: str = ""
     error: float | None = None
 
-    def saved(self) -> ChannelState:
+    def copy(self) -> ChannelState:
         """As it is now, whatever is written to what it holds."""
         return self if self.held is None else replace(self, held=self.held.copy())
 
@@ -50,14 +54,11 @@ class States:
 
     def of(self, name: str) -> ChannelState:
         """The state of a channel of this model; a fresh one at first."""
-        return self.held.get(self._full(name), ChannelState())
+        return self.held.get(f"model {self.model}: {name}", ChannelState())
 
     def put(self, name: str, state: ChannelState) -> None:
         """Remember."""
-        self.held[self._full(name)] = state
-
-    def _full(self, name: str) -> str:
-        return f"model {self.model}: {name}"
+        self.held[f"model {self.model}: {name}"] = state
 
     def forget(self, models: Collection[int]) -> None:
         """Drop what belongs to models that are gone."""
@@ -69,7 +70,7 @@ class States:
         """Those that both sides must have alike, by channel: the highest that an end of it holds here. Of `ends`, the
         channels that have one here, it is 0 where nothing is held.
         """
-        found = dict.fromkeys(map(self._full, ends), 0)
+        found = dict.fromkeys((f"model {self.model}: {name}" for name in ends), 0)
         for name, state in self.held.items():
             channel = name.partition(AT)[0]
             if state.version:
@@ -91,9 +92,9 @@ class States:
                 del self.held[name]
         return unlike
 
-    def saved(self) -> dict[str, ChannelState]:
+    def copy(self) -> dict[str, ChannelState]:
         """All of them as they are now: what a failed step goes back to."""
-        return {name: state.saved() for name, state in self.held.items()}
+        return {name: state.copy() for name, state in self.held.items()}
 
     def restore(self, saved: dict[str, ChannelState]) -> None:
         """As it was."""
@@ -130,7 +131,7 @@ class Residue:
     taken: bool = False
 
 
-class Said(NamedTuple):
+class StepLines(NamedTuple):
     """Lines about a step: those that are new, for the log, all of them, for its report, and why it was left out."""
 
     fresh: tuple[str, ...] = ()
@@ -140,56 +141,52 @@ class Said(NamedTuple):
 
 @dataclass
 class Tally:
-    """Adds up one step. Stages call it from their threads.
+    """What is told of one step, summed up when it is over. Stages call it from their threads.
 
     What was sent and what was taken in are kept apart: in one process both ends of a boundary are here, and its bytes
     count once. `left_out` says why the step is to be left out, and is empty where it is not.
     """
 
     left_out: str = ""
-    _sent: dict[str, BoundaryReport] = field(default_factory=dict)
-    _taken: dict[str, BoundaryReport] = field(default_factory=dict)
+    _sent: defaultdict[str, list[BoundaryReport]] = field(default_factory=lambda: defaultdict(list))
+    _taken: defaultdict[str, list[BoundaryReport]] = field(default_factory=lambda: defaultdict(list))
     _changes: dict[tuple[str, str], None] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, name: str, report: BoundaryReport) -> None:
         """More of a boundary's direction was sent."""
-        with self._lock:
-            self._sent[name] = self._sent.get(name, BoundaryReport()) + report
+        self._sent[name].append(report)
 
     def took(self, name: str, report: BoundaryReport) -> None:
         """More of it has come."""
-        with self._lock:
-            self._taken[name] = self._taken.get(name, BoundaryReport()) + report
+        self._taken[name].append(report)
 
-    def changed(self, name: str, what: str) -> None:
+    def note_change(self, name: str, what: str) -> None:
         """Something is otherwise from this step on; where both ends are here, they say the same once."""
-        with self._lock:
-            self._changes[name, what] = None
+        self._changes[name, what] = None
 
     def leave_out(self, why: str) -> None:
         """The step is to be left out; the first reason stays."""
-        with self._lock:
-            self.left_out = self.left_out or why
+        self.left_out = self.left_out or why
 
     def reports(self) -> dict[str, BoundaryReport]:
         """By name, with what changed among the notes."""
-        with self._lock:
-            return {name: self._both(name) for name in (*self._sent, *(self._taken.keys() - self._sent.keys()))}
+        return {name: self._both(name) for name in (*self._sent, *(self._taken.keys() - self._sent.keys()))}
 
     def changes(self) -> tuple[str, ...]:
         """What changed in this step, in words."""
-        with self._lock:
-            return tuple(f"{name}: {what}" for name, what in self._changes)
+        return tuple(f"{name}: {what}" for name, what in self._changes)
 
     def notes(self) -> tuple[str, ...]:
         """What is otherwise than one would think, and stays so."""
-        with self._lock:
-            both = (*self._sent.items(), *self._taken.items())
-            return tuple(dict.fromkeys(f"{name}: {note}" for name, report in both for note in report.notes))
+        both = (*self._sent.items(), *self._taken.items())
+        return tuple(
+            dict.fromkeys(f"{name}: {note}" for name, reports in both for each in reports for note in each.notes)
+        )
 
     def _both(self, name: str) -> BoundaryReport:
-        sent, taken = self._sent.get(name), self._taken.get(name)
+        sent, taken = (
+            sum(each[name], BoundaryReport()) if name in each else None for each in (self._sent, self._taken)
+        )
         found = sent or taken or BoundaryReport()
         if sent is not None and taken is not None:
             found = replace(sent, decode_seconds=taken.decode_seconds) + BoundaryReport(notes=taken.notes)
@@ -204,12 +201,12 @@ def note_changes(
     """
     if way.lossless:  # whole numbers cross as they are where that is less
         return replace(after, error=0.0)
-    told, known = str(codec or NONE), after.codec or (NONE if way.auto else "")
+    told, known = codec_name(codec or NONE), after.codec or (NONE if way.auto else "")
     if known and told != known:
-        tally.changed(name, f"{known} -> {told}")
+        tally.note_change(name, f"{known} -> {told}")
     structure = None if codec is None else codec.structure
     if structure is not None and before.version != after.version:
-        tally.changed(name, f"{structure.keeps} {before.version} -> {after.version}")
+        tally.note_change(name, f"{structure.keeps} {before.version} -> {after.version}")
     return replace(after, codec=told, error=after.error if told == known else None)
 
 
@@ -217,4 +214,4 @@ def report_crossing(payload: Any, x: Any, codec: Codec | None, **more: Any) -> B
     """What is told of a tensor that has crossed as a payload."""
     raw = prod(x.shape) * int(tf.as_dtype(x.dtype).size)
     size = payload.nbytes if isinstance(payload, Packed) else prod(payload.shape) * int(tf.as_dtype(payload.dtype).size)
-    return BoundaryReport(str(codec or NONE), raw, size, wire_bytes(size), frame_count(size), **more)
+    return BoundaryReport(codec_name(codec or NONE), raw, size, wire_bytes(size), frame_count(size), **more)

@@ -125,7 +125,7 @@ class Server:
         try:
             while not self._over:
                 try:
-                    data = self.ends.pushed(when + 1, cluster, _LOOK)
+                    data = self.ends.receive_push(when + 1, cluster, _LOOK)
                 except DeadlineError:
                     continue
                 when += 1

@@ -5,80 +5,141 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from whale_nebula.errors import DeadlineError
 from whale_nebula.feed.batch import rows_of
 from whale_nebula.feed.checks import Missing
 from whale_nebula.feed.inputs import slice_rows, whole
 from whale_nebula.ir.program import Leaf
-from whale_nebula.launch.ending import Leaving
+from whale_nebula.launch.ending import Leaving, departure
 from whale_nebula.report.records import LinkReport, MeetingsReport
-from whale_nebula.runtime.local_sgd.shutdown import LeavesTogether
 from whale_nebula.runtime.local_sgd.topology import Meetings, Sites, seeds_of, sow
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step.clock import Runner, StepOutcome
+from whale_nebula.transport.protocol import Link, LinkTotals
+from whale_nebula.wire.message import build_message
+
+_LEAVING = "LEAVING"
 
 
 @dataclass
-class Since:
-    """Counts from the first meeting on: before it steps are traced, each in its own time."""
+class Asked:
+    """Who was asked to leave, by the number of the program whose step they say: one for all steps of a run."""
 
-    seconds: float = 0.0
-    _waited: float | None = None
+    worker: str
+    links: Mapping[str, Link]
+    _at: dict[int, int] = field(default_factory=dict)
+    _why: dict[str, str] = field(default_factory=dict)
+    _told: bool = False
 
-    def step(self, rounds: Meetings, seconds: float) -> MeetingsReport:
-        """Where a cluster stands with the others after one more step, which took so long."""
-        if self._waited is None and rounds.met >= rounds.fragments:
-            self._waited = rounds.waited
-        elif self._waited is not None:
-            self.seconds += seconds
-        met, waited = rounds.met / max(1, rounds.fragments), rounds.waited - (self._waited or 0.0)
-        crossed = sum(link.bytes for link in rounds.ends.sent().values())
-        others = tuple(rounds.ends.others)
-        return MeetingsReport(others, rounds.steps, met, self.seconds, waited * bool(self.seconds), crossed)
+    def tell(self, program: int, at: int, why: str) -> None:
+        """The worker was asked, and leaves with all others after this step of this program. It says so once."""
+        if not self._told:
+            self._told = True
+            for link in self.links.values():
+                link.post(build_message(_LEAVING, program=program, step=at, why=why))
+            self._take(self.worker, program, at, why)
+
+    def hear(self) -> None:
+        """Take what others have said by now. Raises where one of them is gone."""
+        for peer, link in self.links.items():
+            with contextlib.suppress(DeadlineError):  # it has said nothing
+                said = link.take(_LEAVING, 0.0)
+                self._take(peer, said["program"], said["step"], said["why"])
+
+    def after(self, program: int, steps: int) -> bool:
+        """Whether so many steps of this program were the last."""
+        return program in self._at and steps >= self._at[program]
+
+    def leave(self) -> None:
+        """All have met: the next step is not begun."""
+        departure.settle(self._why)
+
+    def _take(self, who: str, program: int, at: int, why: str) -> None:
+        self._at[program] = min(at, self._at.get(program, at))
+        self._why[who] = why
 
 
-class Wrapper(Runner):
-    """Runs a step of its clusters by an `inner` runner, and what is due between the clusters after it."""
+@dataclass
+class LeavesTogether:
+    """What the steps of one program know of it. `ahead` is how many rounds another cluster may be ahead.
+
+    Nobody passes the end of the next but one meeting (and as many rounds more) without having heard what this worker
+    had to say before it: so that is where all leave. Where several are asked, the first of these steps counts.
+    """
+
+    asked: Asked
+    program: int
+    every: int
+    ahead: int = 0
+
+    def look(self, steps: int) -> None:
+        """Before a step, after so many: say that this worker was asked to, and hear who else was. Raises where a peer
+        is gone, and where all have agreed to leave.
+        """
+        departure.begin()
+        if departure.asked is not None:
+            self.asked.tell(self.program, (steps // self.every + 2 + self.ahead) * self.every, departure.asked)
+        self.asked.hear()
+
+    def now(self, steps: int) -> bool:
+        """After a step: whether it was the last one."""
+        return self.asked.after(self.program, steps)
+
+
+@dataclass
+class BetweenClusters(Runner):
+    """Runs a step of its clusters by an `inner` runner, and what is due between the clusters after it. `make` gives the
+    rounds of each cluster that is here, at the first step.
+    """
 
     meets_clusters = True
     inner: Runner
+    leaves: Sequence[Leaf]
+    sites: Sites
+    make: Callable[[], Mapping[str, Meetings]]
+    _sent: Mapping[str, LinkTotals] = field(default_factory=dict)
+    _seconds: float = 0.0
+    _waited: float | None = None
 
     @property
     def innermost(self) -> Runner:
         """What runs the step of one cluster."""
         return self.inner.innermost
 
-
-@dataclass
-class BetweenClusters(Wrapper):
-    """A step of clusters that train apart. `make` gives the rounds of each cluster that is here, at the first step."""
-
-    inner: Runner
-    leaves: Sequence[Leaf]
-    sites: Sites
-    make: Callable[[], Mapping[str, Meetings]]
-    _sent: Mapping[str, LinkReport] = field(default_factory=dict)
-    _since: Since = field(default_factory=Since)
-
     @cached_property
     def rounds(self) -> Mapping[str, Meetings]:
         """Those of each cluster that is here, made together with the other clusters at the first step."""
         made = self.make()
-        self._sent = sent_reports(made)
+        self._sent = count_sent(made)
         return made
 
     def report(self, outcome: StepOutcome, cluster: str, seconds: float) -> StepOutcome:
         """An outcome with what crossed between the clusters since the step before, and where this one stands."""
-        before, self._sent = self._sent, sent_reports(self.rounds)
-        links = {name: less(now, before.get(name)) for name, now in self._sent.items()}
-        meetings = self._since.step(self.rounds[cluster], seconds)
+        before, self._sent = self._sent, count_sent(self.rounds)
+        since = {name: now - before.get(name, LinkTotals()) for name, now in self._sent.items()}
+        links = {name: LinkReport(*astuple(sent)) for name, sent in since.items()}
+        meetings = self._count_step(self.rounds[cluster], seconds)
         return replace(outcome, seconds=seconds, links={**outcome.links, **links}, meetings=meetings)
+
+    def _count_step(self, rounds: Meetings, seconds: float) -> MeetingsReport:
+        """Where a cluster stands with the others; time counts from the first meeting on, before which steps are traced,
+        each in its own time.
+        """
+        if self._waited is None and rounds.met >= rounds.fragments:
+            self._waited = rounds.waited
+        elif self._waited is not None:
+            self._seconds += seconds
+        met, waited = rounds.met / max(1, rounds.fragments), rounds.waited - (self._waited or 0.0)
+        crossed = sum(link.bytes for link in rounds.ends.count_sent().values())
+        others = tuple(rounds.ends.others)
+        return MeetingsReport(others, rounds.steps, met, self._seconds, waited * bool(self._seconds), crossed)
 
 
 @dataclass
@@ -123,15 +184,6 @@ def own_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], sites: Sites, clust
     sites.rows(cluster, rows_of(leaves, tensors))  # refuses rows that are not enough, or not as many in each input
     cut = (leaf.batched and not isinstance(each, Missing) for leaf, each in zip(leaves, tensors, strict=True))
     return [slice_rows(each, sites.rows, cluster) if own else each for each, own in zip(tensors, cut, strict=True)]
-
-
-def less(now: LinkReport, before: LinkReport | None) -> LinkReport:
-    """What has gone since."""
-    was = before or LinkReport()
-    return LinkReport(
-        now.payload_bytes - was.payload_bytes, now.bytes - was.bytes, now.raw_bytes - was.raw_bytes,
-        now.frames - was.frames,
-    )  # fmt: skip
 
 
 @dataclass
@@ -221,6 +273,6 @@ def _same(one: Any, other: Any) -> bool:
     return bool(np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
 
 
-def sent_reports(rounds: Mapping[str, Meetings]) -> Mapping[str, LinkReport]:
+def count_sent(rounds: Mapping[str, Meetings]) -> Mapping[str, LinkTotals]:
     """What all clusters have sent so far, by the names of links."""
-    return {name: report for each in rounds.values() for name, report in each.ends.sent().items()}
+    return {name: totals for each in rounds.values() for name, totals in each.ends.count_sent().items()}

@@ -21,11 +21,10 @@ from whale_nebula.codec.way import Way
 from whale_nebula.errors import ConfigError
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import Apart, Program
-from whale_nebula.report.records import LinkReport
 from whale_nebula.runtime.run import Run
 from whale_nebula.schedule.rounds import GRAIN, shared_out
 from whale_nebula.scopes.identity import LOCAL
-from whale_nebula.transport.protocol import Key, Link
+from whale_nebula.transport.protocol import Key, Link, LinkTotals
 from whale_nebula.wire.tensor import Bytes
 
 PROGRAMS = 1 << 20
@@ -75,11 +74,11 @@ class Ends:
         """What the other clusters tell, each by its name."""
         return {cluster: self._receive_from(when, fragment, cluster) for cluster in self.others}
 
-    def give(self, worker: str, data: Bytes) -> None:
+    def send_start(self, worker: str, data: Bytes) -> None:
         """Before the first round: what another worker is to begin with."""
         self._send(self._key(0, 0, 0, self.worker, worker), data, data.nbytes)
 
-    def given(self, worker: str) -> Bytes:
+    def receive_start(self, worker: str) -> Bytes:
         """What this one is to begin with, from another worker."""
         return np.asarray(self._receive(self._key(0, 0, 0, worker, self.worker)))
 
@@ -117,7 +116,7 @@ class Ends:
         for mate in self.mates if self.leads else ():
             self._send(self._key(when, 0, len(self.firsts), self.worker, mate), data, data.nbytes)
 
-    def pushed(self, when: int, cluster: str, deadline: float) -> Bytes:
+    def receive_push(self, when: int, cluster: str, deadline: float) -> Bytes:
         """At the server: what a cluster has gone."""
         key = self._key(when, 0, self._place(cluster), self.firsts[cluster], self.worker)
         return np.asarray(self.links[key.source].receive(key, deadline))
@@ -138,14 +137,9 @@ class Ends:
     def _key(self, when: int, fragment: int, place: int, source: str, destination: str) -> Key:
         return Key("round", self.program, when, place, -1, fragment, source, destination)
 
-    def sent(self) -> Mapping[str, LinkReport]:
+    def count_sent(self) -> Mapping[str, LinkTotals]:
         """What has gone to each other cluster so far, by the name of the link."""
-        found = {}
-        for cluster, first in self.others.items():
-            totals = self.links[first].totals()
-            report = LinkReport(totals.payload_bytes, totals.bytes, totals.raw_bytes, totals.frames)
-            found[f"{self.cluster}->{cluster}"] = report
-        return found
+        return {f"{self.cluster}->{cluster}": self.links[first].totals() for cluster, first in self.others.items()}
 
 
 class Sites(NamedTuple):

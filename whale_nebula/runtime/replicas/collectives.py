@@ -101,26 +101,18 @@ def open_collectives(
     long: of a mate that died only its neighbour in the ring hears, and the others would wait.
     """
     if not can_open(index, len(addresses)):
-        raise _too_late()
+        raise StateError(
+            "TensorFlow has started in this process, and its collectives cannot be opened any more",
+            why="the names of its devices were given when it started, and what was made since is on these",
+            mend="call nb.init() before anything that makes a tensor, a variable or a layer",
+        )
     tf_collectives.serve(index, addresses)
-    restrict_port(_port(addresses[index]), [_host(address) for address in addresses])
+    restrict_port(_port(addresses[index]), [address.rpartition(":")[0].strip("[]") for address in addresses])
     return Collectives(index, tuple(addresses), patience, lost)
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0].strip("[]")
 
 
 def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
-
-
-def _too_late() -> StateError:
-    return StateError(
-        "TensorFlow has started in this process, and its collectives cannot be opened any more",
-        why="the names of its devices were given when it started, and what was made since is on these",
-        mend="call nb.init() before anything that makes a tensor, a variable or a layer",
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +142,7 @@ class Collectives:
         tf_collectives.abort(self._ends[0].what)
 
     @contextlib.contextmanager
-    def explained(self, doing: str) -> Iterator[None]:
+    def explain_failures(self, doing: str) -> Iterator[None]:
         """Give up what takes longer than our patience or lost a mate, and say in our own words why it failed.
 
         `sum` does so itself; a function that holds sums is to be called inside.
@@ -224,7 +216,7 @@ class Group:
             return [tf.identity(tensor) for tensor in tensors]
         if not tf.executing_eagerly():
             return self._sum_tensors(tensors, name)
-        with self.collectives.explained(f"the sum {name!r} of group {self.name!r}"):
+        with self.collectives.explain_failures(f"the sum {name!r} of group {self.name!r}"):
             return list(self._called(list(tensors), name))
 
     @functools.cached_property
@@ -325,7 +317,7 @@ class ReplicaSums:
         found = tuple(sorted(op for op in fragment.ops if self.cut.program.graph.ops[op].type == REPLICA_SUM))
         return found if fragment.kind in _KINDS and fragment.stage in self.groups else ()
 
-    def summed(self, fragment: Fragment, marks: Sequence[Any]) -> dict[Any, Any]:
+    def add_up(self, fragment: Fragment, marks: Sequence[Any]) -> dict[Any, Any]:
         """In the graph that is being traced, add up what stands for sums, in the order of `ops`; gives by the tensor of
         each what is to be read in its place.
         """
@@ -344,7 +336,7 @@ class ReplicaSums:
             return
         if fragment not in self._idle:
             self._idle[fragment] = tf.function(lambda: self._zeros(fragment), autograph=False).get_concrete_function()
-        with self.explained(fragment)():
+        with self.explain_failures(fragment)():
             self._idle[fragment]()
 
     def _zeros(self, fragment: Fragment) -> list[Any]:
@@ -355,10 +347,10 @@ class ReplicaSums:
                 totals += self._group(fragment).sum([tf.zeros(spec.shape, spec.dtype)], name)
         return totals
 
-    def explained(self, fragment: Fragment) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    def explain_failures(self, fragment: Fragment) -> Callable[[], contextlib.AbstractContextManager[None]]:
         """Inside, what fails because a replica is gone says so."""
         key = self.cut.program.stages[fragment.stage or 0].key
-        return lambda: self._group(fragment).collectives.explained(_DOING.format(repr(key)))
+        return lambda: self._group(fragment).collectives.explain_failures(_DOING.format(repr(key)))
 
     def _group(self, fragment: Fragment) -> Group:
         return self.groups[fragment.stage or 0]

@@ -76,7 +76,8 @@ def open_among(session: Session, mates: Mapping[str, str]) -> Collectives | None
     index = workers.index(session.worker)
     able = can_open(index, len(workers))
     host = comes_from(mates[min(mates)]) if mates else "127.0.0.1"
-    own = {"able": able, "address": _address(host, listening_port() or free_port())}
+    port = listening_port() or free_port()
+    own = {"able": able, "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}
     told = {session.worker: own, **session.exchange(_DOING, own, mates)}
     started = [worker for worker in workers if not told[worker]["able"]]
     if started:
@@ -86,10 +87,6 @@ def open_among(session: Session, mates: Mapping[str, str]) -> Collectives | None
     found = open_collectives(index, addresses, patience=session.patience, lost=lambda: session.lost(mates))
     session.exchange(_DOING, {}, mates)  # from here on all of them listen
     return found
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def take(device: str, worker: str) -> None:
@@ -177,7 +174,7 @@ def _sheet(attachment: Attachment, seed: int | None, config: Config) -> dict[str
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "host": host_digest(attachment.run_id, attachment.worker),
-        **_told_of(config),
+        **config_sheet(config),
         "seed": seed,
         "launched": attachment.seed,
     }
@@ -203,7 +200,8 @@ _ALIKE = {
 """What every config of a run must say alike, and why."""
 
 
-def _told_of(config: Config) -> dict[str, Any]:
+def config_sheet(config: Config) -> dict[str, Any]:
+    """What is told of a config."""
     forms = {name: [form.dtype, list(form.shape)] for name, form in sorted(config.inputs.items())}
     return {"results": config.results, "weights": config.weights, "inputs": forms}
 

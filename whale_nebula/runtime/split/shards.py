@@ -44,7 +44,7 @@ class Piece:
             group = CollectiveGroup(self.count, self.index, f"read of {self.name}")
             return group.gather([self.variable.read_value()], self.layout.axis, sizes)[0]
 
-        with self.collectives.explained(f"a read of {self.name}, which several workers hold"):
+        with self.collectives.explain_failures(f"a read of {self.name}, which several workers hold"):
             return gather()
 
 
@@ -86,7 +86,7 @@ class Shards:
     def explained(self) -> AbstractContextManager[None]:
         """Inside, what fails because another of the workers is gone says so."""
         keys = " and ".join(repr(self.cut.program.stages[stage].key) for stage in self.stages)
-        return self.collectives.explained(f"stage {keys}, which several workers run together")
+        return self.collectives.explain_failures(f"stage {keys}, which several workers run together")
 
     def broadcast(self, stage: int) -> Broadcast:
         """How the first worker of a stage gives the others what came for all of them."""
@@ -103,12 +103,11 @@ class SplitExchange:
     inner: Post
     shards: Shards
 
-    def put(
-        self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any, rows: Any = None
-    ) -> None:
+    def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
         """Give a value to other stages: all workers of a split stage have it, and the first of them gives it."""
+        source = self.inner.crossings.by_value[value].source
         if source not in self.shards.split_stages or self.shards.index(source) == 0:
-            self.inner.put(value, micro_batch, source, destinations, tensor, rows)
+            self.inner.put(value, micro_batch, tensor, rows)
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
         """Take a value that another stage gave."""
@@ -120,10 +119,6 @@ class SplitExchange:
             if first:
                 return self.shards.broadcast(stage).give(given)
             return self.shards.broadcast(stage).take(self.shards.cut.program.graph.spec(value).dtype)
-
-    def abort(self, failure: BaseException) -> None:
-        """A stage failed: nobody waits any more."""
-        self.inner.abort(failure)
 
 
 @dataclass(frozen=True)

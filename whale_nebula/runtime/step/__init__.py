@@ -10,7 +10,7 @@
 6. For a forward or a backward, `stage_run` takes what its function needs (`compiled`), calls it, and hands on what it
    has made: boundaries cross by `runtime.exchange`, sums of replicas by `runtime.replicas`.
 7. `gradients` adds what micro-batches and stages have made, in an order that no schedule changes.
-8. `once` sends what updates of other workers need, and applies the update, round by round.
+8. `once` sends what updates of other workers need (`peers`), and applies the update, round by round.
 9. `rollback` puts back what was written where a step failed, or was voted to be skipped.
-10. `clock`, `measurements` and `estimates` say how long all that took, and what it should take: the step's report.
+10. `clock`, `measured`, `speeds` and `traffic` say how long all that took, and what it should take: the step's report.
 """

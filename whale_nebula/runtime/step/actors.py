@@ -9,31 +9,36 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
+from whale_nebula.config import Links
 from whale_nebula.errors import StateError
 from whale_nebula.faults import failpoint
 from whale_nebula.feed.batch import Batch
 from whale_nebula.ir.cut import PhasePlan
-from whale_nebula.ir.program import PartKey, Stage
+from whale_nebula.ir.program import Stage
 from whale_nebula.ir.routing import Routing, Seat
-from whale_nebula.passes.exchange import Bundle
-from whale_nebula.report.records import EXCHANGE, Span
+from whale_nebula.report.records import LinkReport
+from whale_nebula.runtime.exchange.channels import Channels
 from whale_nebula.runtime.exchange.post import Post
-from whale_nebula.runtime.replicas.bucketed_allreduce import Added
-from whale_nebula.runtime.split.shards import SplitExchange
-from whale_nebula.runtime.step.clock import Clocks, StageClock
+from whale_nebula.runtime.exchange.state import States
+from whale_nebula.runtime.replicas.bucketed_allreduce import BucketedAllReduce
+from whale_nebula.runtime.step.clock import Clocks, LineClock, Runner, StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.gradients import Sums
-from whale_nebula.runtime.step.once import ASSERTION, OnceRun, Peers
+from whale_nebula.runtime.step.measured import LineRates, Measured, Medians
+from whale_nebula.runtime.step.once import ASSERTION, OnceRun
+from whale_nebula.runtime.step.peers import Peers
 from whale_nebula.runtime.step.rollback import Guard
-from whale_nebula.runtime.step.stage_run import StageRun
+from whale_nebula.runtime.step.stage_run import BoundaryExchange, StageRun
 from whale_nebula.schedule.schedules import Backward, Instruction, Pace, instructions, limits
 from whale_nebula.spec import Value
+from whale_nebula.transport.protocol import Link, LinkTotals
 
 
 @dataclass
@@ -70,115 +75,131 @@ class Turnstile:
             self._changed.notify_all()
 
 
-T = TypeVar("T")
-Parts = dict[PartKey, tuple[Any, ...]]
-
-
 @dataclass
-class TimedPeers:
-    """Peers whose answers are waited for on the clock of what runs once a step."""
+class OneStep:
+    """A step that runs: its batch, its exchange, its clocks and what undoes it.
 
+    `paces` are those of the phases, once they have been measured. Stages see boundaries through its `exchange`, where
+    it is not the post itself. `agreed` has what the other processes announced of
+    the step, once all have announced the same.
+    """
+
+    batch: Batch
+    post: Post
+    clocks: Clocks
+    guard: Guard
     peers: Peers
-    clock: StageClock
-
-    def send(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
-        """Send something: nobody waits for that."""
-        self.peers.send(bundle, tensors)
-
-    def receive(self, bundle: Bundle) -> Sequence[Any]:
-        """Wait for what another worker has made."""
-        return self._time_wait(lambda: self.peers.receive(bundle), bundle.phase)
-
-    def later(self, bundle: Bundle) -> Sequence[Any]:
-        """Nobody waits for that either."""
-        return self.peers.later(bundle)
-
-    def even(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
-        """Let the replicas of each stage have what all of them have made."""
-        self._time_wait(lambda: self.peers.even(phase, runs), phase.index)
-
-    def parts(self, phase: PhasePlan, own: Parts) -> Parts:
-        """Exchange the gradient parts of variables that live on several workers."""
-        return self._time_wait(lambda: self.peers.parts(phase, own), phase.index)
-
-    def _time_wait(self, wait: Callable[[], T], phase: int) -> T:
-        began = time.perf_counter()
-        found = wait()
-        ended = time.perf_counter()
-        self.clock.waiting += ended - began
-        start = self.clock.start
-        self.clock.spans.append(Span(self.clock.lane, EXCHANGE, began - start, ended - start, None, phase))
-        return found
-
-
-def seat_replicas(compiled: Compiled, routing: Routing) -> dict[Seat, Stage]:
-    """The replicas that this process runs, each with its stage."""
-    stages, own = compiled.cut.program.stages, compiled.worker
-    found: dict[Seat, Stage] = {}
-    for number in compiled.stages:
-        host = own if own in routing.of(number) else routing.first(number)
-        found |= dict.fromkeys(routing.seats(number, host), stages[number])
-    return found
+    paces: Sequence[Pace] = ()
+    exchange: BoundaryExchange | None = None
+    agreed: Future[Mapping[str, Mapping[str, Any]]] | None = None
 
 
 @dataclass
-class ActorStep:
-    """What stays from step to step: the threads, and the pace that was measured. `looked_at`: see `measurements`."""
+class ActorStep(Runner):
+    """Runs steps of a program by threads, one for each replica of a stage in this process. `lines` are what the config
+    says of the links.
+    """
 
     compiled: Compiled
-    routing: Routing
-    seats: int = 1
-    adder: Added | None = None
+    variables: Mapping[str, Any]
+    lines: Links
+    program: int = 0
+    states: States = field(default_factory=States)
+    seed: int = 0
+    lazy: bool = False
+    steps: int = 0
+    clocks: Clocks | None = None
+    adder: BucketedAllReduce | None = None
     looked_at: bool = False
-    pool: ThreadPoolExecutor = field(init=False)
+    links: dict[tuple[str, str], Link] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.pool = ThreadPoolExecutor(max(1, self.seats), thread_name_prefix="nebula-stage")
+    def _set_up(
+        self, routing: Routing, here: Callable[[str], bool], clusters: Mapping[str, str], rates: LineRates
+    ) -> None:
+        """Begin, with the stages here by a routing; `clusters` says where hosts stand that are no clusters."""
+        cut = self.compiled.cut
+        self.routing, self.rates = routing, rates
+        self.seats = _seat_replicas(self.compiled, routing)
+        self.pool = ThreadPoolExecutor(max(1, len(self.seats)), thread_name_prefix="nebula-stage")
+        self.channels = Channels(cut, routing, self.states, self.seed, here, clusters)
+        stages = [stage.cluster for stage in cut.program.stages]
+        self.measured = Measured(cut, stages, self.lines, paced=not clusters)
 
-    def run(
-        self,
-        batch: Batch,
-        post: Post | SplitExchange,
-        clocks: Clocks,
-        guard: Guard,
-        paces: Sequence[Pace] = (),
-        peers: Peers | None = None,
-        lazy: bool = False,
-        agreed: Callable[[], object] = lambda: None,
-        blame: Callable[[BaseException], BaseException] = lambda failure: failure,
-        left_out: Callable[[int], bool] = lambda phase: False,
-    ) -> list[Any]:
-        """Run one step; gives its results.
+    # ------------------------------------------------------------------ before and after a step
+    def _start_clocks(self) -> Clocks:
+        named = ((name, link) for pair, link in self.links.items() if (name := self._line(*pair)))
+        self.clocks = Clocks.start(self.seats, LineClock.start(self.program, self.steps, named))
+        return self.clocks
 
-        `paces` are those of the phases, once they have been measured. `agreed` returns when an update may begin, or
-        raises. With `lazy`, numbers of other workers that are only returned are not waited for. `blame` gets to know
-        what a stage raised, and gives what is to be raised for it. `left_out` says, once the micro-batches of a phase
-        are done, whether its update is to leave no trace.
-        """
-        program = self.compiled.cut.program
+    def _line(self, here: str, there: str) -> str:
+        """The line that a link between hosts takes; none within a cluster."""
+        one, other = map(self.channels.crossings.cluster, (here, there))
+        return f"{one}->{other}" if one != other else ""
+
+    def _totals(self) -> dict[tuple[str, str], LinkTotals]:
+        return {pair: link.totals() for pair, link in self.links.items()}
+
+    def _count_links(self, before: Mapping[tuple[str, str], LinkTotals], clocks: Clocks) -> dict[str, LinkReport]:
+        """What each line has carried since, and for how long that held it."""
+        found: dict[str, LinkReport] = {}
+        for pair, link in self.links.items():
+            sent = link.totals() - before[pair]
+            if (name := self._line(*pair)) and sent.frames:
+                found[name] = found.get(name, LinkReport()) + LinkReport(*astuple(sent))
+        held = clocks.lines.seconds()
+        return {name: report + LinkReport(seconds=held.get(name, 0.0)) for name, report in found.items()}
+
+    def _measure(self, step: OneStep) -> None:
+        """Take in what a step took."""
+        self.measured.add(step.clocks)
+        self.measured.uses(self.channels.boundaries())
+        self.rates.add(step.clocks.lines.told)
+        self.steps += 1
+
+    def _report(
+        self, step: OneStep, results: list[Any], seconds: float, links: Mapping[str, LinkReport], pace: Medians
+    ) -> StepOutcome:
+        counts = step.batch.rows
+        return StepOutcome(
+            results,
+            seconds=seconds,
+            counts=counts,
+            stages=step.clocks.reports(),
+            links=links,
+            spans=step.clocks.spans(),
+            basis=self.measured.basis(counts, pace),
+            boundaries=self.channels.last,
+            said=self.channels.lines_of(step.post.tally),
+        )
+
+    # ------------------------------------------------------------------ what runners do in their own way
+    @abstractmethod
+    def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
+        """Let others know what a stage raised; gives what is to be raised for it."""
+
+    def _left_out(self, step: OneStep, phase: int) -> bool:
+        """Once the micro-batches of a phase are done: whether its update is to leave no trace."""
+        return bool(step.post.tally.left_out)
+
+    # ------------------------------------------------------------------ the step
+    def run_stages(self, step: OneStep) -> list[Any]:
+        """Run a step; gives its results."""
         values: dict[Value, Any] = {}
-        once = clocks.once
-        timed = None if peers is None else TimedPeers(peers, clocks.once)
-        worker = OnceRun(self.compiled, batch, values, timed, lazy=lazy)
+        once, guard = step.clocks.once, step.guard
+        worker = OnceRun(self.compiled, step.batch, values, step.peers, clock=once, lazy=self.lazy)
         with once.computing("whole batch"):
-            batch = worker.weighed()
-        runs = {
-            seat: StageRun(
-                self.compiled, seat.stage, batch, post, values, Sums(program), clock,
-                turns=self._turns(seat, len(batch.slices)), adder=None if self.looked_at else self.adder,
-                looked_at=self.looked_at,
-            )
-            for seat, clock in clocks.stages.items()
-        }  # fmt: skip
+            step.batch = worker.weigh()
+        runs = {seat: self._stage_run(step, seat, values) for seat in step.clocks.stages}
         with guard.undone():
             with guard.once("part that is computed from the whole batch", 0), once.computing("whole batch"):
                 worker.whole()
             for phase in self.compiled.cut.phases:
                 with guard.once("prologue", phase.index), once.computing("prologue", phase=phase.index):
                     worker.prologue(phase)
-                self._micro_batches(phase, runs, post, guard, _of(paces, phase), blame)
-                agreed()
-                out = left_out(phase.index)
+                self._run_micro_batches(step, phase, runs)
+                if step.agreed is not None:
+                    step.agreed.result()
+                out = self._left_out(step, phase.index)
                 failpoint("update.before")
                 if worker.asserts(phase):
                     with guard.once(ASSERTION, phase.index), once.computing("update", phase=phase.index):
@@ -187,94 +208,81 @@ class ActorStep:
                     guard.begin()
                 failpoint("update.begun")
                 with guard.once("update", phase.index), once.computing("update", phase=phase.index):
-                    self._whole(guard.without_trace(partial(worker.update, phase, list(runs.values())), out))
+                    self._run_to_end(guard.without_trace(partial(worker.update, phase, list(runs.values())), out))
                 failpoint("update.after")
-            return worker.results()
+            results = worker.results()
+        if step.post.tally.left_out:
+            step.post.undo()
+        self.channels.last = step.post.tally.reports()
+        return results
 
-    def _turns(self, seat: Seat, count: int) -> tuple[int, ...]:
-        """The micro-batches that a seat of this process takes."""
+    def _stage_run(self, step: OneStep, seat: Seat, values: dict[Value, Any]) -> StageRun:
         replicas = self.routing.seats(seat.stage, self.routing.hosts[seat.stage][seat.replica])[seat]
-        return tuple(m for m in range(count) if self.routing.replica(seat.stage, m) in replicas)
+        turns = (m for m in range(len(step.batch.slices)) if self.routing.replica(seat.stage, m) in replicas)
+        return StageRun(
+            self.compiled, seat.stage, step.batch, step.exchange or step.post, values, Sums(self.compiled.cut.program),
+            step.clocks.stages[seat], tuple(turns), None if self.looked_at else self.adder, self.looked_at,
+        )  # fmt: skip
 
-    def _micro_batches(
-        self,
-        phase: PhasePlan,
-        runs: Mapping[Seat, StageRun],
-        post: Post | SplitExchange,
-        guard: Guard,
-        pace: Pace | None,
-        blame: Callable[[BaseException], BaseException],
-    ) -> None:
-        futures: list[Future[None]] = []
-        order = {stage: Turnstile() for stage in self._in_order(phase, runs)}
-        for (stage, _), run in runs.items():
-            work = self._list(phase, stage, run, pace)
-            gate = order.get(stage)
-            futures.append(self.pool.submit(self._work, phase, run, work, guard, post, blame, gate))
-        _wait(futures, post.abort)
+    def _run_micro_batches(self, step: OneStep, phase: PhasePlan, runs: Mapping[Seat, StageRun]) -> None:
+        gates = {stage: Turnstile() for stage in self._stages_in_order(phase, runs)}
+        futures = [self.pool.submit(self._work, step, phase, run, gates.get(seat.stage)) for seat, run in runs.items()]
+        _wait(futures, step.post.abort)
         failed = [error for future in futures if (error := future.exception()) is not None]
         if failed:
             raise min(failed, key=lambda error: getattr(error, "nebula_when", float("inf")))
 
-    def _whole(self, update: Callable[[], None]) -> None:
+    def _run_to_end(self, update: Callable[[], None]) -> None:
         """Run an update to its end, even where the user interrupts the step on the way."""
         future = self.pool.submit(update)
         _wait([future])
         future.result()
 
-    def _in_order(self, phase: PhasePlan, runs: Mapping[Seat, StageRun]) -> Iterator[int]:
+    def _stages_in_order(self, phase: PhasePlan, runs: Mapping[Seat, StageRun]) -> Iterator[int]:
         """The stages of which several replicas here write the same variables as they go forward: seeds, averages."""
         for plan in phase.stages:
             several = sum(seat.stage == plan.stage for seat in runs) > 1
             if several and (plan.skip is not None or plan.drifting):
                 yield plan.stage
 
-    def _list(self, phase: PhasePlan, stage: int, run: StageRun, pace: Pace | None) -> Sequence[Instruction]:
-        plan = next((s for s in phase.stages if s.stage == stage), None)
+    def _instructions(self, step: OneStep, phase: PhasePlan, run: StageRun) -> Sequence[Instruction]:
+        plan = next((s for s in phase.stages if s.stage == run.stage), None)
         if plan is None:
             return ()
-        pipeline = self.compiled.cut.program.pipeline
-        stages, count = len(self.compiled.cut.program.stages), len(run.batch.slices)
-        replicas = [each.replicas for each in self.compiled.cut.program.stages]
+        program = self.compiled.cut.program
+        stages, count = len(program.stages), len(step.batch.slices)
         chosen = limits(
-            pipeline.schedule, stages, count, pace=pace, in_flight=pipeline.in_flight, replicas=replicas,
+            program.pipeline.schedule, stages, count, pace=step.paces[phase.index] if step.paces else None,
+            in_flight=program.pipeline.in_flight, replicas=[each.replicas for each in program.stages],
             orders=self.routing.orders,
         )  # fmt: skip
         backward = plan.backward is not None or plan.fused
-        whole = instructions(
-            stage, stages, count, chosen[stage], backward=backward, fused=plan.fused, phase=phase.index
+        every = instructions(
+            run.stage, stages, count, chosen[run.stage], backward=backward, fused=plan.fused, phase=phase.index
         )
-        skips = plan.skip is not None and stage in self.routing.replicated
-        return [each for each in whole if each.micro_batch in run.turns or (skips and not isinstance(each, Backward))]
+        skips = plan.skip is not None and run.stage in self.routing.replicated
+        return [each for each in every if each.micro_batch in run.turns or (skips and not isinstance(each, Backward))]
 
-    def _work(
-        self,
-        phase: PhasePlan,
-        run: StageRun,
-        instructions: Sequence[Instruction],
-        guard: Guard,
-        post: Post | SplitExchange,
-        blame: Callable[[BaseException], BaseException],
-        gate: Turnstile | None = None,
-    ) -> None:
+    def _work(self, step: OneStep, phase: PhasePlan, run: StageRun, gate: Turnstile | None) -> None:
+        """What the thread of a stage does in a phase."""
         key = self.compiled.cut.program.stages[run.stage].key
         try:
-            for instruction in instructions:
-                back = isinstance(instruction, Backward)
-                if instruction.micro_batch not in run.turns:
+            for instruction in self._instructions(step, phase, run):
+                back, number = isinstance(instruction, Backward), instruction.micro_batch
+                if number not in run.turns:
                     run.skip(phase)
                     continue
                 failpoint("backward.before" if back else "forward.before")
-                turn = contextlib.nullcontext() if gate is None or back else gate.turn(instruction.micro_batch)
-                with turn, guard.piece(key, phase.index, instruction.micro_batch, "backward" if back else "forward"):
-                    (run.backward if back else run.forward)(phase, instruction.micro_batch)
+                turn = contextlib.nullcontext() if gate is None or back else gate.turn(number)
+                with turn, step.guard.piece(key, phase.index, number, "backward" if back else "forward"):
+                    (run.backward if back else run.forward)(phase, number)
             if not run.turns:
                 run.accompany(phase)
         except BaseException as failure:
-            cause = blame(failure)
+            cause = self._blame(step, failure)
             if not hasattr(cause, "nebula_when"):
                 cause.nebula_when = time.monotonic()  # type: ignore[attr-defined]
-            post.abort(cause)
+            step.post.abort(cause)
             if gate is not None:
                 gate.abort()
             if cause is failure:
@@ -286,6 +294,16 @@ class ActorStep:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _seat_replicas(compiled: Compiled, routing: Routing) -> dict[Seat, Stage]:
+    """The replicas that this process runs, each with its stage."""
+    stages, own = compiled.cut.program.stages, compiled.worker
+    found: dict[Seat, Stage] = {}
+    for number in compiled.stages:
+        host = own if own in routing.of(number) else routing.first(number)
+        found |= dict.fromkeys(routing.seats(number, host), stages[number])
+    return found
+
+
 def _wait(futures: Sequence[Future[None]], stop: Callable[[BaseException], None] = lambda cause: None) -> None:
     """Wait for threads. One that is interrupted lets them come to rest first, so that nothing is half done."""
     try:
@@ -294,7 +312,3 @@ def _wait(futures: Sequence[Future[None]], stop: Callable[[BaseException], None]
         stop(interrupt)
         wait(futures)
         raise
-
-
-def _of(paces: Sequence[Pace], phase: PhasePlan) -> Pace | None:
-    return paces[phase.index] if paces else None

@@ -21,6 +21,7 @@ from whale_nebula.ir.program import Stage
 from whale_nebula.ir.routing import Seat, row_name
 from whale_nebula.report.prediction import Basis
 from whale_nebula.report.records import (
+    EXCHANGE,
     ONCE,
     BoundaryReport,
     Elsewhere,
@@ -30,7 +31,7 @@ from whale_nebula.report.records import (
     StageReport,
     busiest,
 )
-from whale_nebula.runtime.exchange.state import Said
+from whale_nebula.runtime.exchange.state import StepLines
 from whale_nebula.transport.protocol import Key, Link
 
 annotation = tf.profiler.experimental.Trace
@@ -45,8 +46,8 @@ CODING = ("encode", "decode")
 class StageClock:
     """The time of one stage in one step, in seconds from the step's start. `doing` is what it does now."""
 
-    lane: str
-    start: float
+    lane: str = ""
+    start: float = 0.0
     cluster: str = ""
     stage: str = ""
     compute: float = 0.0
@@ -75,6 +76,15 @@ class StageClock:
         self.doing = "waits"
         yield
         self.waiting += time.perf_counter() - began - (self.coding - coded)
+
+    @contextlib.contextmanager
+    def exchanging(self, phase: int) -> Iterator[None]:
+        """Time a wait of what runs once a step for other workers."""
+        began = time.perf_counter()
+        yield
+        ended = time.perf_counter()
+        self.waiting += ended - began
+        self.spans.append(Span(self.lane, EXCHANGE, began - self.start, ended - self.start, None, phase))
 
     @contextlib.contextmanager
     def codes(self, what: str, kind: str, micro_batch: int, phase: int = 0) -> Iterator[None]:
@@ -179,13 +189,12 @@ class LineClock:
             span = Span(name, what, began - self.began, ended - self.began, number, key.phase, size)
             self.told.append(span)
 
-
-def add_line_seconds(links: Mapping[str, LinkReport], spans: Sequence[Span]) -> dict[str, LinkReport]:
-    """The same reports of links, with the seconds that their lines were held."""
-    seconds: defaultdict[str, float] = defaultdict(float)
-    for span in spans:
-        seconds[span.lane] += span.end - span.start
-    return {name: link + LinkReport(seconds=seconds[name]) for name, link in links.items()}
+    def seconds(self) -> Mapping[str, float]:
+        """For how long the messages have held each line."""
+        found: defaultdict[str, float] = defaultdict(float)
+        for span in self.told:
+            found[span.lane] += span.end - span.start
+        return found
 
 
 def _of(replicas: Sequence[StageReport], copies: int) -> StageReport:
@@ -229,6 +238,6 @@ class StepOutcome:
     basis: Basis | None = None
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
     boundaries: Mapping[str, BoundaryReport] = field(default_factory=dict)
-    said: Said = field(default_factory=Said)
+    said: StepLines = field(default_factory=StepLines)
     notes: tuple[str, ...] = ()
     meetings: MeetingsReport | None = None

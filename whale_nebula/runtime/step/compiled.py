@@ -17,7 +17,7 @@ from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.layout import local_shape
 from whale_nebula.ir.program import Stage
 from whale_nebula.passes.branches import Aliases
-from whale_nebula.passes.exchange import Bundle, Told, bundles, replica_messages
+from whale_nebula.passes.exchange import Bundle, ReplicaMessage, bundles, replica_messages
 from whale_nebula.runtime.replicas.collectives import ReplicaSums
 from whale_nebula.runtime.split.groups import Group, LocalGroup, Pieces
 from whale_nebula.runtime.split.lowering import Lowering, Shared
@@ -51,22 +51,22 @@ class Function:
 class Workshop:
     """Makes functions out of one traced graph, which it reads once; `aliases` are values to read for others.
 
-    XLA compiles the fragments that `compiles` says yes to. Where replicas are processes, `sums` are those over them.
-    Stages of which a `cut` has layouts run in pieces: all of them here, or with `shards` one by this process.
+    XLA compiles the fragments that `xla` takes. Where replicas are processes, `sums` are those over them. Stages of
+    which a `cut` has layouts run in pieces: all of them here, or with `shards` one by this process.
     """
 
     def __init__(
         self,
         graph: Any,
         aliases: Aliases | None = None,
-        compiles: Callable[[Fragment], bool] = lambda fragment: False,
+        xla: Xla | None = None,
         sums: ReplicaSums | None = None,
         cut: Cut | None = None,
         shards: Shards | None = None,
     ) -> None:
         self.graph = graph
         self.sums = sums
-        self._compiles = compiles
+        self._xla = xla
         self._program = None if cut is None else cut.program
         self._layouts = {} if cut is None else dict(cut.layouts)
         self._shards = shards
@@ -97,7 +97,7 @@ class Workshop:
             return self._with_sums(fragment, found[: len(fetches)], found[len(fetches) :])
 
         concrete = self._trace(fragment, body, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in feeds])
-        waits = self.sums.explained(fragment) if self.sums is not None and summed else None
+        waits = self.sums.explain_failures(fragment) if self.sums is not None and summed else None
         return Function(fragment, concrete, concrete.captured_inputs, waits)
 
     def _make_in_pieces(self, fragment: Fragment) -> Function:
@@ -128,7 +128,7 @@ class Workshop:
 
     def _trace(self, fragment: Fragment, body: Callable[..., list[Any]], signature: Sequence[Any]) -> Any:
         body.__name__ = _name(fragment)
-        xla = (self._shards is None and self._compiles(fragment)) or None
+        xla = (self._xla is not None and self._shards is None and self._xla.takes(fragment)) or None
         return tf.function(body, input_signature=signature, autograph=False, jit_compile=xla).get_concrete_function()
 
     def _spec(self, value: Value) -> Any:
@@ -144,7 +144,7 @@ class Workshop:
 
     def _with_sums(self, fragment: Fragment, fetches: list[Any], marks: list[Any]) -> list[Any]:
         """What is fetched, once what stands for sums over replicas is summed."""
-        found = self.sums.summed(fragment, marks) if self.sums is not None and marks else {}
+        found = self.sums.add_up(fragment, marks) if self.sums is not None and marks else {}
         return [found.get(tensor.ref(), tensor) for tensor in fetches]
 
 
@@ -199,10 +199,6 @@ class Compiled:
     worker: str
     workshop: Workshop
     _pieces: dict[Fragment, Piece] = field(default_factory=dict)
-    _bundles: dict[int, tuple[Bundle, ...]] = field(default_factory=dict)
-    _told: dict[int, tuple[Told, ...]] = field(default_factory=dict)
-    _later: dict[tuple[int, int], frozenset[Value]] = field(default_factory=dict)
-    _made_once: dict[int, frozenset[Value]] = field(default_factory=dict)
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
@@ -235,10 +231,9 @@ class Compiled:
         return found
 
     @cached_property
-    def flow_targets(self) -> Mapping[Value, int]:
-        """For a share of a boundary's gradient: the stage that it goes to."""
-        labels = self.cut.program.labels
-        return {f.gradient: labels.get(f.boundary.op, 0) for r in self.cut.program.requests for f in r.flows}
+    def shares(self) -> frozenset[Value]:
+        """The shares of boundaries' gradients, which go to the stages that made the boundaries."""
+        return frozenset(flow.gradient for request in self.cut.program.requests for flow in request.flows)
 
     def stage(self, phase: PhasePlan, stage: int) -> StagePieces | None:
         """The functions of a stage in a phase, or None where it has nothing to do."""
@@ -251,17 +246,15 @@ class Compiled:
         """What runs once before the micro-batches of a phase."""
         return self._make_piece(phase.prologue.get(self.worker))
 
-    def bundles(self, phase: PhasePlan) -> tuple[Bundle, ...]:
-        """What the updates of a phase send one another."""
-        if phase.index not in self._bundles:
-            self._bundles[phase.index] = bundles(self.cut, phase)
-        return self._bundles[phase.index]
+    @cached_property
+    def bundles(self) -> Sequence[tuple[Bundle, ...]]:
+        """What the updates of each phase send one another."""
+        return [bundles(self.cut, phase) for phase in self.cut.phases]
 
-    def told(self, phase: PhasePlan) -> tuple[Told, ...]:
-        """What replicas of stages tell one another in a phase."""
-        if phase.index not in self._told:
-            self._told[phase.index] = replica_messages(self.cut, phase)
-        return self._told[phase.index]
+    @cached_property
+    def replica_messages(self) -> Sequence[tuple[ReplicaMessage, ...]]:
+        """What replicas of stages tell one another in each phase."""
+        return [replica_messages(self.cut, phase) for phase in self.cut.phases]
 
     def updates(self, phase: PhasePlan) -> Sequence[Piece]:
         """What runs once after them, in rounds."""
@@ -295,37 +288,32 @@ class Compiled:
             return Feed("arrival", value)
         if value.op in program.holders:
             return Feed("holder", value)
-        if fragment.stage is None or value in self._once(fragment.phase):
+        if fragment.stage is None or value in self._made_once[fragment.phase]:
             return Feed("once", value)
         boundary = self.boundaries.get(value)
         crosses = boundary is not None and boundary.source != fragment.stage
         return Feed("boundary" if crosses else "local", value)
 
-    def _once(self, phase: int) -> frozenset[Value]:
-        """Values made once a step, from the whole batch or by a prologue or update, before a phase's forward."""
-        if phase not in self._made_once:
-            fragments = [self.cut.whole.get(self.worker)]
-            for earlier in self.cut.phases[: phase + 1]:
-                fragments += [earlier.prologue.get(self.worker)]
-                fragments += earlier.updates.get(self.worker, ()) if earlier.index < phase else ()
-            fetches = (value for f in fragments if f is not None for value in f.fetches if value not in f.feeds)
-            self._made_once[phase] = frozenset(fetches)
-        return self._made_once[phase]
+    @cached_property
+    def _made_once(self) -> Sequence[frozenset[Value]]:
+        """By phase, what is made once a step, of the whole batch or by a prologue or an update, before its forward."""
+        before, found = [self.cut.whole.get(self.worker)], []
+        for phase in self.cut.phases:
+            before.append(phase.prologue.get(self.worker))
+            found.append(frozenset(v for f in before if f is not None for v in f.fetches if v not in f.feeds))
+            before += phase.updates.get(self.worker, ())
+        return found
 
-    def needed_after(self, phase: PhasePlan, stage: int) -> frozenset[Value]:
-        """Local values of a stage that a later phase reads."""
-        key = (phase.index, stage)
-        if key not in self._later:
-            fragments = [
-                fragment
-                for later in self.cut.phases[phase.index + 1 :]
-                for plan in later.stages
-                if plan.stage == stage
-                for fragment in (plan.forward, plan.backward)
-                if fragment is not None
-            ]
-            self._later[key] = frozenset(value for fragment in fragments for value in fragment.feeds)
-        return self._later[key]
+    @cached_property
+    def needed_later(self) -> Mapping[tuple[int, int], frozenset[Value]]:
+        """By phase and stage, the local values that a later phase reads."""
+        found, later = {}, dict[int, frozenset[Value]]()
+        for phase in reversed(self.cut.phases):
+            found.update({(phase.index, stage): values for stage, values in later.items()})
+            for plan in phase.stages:
+                feeds = (value for piece in (plan.forward, plan.backward) if piece is not None for value in piece.feeds)
+                later[plan.stage] = later.get(plan.stage, frozenset()).union(feeds)
+        return found
 
 
 _KINDS = frozenset({"forward", "backward", "fused"})

@@ -27,7 +27,7 @@ from whale_nebula.ir.canonical import canonical_lines, digest_lines, first_diffe
 from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.layout import Layout
 from whale_nebula.ir.program import Program, Stage
-from whale_nebula.passes.pipeline import cut_program
+from whale_nebula.passes.pipeline import Compilation, run_passes
 from whale_nebula.passes.readings import check_here, readers_of
 from whale_nebula.passes.replicas import check_hosts, spread, sums_of
 from whale_nebula.passes.split import check_devices, check_held, hosts_of_splits
@@ -36,9 +36,9 @@ from whale_nebula.report.records import StageReport
 from whale_nebula.report.report import Report
 from whale_nebula.runtime.exchange.channels import Models
 from whale_nebula.runtime.exchange.crossing import Crossings, has_codecs
-from whale_nebula.runtime.exchange.state import Said, States
+from whale_nebula.runtime.exchange.state import States, StepLines
 from whale_nebula.runtime.local_sgd.clusters import OfClusters, of_clusters
-from whale_nebula.runtime.replicas.collectives import ReplicaSums, replica_sums
+from whale_nebula.runtime.replicas.collectives import replica_sums
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.split.shards import Parted, Shards, hold_pieces
 from whale_nebula.runtime.step.clock import Runner, StepOutcome, annotation
@@ -46,8 +46,8 @@ from whale_nebula.runtime.step.compiled import Compiled, Workshop, Xla, refused_
 from whale_nebula.runtime.step.distributed import DistributedStep
 from whale_nebula.runtime.step.emulated import EmulatedStep
 from whale_nebula.runtime.step.local import LocalStep
+from whale_nebula.runtime.step.results import Later, ScalarResults, scalar_results
 from whale_nebula.runtime.step.rollback import Whereabouts, whole_step
-from whale_nebula.runtime.step.scalars import Later, ScalarResults, scalar_results
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 
@@ -105,11 +105,11 @@ def refusing(name: str, variables: Iterable[Any], given: Sequence[Any], results:
     own = [variable for variable in variables if variable.trainable]
     handles = {id(variable.handle) for variable in own}
 
-    def asked(sources: frozenset[int] | None) -> None:
+    def answer(sources: frozenset[int] | None) -> None:
         if followed or sources is None or not handles.isdisjoint(sources):
             raise _refusal(name)
 
-    tf_private.tape_told(own, followed, [tensor for tensor in fresh if _differentiable(tensor)], asked)
+    tf_private.tape_told(own, followed, [tensor for tensor in fresh if _differentiable(tensor)], answer)
     return fresh
 
 
@@ -206,7 +206,7 @@ class Engine:
             self.runner, self.without_xla = self.without_xla(), None
             return self.runner.run(tensors)
 
-    def _log(self, said: Said) -> None:
+    def _log(self, said: StepLines) -> None:
         """What both sides of a boundary say of a step, each in its own log."""
         for line in said.fresh:
             _LOG.info("%s: step %d of %r, %s", self.worker, self.steps, self.name, line)
@@ -258,35 +258,26 @@ def engine(
     numbers that other processes make are waited for where they are read. `models` are those that it is about.
     """
     run = current_run()
-    program = captured.program
-    run.meet([stage.cluster for stage in program.stages], {stage.cluster: stage.where for stage in program.stages})
+    program, given = captured.program, prepare_compilation(captured, run)
     run.programs += 1
-    operations = in_order(captured.graph.get_operations())
-    workers, results = place_workers(captured, run), run.config.results
-    apart = frozenset(run.config.inputs)
-
-    def where(number: int) -> str:
-        return place_of(operations[number])
-
-    held = {} if run.alone else held_layouts(captured, run)
-    cut = cut_program(program, workers, where, results=results, apart=apart, held=held)
+    cut: Cut = run_passes(given).known("cut")
     xla = Xla(program.graph, program.stages) if jit else None
     copied = None if program.apart is None else of_clusters(program.apart, captured, run, name, models)
-    with contextlib.nullcontext() if run.alone else run.ledger.told():
+    with contextlib.nullcontext() if run.alone else run.ledger.tell_failures():
         if not run.alone:  # what this cluster reads, and what replicas add up, must be here, or nobody begins
             here = run.ledger.session.worker
-            check_here(cut, here, layout.absent, where)
+            check_here(cut, here, layout.absent, given.where)
             opened = run.ledger.collectives is not None
-            check_hosts(cut, here, where, collectives=opened)
+            check_hosts(cut, here, given.where, collectives=opened)
             check_devices(cut, collectives=opened or here not in hosts_of_splits(cut), own_weights=run.ledger.own)
-            check_held(cut, held)
+            check_held(cut, given.held)
         if copied is not None:
             copied.check(cut)
     if not run.alone and (copied is None or copied.mates):
         runner = _together(captured, cut, run, name, xla, lazy, copied)
         runner = runner if copied is None else copied.around(runner)
         return Engine(name, captured, cut, runner, run.ledger.session.worker, notes=notes, xla=xla)
-    worker = workers[0].name
+    worker = given.workers[0].name
     if copied is not None:
         copied.alone()
 
@@ -303,7 +294,21 @@ def held_layouts(captured: Captured, run: Run) -> dict[int, Layout]:
     return {op: layout for op, layout in known.items() if layout is not None}
 
 
-def place_workers(captured: Captured, run: Run) -> list[Worker]:
+def prepare_compilation(captured: Captured, run: Run) -> Compilation:
+    """What the passes are given for a captured step, once the run has met its clusters."""
+    stages = captured.program.stages
+    run.meet([stage.cluster for stage in stages], {stage.cluster: stage.where for stage in stages})
+    operations = in_order(captured.graph.get_operations())
+    workers, config = tuple(_place_workers(captured, run)), run.config
+    held = {} if run.alone else held_layouts(captured, run)
+
+    def where(number: int) -> str:
+        return place_of(operations[number])
+
+    return Compilation(captured.program, workers, where, config.results, frozenset(config.inputs), held)
+
+
+def _place_workers(captured: Captured, run: Run) -> list[Worker]:
     """All stages on one worker in one process; else each on workers of its cluster, one for each of its replicas."""
     stages = captured.program.stages
     if run.alone:
@@ -328,11 +333,11 @@ def _runner(
     program = captured.program
     if len(program.stages) == 1 and program.pipeline.micro_batch == 1 and not cut.layouts:
         return Uncut(plain_function(call, layout, jit=xla is not None), program.stages[0], captured.graph)
-    compiled = Compiled(cut, worker, _workshop(captured, cut, xla))
+    compiled = Compiled(cut, worker, Workshop(captured.graph, captured.aliases, xla, cut=cut))
     lines = [run.links.between(a.cluster, b.cluster) for a, b in combinations(program.stages, 2)]
     if any(line.rate or line.delay for line in lines) or has_codecs(cut):
         states, seed = _states(run, captured), _seed(run)
-        step = EmulatedStep(compiled, captured.variables, run.links, run.programs, states=states, seed=seed)
+        step = EmulatedStep(compiled, captured.variables, run.links, run.programs, states, seed)
         _close_with(run, step)
         return step
     return LocalStep(compiled, captured.variables)
@@ -350,13 +355,6 @@ def _shards(cut: Cut, captured: Captured, run: Run, worker: str, parted: Parted)
     shards = Shards(cut, worker, run.ledger.collectives, run.programs)
     hold_pieces(shards, parted, captured.variables, run.ledger, begin)
     return shards
-
-
-def _workshop(
-    captured: Captured, cut: Cut, xla: Xla | None, sums: ReplicaSums | None = None, shards: Shards | None = None
-) -> Workshop:
-    compiles = (lambda fragment: False) if xla is None else xla.takes
-    return Workshop(captured.graph, captured.aliases, compiles, sums, cut, shards)
 
 
 def _together(
@@ -388,13 +386,13 @@ def _together(
         session.fail(failure)
         raise
     sums = replica_sums(cut, session.worker, run.ledger.collectives, run.programs) if sums_of(cut.program) else None
-    compiled = Compiled(cut, session.worker, _workshop(captured, cut, xla, sums, shards))
+    compiled = Compiled(cut, session.worker, Workshop(captured.graph, captured.aliases, xla, sums, cut, shards))
     variables = dict(captured.variables)
     for op, piece in shards.pieces.items() if shards is not None else ():
         variables[cut.program.variable_ops[op].path] = piece.variable
     step = DistributedStep(
-        compiled, variables, session, name, run.programs, ids, run.links, lazy, readers,
-        states=states, seed=_seed(run), collectives=run.ledger.collectives, leaves=copied is None, shards=shards,
+        compiled, variables, run.links, run.programs, states, _seed(run), lazy, session=session, name=name,
+        ids=ids, readers=readers, collectives=run.ledger.collectives, leaves=copied is None, shards=shards,
     )  # fmt: skip
     _close_with(run, step)
     return step
@@ -404,7 +402,7 @@ def _states(run: Run, captured: Captured) -> States:
     """What codecs remember of the model of a program."""
     run.models = run.models or Models()
     states = States(run.channels, run.models.number(captured.variables.values()))
-    states.forget(run.models.gone())
+    states.forget(run.models.find_gone())
     return states
 
 

@@ -15,20 +15,20 @@ from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.ir.cut import Cut, PhasePlan
 from whale_nebula.ir.integers import Shape
-from whale_nebula.ir.program import Stage
+from whale_nebula.ir.program import Leaf
 from whale_nebula.ir.routing import Routing
-from whale_nebula.ir.sizes import fill_cut_sizes, is_sized
+from whale_nebula.ir.sizes import Exchanged, fill_cut_sizes, is_sized
 from whale_nebula.passes.batch import lines_of
 from whale_nebula.passes.replicas import pieces_here
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
 from whale_nebula.runtime.exchange.crossing import Crossings
 from whale_nebula.runtime.step.clock import Runner, StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
-from whale_nebula.runtime.step.estimates import link_reports
 from whale_nebula.runtime.step.gradients import Sums
 from whale_nebula.runtime.step.once import ASSERTION, OnceRun
 from whale_nebula.runtime.step.rollback import Guard, unfit
 from whale_nebula.runtime.step.stage_run import StageRun
+from whale_nebula.runtime.step.traffic import link_reports
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
 from whale_nebula.wire.frame import frame_count, wire_bytes
@@ -44,14 +44,13 @@ class Shelf:
     hosts: Sequence[str]
     held: dict[tuple[Value, int, str], Any] = field(default_factory=dict)
 
-    def put(
-        self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any, rows: Any = None
-    ) -> None:
+    def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
         """Lay a value down for each cluster that reads it."""
-        precision = self.crossings.by_value[value].way.precision if tensor.dtype.is_floating else None
-        for host in dict.fromkeys(self.hosts[stage] for stage in destinations):
+        crossing = self.crossings.by_value[value]
+        precision = crossing.way.precision if tensor.dtype.is_floating else None
+        for host in dict.fromkeys(self.hosts[stage] for stage in crossing.readers):
             given = tensor
-            if precision is not None and host != self.hosts[source]:
+            if precision is not None and host != self.hosts[crossing.source]:
                 given = precision.decode(precision.encode(tensor), (), tensor.dtype.name)
             self.held[value, micro_batch, host] = given
 
@@ -71,7 +70,7 @@ def run_in_sequence(
     once: dict[Value, Any] = {}
     shelf = Shelf(Crossings(compiled.cut, compiled.cut.routing_by_cluster), [stage.cluster for stage in program.stages])
     worker = OnceRun(compiled, batch, once)
-    batch = worker.weighed()
+    batch = worker.weigh()
     runs = [StageRun(compiled, s, batch, shelf, once, Sums(program)) for s in range(len(program.stages))]
     if begun is not None:
         worker.gate = _gate(begun)
@@ -136,16 +135,13 @@ def one_function(compiled: Compiled, counts: Sequence[int], begun: tf.Variable) 
         begun.assign(NOT_BEGUN)
         return run_in_sequence(compiled, cut(leaves, tensors, counts), begun=begun)
 
-    signature = [
-        tf.TensorSpec(_micro_batch_shape(leaf.spec.shape, leaf.batched, counts), leaf.spec.dtype) for leaf in leaves
-    ]
-    return tf.function(step, input_signature=signature, autograph=False).get_concrete_function()
+    def spec(leaf: Leaf) -> tf.TensorSpec:
+        shape = leaf.spec.shape
+        if shape is not None and leaf.batched and len(counts) > 1:
+            shape = (sum(counts), *shape[1:])
+        return tf.TensorSpec(shape, leaf.spec.dtype)
 
-
-def _micro_batch_shape(shape: tuple[int | None, ...] | None, batched: bool, counts: Sequence[int]) -> Any:
-    if shape is None or not batched or len(counts) == 1:
-        return shape
-    return (sum(counts), *shape[1:])
+    return tf.function(step, input_signature=[spec(leaf) for leaf in leaves], autograph=False).get_concrete_function()
 
 
 _Crossed = tuple[Mapping[str, LinkReport], Mapping[str, BoundaryReport]]
@@ -194,8 +190,13 @@ class LocalStep(Runner):
 
     @cached_property
     def _stages(self) -> Mapping[str, StageReport]:
-        """What every step says of its stages, which are not timed apart."""
-        return {stage.key: _untimed_report(stage) for stage in self.compiled.cut.program.stages}
+        """What every step says of its stages, which are not timed apart: of replicas only how many there are."""
+        return {
+            stage.key: StageReport(
+                cluster=stage.cluster, replicas=() if stage.replicas == 1 else None, copies=stage.replicas
+            )
+            for stage in self.compiled.cut.program.stages
+        }
 
     def _count_crossings(self, counts: tuple[int, ...], tensors: Sequence[Any]) -> _Crossed:
         """Free links carry what others would: counted, once for each way the batch is cut, and each form of it where
@@ -205,17 +206,13 @@ class LocalStep(Runner):
         if (counts, shapes) not in self._counted:
             plan = self.compiled.cut if self._is_sized else fill_cut_sizes(self.compiled.cut, shapes, max(counts))
             hosts = [stage.cluster for stage in plan.program.stages]
-            self._counted[counts, shapes] = link_reports(plan, hosts, counts), count_casts(plan, hosts, counts)
+            links = link_reports(plan, hosts, counts, Exchanged(plan))
+            self._counted[counts, shapes] = links, count_casts(plan, hosts, counts)
         return self._counted[counts, shapes]
 
     @cached_property
     def _is_sized(self) -> bool:
         return is_sized(self.compiled.cut)
-
-
-def _untimed_report(stage: Stage) -> StageReport:
-    """Of a part of one function only its replicas can be counted."""
-    return StageReport(cluster=stage.cluster, replicas=() if stage.replicas == 1 else None, copies=stage.replicas)
 
 
 def count_casts(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mapping[str, BoundaryReport]:

@@ -1,12 +1,11 @@
 """Execute one stage in one step: gather inputs, call its functions, and hand on its outputs.
 
 The same code runs inside a traced function (all stages in one process, links free) and as an actor (a thread a
-stage); they differ in the `Exchange` that takes values from one stage to another.
+stage); they differ in the `BoundaryExchange` that takes values from one stage to another.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,21 +15,19 @@ import tensorflow as tf
 from whale_nebula.feed.batch import Batch
 from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import GradientPart
-from whale_nebula.passes.exchange import Told
-from whale_nebula.runtime.replicas.bucketed_allreduce import Added
+from whale_nebula.passes.exchange import ReplicaMessage
+from whale_nebula.runtime.replicas.bucketed_allreduce import BucketedAllReduce
 from whale_nebula.runtime.step.clock import StageClock
 from whale_nebula.runtime.step.compiled import Compiled, Feed, Piece
 from whale_nebula.runtime.step.gradients import Sums
 from whale_nebula.spec import Value
 
 
-class Exchange(Protocol):
+class BoundaryExchange(Protocol):
     """Takes values between the stages of a step."""
 
-    def put(
-        self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any, rows: Any = None
-    ) -> None:
-        """Give a value to other stages; `rows` marks those of its rows that they need."""
+    def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
+        """Give a value to the stages that read it; `rows` marks those of its rows that they need."""
         ...
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
@@ -47,14 +44,14 @@ class StageRun:
     compiled: Compiled
     stage: int
     batch: Batch
-    exchange: Exchange
+    exchange: BoundaryExchange
     once: dict[Value, Any]
     sums: Sums
-    clock: StageClock | None = None
+    clock: StageClock = field(default_factory=StageClock)
     turns: Sequence[int] = ()
-    adder: Added | None = None
+    adder: BucketedAllReduce | None = None
     looked_at: bool = False
-    added: set[Told] = field(default_factory=set)
+    added: set[ReplicaMessage] = field(default_factory=set)
     local: dict[int, dict[Value, Any]] = field(default_factory=dict)
     kept: dict[Value, dict[int, Any]] = field(default_factory=dict)
 
@@ -87,9 +84,9 @@ class StageRun:
                 sums.idle(fragment)
 
     def _run(self, phase: PhasePlan, piece: Piece, micro_batch: int) -> None:
-        with _time_stage(None if self.clock is None else self.clock.waits()):
+        with self.clock.waits():
             tensors = [self._take(feed, micro_batch) for feed in piece.feeds]
-        with self._computing(piece, micro_batch):
+        with self.clock.computing(piece.fragment.kind, micro_batch, phase.index):
             results = self._call_piece(phase, piece, micro_batch, tensors)
             self._sum(phase, piece, results)
             if self.looked_at:
@@ -103,14 +100,10 @@ class StageRun:
         """
         last = self.turns and micro_batch == self.turns[-1] and piece.function.waits is None
         if self.adder is not None and last and piece.fragment.kind != "forward":
-            told = [each for each in self.compiled.told(phase) if each.stage == self.stage]
-            if self.adder.fits(piece, told):
-                return self.adder.last(self, piece, tensors, told, micro_batch)
+            found = self.adder.last(self, piece, tensors, self.compiled.replica_messages[phase.index])
+            if found is not None:
+                return found
         return dict(zip(piece.fetches, piece.function(tensors), strict=True))
-
-    def _computing(self, piece: Piece, micro_batch: int) -> contextlib.AbstractContextManager[None]:
-        about = piece.fragment
-        return _time_stage(None if self.clock is None else self.clock.computing(about.kind, micro_batch, about.phase))
 
     def _take(self, feed: Feed, micro_batch: int) -> Any:
         kind, what = feed
@@ -146,30 +139,28 @@ class StageRun:
         for request, part in parts:
             if self.compiled.cut.program.requests[request].key_of(part) not in done:
                 self.sums.add(request, part, [results[value] for value in part.values])
-        for value in {value for _, part in parts for value in part.values} - self.compiled.flow_targets.keys():
+        for value in {value for _, part in parts for value in part.values} - self.compiled.shares:
             results.pop(value, None)
         self.sums.settle()
 
     def _hand_on(self, piece: Piece, micro_batch: int, results: dict[Value, Any]) -> None:
-        local = self.local.setdefault(micro_batch, {})
-        local.update((value, results[value]) for value in self.compiled.masks if value in results)
+        compiled, local = self.compiled, self.local.setdefault(micro_batch, {})
+        for value in compiled.masks & results.keys():
+            local[value] = results[value]
         for value, tensor in results.items():
-            boundary = self.compiled.boundaries.get(value)
-            target = self.compiled.flow_targets.get(value)
+            boundary = compiled.boundaries.get(value)
             if boundary is not None:
-                rows = self._rows(boundary.mask, micro_batch)
-                self.exchange.put(value, micro_batch, self.stage, boundary.destinations, tensor, rows)
-            elif target is not None:
-                self.exchange.put(value, micro_batch, self.stage, (target,), tensor)
-            if value in self.compiled.cut.merges:
+                rows = None if boundary.mask is None else self._rows(boundary.mask, micro_batch)
+                self.exchange.put(value, micro_batch, tensor, rows)
+            elif value in compiled.shares:
+                self.exchange.put(value, micro_batch, tensor)
+            if value in compiled.cut.merges:
                 self.kept.setdefault(value, {})[micro_batch] = tensor
-            if target is None:
+            if value not in compiled.shares:
                 local[value] = tensor
 
-    def _rows(self, mask: Value | None, micro_batch: int) -> Any:
+    def _rows(self, mask: Value, micro_batch: int) -> Any:
         """What marks the rows that are sent, or None: all of them."""
-        if mask is None:
-            return None
         leaf = self.compiled.cut.program.leaf_ops.get(mask.op)
         return self.local[micro_batch].get(mask) if leaf is None else self.batch.slices[micro_batch][leaf]
 
@@ -181,10 +172,6 @@ class StageRun:
 
     def _forget(self, phase: PhasePlan, micro_batch: int) -> None:
         """Drop what no later phase asks for."""
-        later = self.compiled.needed_after(phase, self.stage)
+        later = self.compiled.needed_later.get((phase.index, self.stage), frozenset())
         local = self.local.get(micro_batch, {})
         self.local[micro_batch] = {value: tensor for value, tensor in local.items() if value in later}
-
-
-def _time_stage(clock: contextlib.AbstractContextManager[None] | None) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if clock is None else clock

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -22,7 +22,6 @@ from whale_nebula.capture.step import Signature, capture, signature
 from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.feed.batch import micro_batches
-from whale_nebula.runtime.local_sgd.reads import meet_before_reads
 from whale_nebula.runtime.plan_step import check_pinned
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.engine import Engine, engine
@@ -127,15 +126,12 @@ def models_of(fn: Callable[..., Any]) -> list[Any]:
     owner = getattr(fn, "__self__", None)
     fn = inspect.unwrap(getattr(fn, "__func__", fn))
     code: CodeType | None = getattr(fn, "__code__", None)
-    named = {} if code is None else {name: fn.__globals__.get(name) for name in _names(code)}
-    cells = [] if code is None else [cell.cell_contents for cell in fn.__closure__ or () if _is_filled(cell)]
-    held = [
-        *named.values(),
-        *cells,
-        owner,
-        *_attributes_of(owner),
-        *(inner for cell in cells for inner in _attributes_of(cell)),
-    ]
+    held = [owner, *_attributes_of(owner)]
+    if code is not None:
+        held += [fn.__globals__.get(name) for name in _names(code)]
+        for cell in fn.__closure__ or ():
+            with contextlib.suppress(ValueError):  # nothing is in it yet
+                held += [cell.cell_contents, *_attributes_of(cell.cell_contents)]
     return [each for each in held if isinstance(each, keras.Model)]
 
 
@@ -143,14 +139,6 @@ def _names(code: CodeType) -> list[str]:
     """The names that a function reads, and the functions inside it."""
     inner = [name for each in code.co_consts if isinstance(each, CodeType) for name in _names(each)]
     return [*code.co_names, *inner]
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - reading it is the question
-    except ValueError:
-        return False
-    return True
 
 
 def _attributes_of(thing: Any) -> list[Any]:
@@ -175,14 +163,6 @@ def declared_inputs() -> Declared:
     return Declared(run.config.inputs, run.alone)
 
 
-class Planned(NamedTuple):
-    """What a step keeps of what it has planned: see there."""
-
-    engines: dict[Any, Engine]
-    forms: list[Signature]
-    first: Shapes
-
-
 @dataclass
 class Step:
     """Calls of `fn`, run by a plan. One engine is kept for each form of the arguments, and for the scopes around.
@@ -199,14 +179,12 @@ class Step:
     lazy: bool = False
     notes: tuple[str, ...] = ()
     widens: bool = False
-    engines: dict[Any, Engine] = field(default_factory=dict)
-    forms: list[Signature] = field(default_factory=list)
+    engines: dict[tuple[Any, Any], Engine] = field(default_factory=dict)
+    forms: list[tuple[Any, Signature]] = field(default_factory=list)
     last: Engine | None = None
     first: Shapes = ()
     placed: int = -1
     run_of_plans: weakref.ref[Run] | None = None
-    around: Any = ()
-    elsewhere: dict[Any, Planned] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -253,14 +231,17 @@ class Step:
             return self._engine(layout, unpack)
 
     def _engine(self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None) -> Engine:
-        """The engine for such arguments; of the first `tensors` it is looked at whether they are a batch at all."""
+        """The engine for such arguments, inside the scopes around this call; of the first `tensors` it is looked at
+        whether they are a batch at all.
+        """
         self._forget_others()
-        self._stand_in(scopes.around())
-        if layout.key not in self.engines:
-            wide = next((self.engines[form.key] for form in self.forms if takes(form, layout)), None)
-            made = wide or self._widen_engine(layout, unpack) or self._make_engine(layout, unpack, tensors)
-            self.engines[layout.key] = made
-        return self.engines[layout.key]
+        around = scopes.around()
+        if (around, layout.key) not in self.engines:
+            forms = [form for scope, form in self.forms if scope == around]
+            wide = next((self.engines[around, form.key] for form in forms if takes(form, layout)), None)
+            made = wide or self._widen_engine(layout, unpack, forms) or self._make_engine(layout, unpack, tensors)
+            self.engines[around, layout.key] = made
+        return self.engines[around, layout.key]
 
     def _forget_others(self) -> None:
         """What was planned for another run, or before `nb.place` was called, does not count."""
@@ -269,19 +250,11 @@ class Step:
             self.run_of_plans, self.placed = weakref.ref(run), placed
             self.engines.clear()
             self.forms.clear()
-            self.elsewhere.clear()
             self.first = ()
 
-    def _stand_in(self, around: Any) -> None:
-        """What was planned inside other scopes than those around this call waits for another call inside them."""
-        if around != self.around:
-            self.elsewhere[self.around] = Planned(self.engines, self.forms, self.first)
-            self.engines, self.forms, self.first = self.elsewhere.pop(around, Planned({}, [], ()))
-            self.around = around
-
-    def _widen_engine(self, layout: Signature, unpack: Unpack) -> Engine | None:
+    def _widen_engine(self, layout: Signature, unpack: Unpack, forms: Sequence[Signature]) -> Engine | None:
         """An engine with free axes in the place of one more for every size; None where the step needs to know them."""
-        form = widen_signature(layout, self.forms) if self.widens else None
+        form = widen_signature(layout, forms) if self.widens else None
         if form is None:
             return None
         try:
@@ -291,25 +264,26 @@ class Step:
             return None
 
     def _make_engine(self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None) -> Engine:
-        self.engines = {key: kept for key, kept in self.engines.items() if alive(key[-1])}
-        self.forms = [form for form in self.forms if form.key in self.engines]
-
+        self.engines = {key: kept for key, kept in self.engines.items() if alive(key[1][-1])}
+        self.forms = [(around, form) for around, form in self.forms if (around, form.key) in self.engines]
         call = functools.partial(self.call, unpack)
-        later = not current_run().alone
+        run = current_run()
         with models_met() as met:
-            captured = capture(call, layout, paths=self.paths, metrics=self.metrics, later=later, owner=self.owner)
+            captured = capture(
+                call, layout, paths=self.paths, metrics=self.metrics, later=not run.alone, owner=self.owner
+            )
         try:
-            current_run().check_ids([leaf.name for leaf in captured.program.leaves])
+            leaves = captured.program.leaves
+            run.check_ids([leaf.name for leaf in leaves])
             if tensors is not None:
-                micro_batches(captured.program.leaves, tensors, captured.program.pipeline.micro_batch)
+                micro_batches(leaves, tensors, captured.program.pipeline.micro_batch)
             check_pinned(self.name, captured, layout)
             notes = (*self.notes, *captured.projected)
             models = [*met, *models_of(self.fn)]
             found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes, models=models)
         finally:
             captured.begin(lambda variable: True)  # nothing, unless the step was refused
-        make_all_collective(models, current_run())
-        meet_before_reads(models, current_run())
-        self.engines[layout.key] = found
-        self.forms.append(layout)
+        make_all_collective(models, run)
+        self.engines[scopes.around(), layout.key] = found
+        self.forms.append((scopes.around(), layout))
         return found

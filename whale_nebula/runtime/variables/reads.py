@@ -12,11 +12,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.runtime.run import Run, current_run
+from whale_nebula import scopes
+from whale_nebula.capture.keras_scopes import bears_scopes
+from whale_nebula.runtime.run import Run, current_run, opened_run
 from whale_nebula.runtime.variables.remote import SUFFIX, Ledger, Plain, load_own, own_path, save_own
 from whale_nebula.tf import callbacks as tf_callbacks
 
 WRITES = ("save", "save_weights", "export")
+_MEETING_READS = (
+    "get_weights", "save", "save_weights", "export", "evaluate", "predict", "test_on_batch", "predict_on_batch",
+)  # fmt: skip
+_MEETING_WRITES = ("set_weights", "load_weights")
+_TRAINS = ("fit", "train_on_batch")
+"""What trains apart inside the scopes, and writes alike in every process outside them."""
 
 
 def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str = "", first: bool = True) -> None:
@@ -24,15 +32,15 @@ def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str 
 
     Where each cluster keeps its own parts, the `first` worker of each saves those, and all of them load them.
     """
-    _replace(model, "get_weights", functools.partial(_reading, ledger, lambda: _ids(model)))
+    _replace(model, "get_weights", functools.partial(_read_whole, ledger, model))
     if ledger.own:
-        _replace(model, "save_weights", save_own(ledger, cluster, first))
-        _replace(model, "load_weights", load_own(cluster))
+        _replace(model, "save_weights", functools.partial(save_own, ledger, cluster, first))
+        _replace(model, "load_weights", functools.partial(load_own, cluster))
     for name in WRITES:
-        _replace(model, name, functools.partial(_writing, ledger, writes_here))
+        _replace(model, name, functools.partial(_write_whole, ledger, writes_here))
     optimizer = getattr(model, "optimizer", None)
     if getattr(optimizer, "use_ema", False) and not ledger.own:  # `fit` ends with the averages for weights
-        _replace(optimizer, "finalize_variable_values", functools.partial(_reading, ledger, lambda: _ids(model, True)))
+        _replace(optimizer, "finalize_variable_values", functools.partial(_read_whole, ledger, model, slots=True))
 
 
 def remember_results(model: Any) -> Callable[[Any], Any]:
@@ -63,13 +71,34 @@ def remember_results(model: Any) -> Callable[[Any], Any]:
 
 
 def make_all_collective(models: Iterable[Any], run: Run) -> None:
-    """Do so with those of these models that have variables of this run's programs; alone there is nobody to ask."""
-    if run.alone:
-        return
-    kept = run.ledger.kept.keys()
+    """Do so with those of these models that have variables of this run's programs; alone there is nobody to ask. Where
+    clusters train apart, reads also settle what these have not told each other yet, and writes start anew.
+    """
+    kept = frozenset() if run.alone else run.ledger.kept.keys()
     for model in models:
         if model.built and not kept.isdisjoint(_ids(model)):
             make_collective(model, run.ledger, run.writes_files, run.here().cluster, run.first_of_cluster)
+        for name in (*_MEETING_READS, *_MEETING_WRITES, *_TRAINS) if run.rounds is not None else ():
+            _replace(model, name, functools.partial(_call_after_meeting, name), "meets")
+
+
+def _call_after_meeting(name: str, plain: Plain, *args: Any, **kwargs: Any) -> Any:
+    """Call a model's method when all clusters have the same weights; after one that writes them, the rounds begin anew.
+    A run that is over is asked for nothing.
+
+    Inside the scopes the step itself meets the others. A model that was built in them is never outside.
+    """
+    inside = name in _TRAINS and (
+        scopes.apart_of(scopes.open_frames()) or bears_scopes(getattr(plain, "__self__", None))
+    )
+    run = None if inside else opened_run()
+    if run is not None:
+        run.settle()
+    found = plain(*args, **kwargs)
+    run = None if inside or name in _MEETING_READS else opened_run()
+    if run is not None and run.rounds is not None:
+        run.rounds.restart()
+    return found
 
 
 def _ids(model: Any, slots: bool = False) -> set[int]:
@@ -77,33 +106,31 @@ def _ids(model: Any, slots: bool = False) -> set[int]:
     return {id(getattr(variable, "value", variable)) for variable in variables}
 
 
-def _replace(model: Any, name: str, make: Callable[[Plain], Plain]) -> None:
+def _replace(model: Any, name: str, hook: Plain, mark: str = "collective") -> None:
+    """Let a hook be called with a model's method and its arguments in the method's place, once for each `mark`."""
     plain = getattr(model, name)
-    if not hasattr(plain, "nebula_collective"):
-        changed = functools.wraps(plain)(make(plain))
-        changed.nebula_collective = True  # type: ignore[attr-defined]
+    if not hasattr(plain, f"nebula_{mark}"):
+        changed = _call_instead(hook, plain)
+        changed.__dict__.update({f"nebula_{mark}": True, "nebula_collective": True})
         object.__setattr__(model, name, changed)
 
 
-def _reading(ledger: Ledger, only: Callable[[], set[int]], plain: Plain) -> Plain:
-    def whole(*args: Any, **kwargs: Any) -> Any:
-        with ledger.gathered(only()):
-            return plain(*args, **kwargs)
-
-    return whole
+def _call_instead(hook: Plain, plain: Plain) -> Plain:
+    return functools.wraps(plain)(functools.partial(hook, plain))
 
 
-def _writing(ledger: Ledger, writes_here: bool, plain: Plain) -> Plain:
+def _read_whole(ledger: Ledger, model: Any, plain: Plain, *args: Any, slots: bool = False, **kwargs: Any) -> Any:
+    with ledger.gather(_ids(model, slots)):
+        return plain(*args, **kwargs)
+
+
+def _write_whole(ledger: Ledger, writes_here: bool, plain: Plain, *args: Any, **kwargs: Any) -> None:
     """Gather the model and leave the file to the process of this host that writes it; it is there on return."""
-
-    def whole(*args: Any, **kwargs: Any) -> None:
-        with ledger.gathered():
-            with ledger.told():
-                if writes_here:
-                    plain(*args, **kwargs)
-            ledger.session.meet(f"the end of {plain.__name__}")
-
-    return whole
+    with ledger.gather():
+        with ledger.tell_failures():
+            if writes_here:
+                plain(*args, **kwargs)
+        ledger.session.meet(f"the end of {plain.__name__}")
 
 
 def share_files() -> None:
@@ -119,7 +146,9 @@ def share_files() -> None:
             if isinstance(callback, tf_callbacks.BACKUP):
                 hooks |= {"begin": _begin, "end": _end}
             for name, hook in hooks.items():
-                tf_callbacks.exchange(callback, name, functools.partial(_call_instead, hook, callback))
+                tf_callbacks.exchange(
+                    callback, name, functools.partial(_call_instead, functools.partial(hook, callback))
+                )
 
 
 def _together(callback: Any) -> bool:
@@ -132,10 +161,6 @@ def _others_write(callback: Any) -> bool:
     return _together(callback) and not current_run().writes_files
 
 
-def _call_instead(hook: Plain, callback: Any, plain: Plain) -> Plain:
-    return functools.wraps(plain)(functools.partial(hook, callback, plain))
-
-
 def _save(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
     """Of a backup one process writes what is beside the weights; it is there on return."""
     if _together(callback):
@@ -145,7 +170,7 @@ def _save(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
         return
     run = current_run()
     if run.writes_files:
-        with run.ledger.told():
+        with run.ledger.tell_failures():
             plain()
     else:
         callback.model.save_weights(tf_callbacks.backup_path(callback), overwrite=True)
@@ -160,7 +185,7 @@ def _begin(callback: Any, plain: Plain, logs: Any = None) -> None:
     run = current_run()
     session = run.ledger.session
     if run.writes_files:
-        with run.ledger.told():
+        with run.ledger.tell_failures():
             _restore(callback, plain, logs)
     session.meet("the restore of a backup")
     if not run.writes_files:
@@ -189,6 +214,6 @@ def _end(callback: Any, plain: Plain, logs: Any = None) -> None:
     session = run.ledger.session
     session.meet("the end of a fit with a backup")
     if run.writes_files:
-        with run.ledger.told():
+        with run.ledger.tell_failures():
             plain(logs)
     session.meet("the removal of a backup")

@@ -7,6 +7,7 @@ every process can ask for all of a model together (`gathered`), none can alone.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -179,7 +180,7 @@ class Ledger:
         return Key("control", _CONTROL, number, 0, -1, slot, kept.holders[0], destination)
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
+    def tell_failures(self) -> Iterator[None]:
         """Around what others wait for, a file that one process writes: nobody waits for one that could not be."""
         try:
             yield
@@ -188,12 +189,17 @@ class Ledger:
             raise
 
     @contextlib.contextmanager
-    def gathered(self, only: Collection[int] | None = None) -> Iterator[None]:
+    def gather(self, only: Collection[int] | None = None) -> Iterator[None]:
         """Every process calls this at the same point; inside, each holds all variables (or those with these ids). Where
         that is so already, inside another one, nobody is asked.
         """
         if self.own:
-            raise _kept_apart()
+            raise CollectiveReadError(
+                "no process may hold the whole model",
+                why="the config says 'weights: own': the parts of a model stay in their clusters",
+                mend="weights: everywhere in the config of every cluster\n"
+                'or model.save_weights("model.weights.h5"), which writes each cluster\'s own part there',
+            )
         wanted = {key: kept for key, kept in self.kept.items() if only is None or key in only}
         fresh = {key: kept for key, kept in wanted.items() if key not in self.whole}
         self.whole |= fresh.keys()
@@ -224,15 +230,6 @@ class Ledger:
         for slot, kept in enumerate(chosen):
             if here not in kept.holders:
                 fill(kept, self._receive(slot, kept))
-
-
-def _kept_apart() -> CollectiveReadError:
-    return CollectiveReadError(
-        "no process may hold the whole model",
-        why="the config says 'weights: own': the parts of a model stay in their clusters",
-        mend="weights: everywhere in the config of every cluster\n"
-        'or model.save_weights("model.weights.h5"), which writes each cluster\'s own part there',
-    )
 
 
 @contextlib.contextmanager
@@ -340,15 +337,10 @@ def _guards(kind: Any) -> dict[str, Any]:
 
     reads = {name: reading(name) for name in tf_private.VARIABLE_READS}
     writes = {name: writing(name) for name in tf_private.VARIABLE_WRITES}
-    return {**reads, **writes, tf_private.VARIABLE_HANDLE: property(_cover_handle), "handle": property(_handle)}
-
-
-def _handle(variable: Any) -> Any:
-    return variable.__dict__[tf_private.VARIABLE_HANDLE]
-
-
-def _cover_handle(variable: Any) -> Any:
-    return _Cover(_handle(variable))
+    handle = operator.itemgetter(tf_private.VARIABLE_HANDLE)
+    covered = property(lambda variable: _Cover(handle(vars(variable))))
+    plain = property(lambda variable: handle(vars(variable)))
+    return {**reads, **writes, tf_private.VARIABLE_HANDLE: covered, "handle": plain}
 
 
 @dataclass(frozen=True)
@@ -382,35 +374,23 @@ def own_path(path: str | os.PathLike[str], cluster: str) -> str:
     return f"{text.removesuffix(SUFFIX)}.{cluster}{SUFFIX}"
 
 
-def save_own(ledger: Ledger, cluster: str, writes_here: bool) -> Callable[[Plain], Plain]:
+def save_own(
+    ledger: Ledger, cluster: str, writes_here: bool, plain: Plain, filepath: Any, *args: Any, **kwargs: Any
+) -> None:
     """What `save_weights` becomes: every process calls it, and each cluster's file is there when it returns."""
-
-    def change(plain: Plain) -> Plain:
-        def save(filepath: Any, *args: Any, **kwargs: Any) -> None:
-            path = own_path(filepath, cluster)
-            if writes_here:
-                variables = [kept.variable for kept in ledger.kept.values()]
-                with ledger.told(), blank(variables):
-                    plain(path, *args, **kwargs)
-                    fill_in(path, variables, cluster)
-            ledger.session.meet(f"the end of save_weights({os.fspath(filepath)!r})")
-
-        return save
-
-    return change
+    path = own_path(filepath, cluster)
+    if writes_here:
+        variables = [kept.variable for kept in ledger.kept.values()]
+        with ledger.tell_failures(), blank(variables):
+            plain(path, *args, **kwargs)
+            fill_in(path, variables, cluster)
+    ledger.session.meet(f"the end of save_weights({os.fspath(filepath)!r})")
 
 
-def load_own(cluster: str) -> Callable[[Plain], Plain]:
+def load_own(cluster: str, plain: Plain, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     """What `load_weights` becomes: the cluster's own file, where there is one by the name that was saved."""
-
-    def change(plain: Plain) -> Plain:
-        def load(filepath: Any, *args: Any, **kwargs: Any) -> Any:
-            own = own_path(filepath, cluster) if os.fspath(filepath).endswith(SUFFIX) else ""
-            return plain(own if own and os.path.exists(own) else filepath, *args, **kwargs)
-
-        return load
-
-    return change
+    own = own_path(filepath, cluster) if os.fspath(filepath).endswith(SUFFIX) else ""
+    return plain(own if own and os.path.exists(own) else filepath, *args, **kwargs)
 
 
 def fill_in(path: str, variables: Sequence[Any], cluster: str) -> None:

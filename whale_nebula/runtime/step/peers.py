@@ -1,52 +1,117 @@
-"""Exchange of results among the replicas of a stage after their micro-batches."""
+"""What the update of a worker exchanges with other workers: replicas' results, gradient parts, and values of rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
 
 from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import PartKey
-from whale_nebula.passes.exchange import Told
+from whale_nebula.passes.exchange import Bundle, ReplicaMessage, shared_parts
 from whale_nebula.passes.replicas import sums_of
-from whale_nebula.runtime.replicas.bucketed_allreduce import Added
+from whale_nebula.runtime.replicas.bucketed_allreduce import BucketedAllReduce
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.gradients import sum_in_order
+from whale_nebula.runtime.step.results import Later
 from whale_nebula.runtime.step.stage_run import StageRun
 from whale_nebula.spec import Spec
-from whale_nebula.transport.protocol import Key, Link
+from whale_nebula.transport.protocol import Key, KeyKind, Link
 
-Turns = Mapping[str, tuple[int, ...]]
-"""The micro-batches that each replica of a stage took, by its worker, the first replica's first."""
+Parts = dict[PartKey, tuple[Any, ...]]
+
+
+class Peers:
+    """The other workers, as an update sees them; here there are none."""
+
+    def even(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
+        """Let the replicas of each stage have what all of them have made."""
+
+    def parts(self, phase: PhasePlan, own: Parts) -> Parts:
+        """Exchange the gradient parts of variables that live on several workers."""
+        return own
+
+    def send(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
+        """Send what another worker needs."""
+
+    def receive(self, bundle: Bundle) -> Sequence[Any]:
+        """Wait for what another worker has made."""
+        return ()
+
+    def later(self, bundle: Bundle) -> Sequence[Any]:
+        """Things that wait for their values only where they are read."""
+        return ()
 
 
 @dataclass
-class Mates:
-    """What one worker tells the other replicas of its stages, and hears of them, in one step."""
+class Wires(Peers):
+    """The exchange of one worker's update in one step. `promises` is the thread that takes in what nobody waits for."""
 
     compiled: Compiled
     links: Mapping[str, Link]
     program: int
     step: int
     patience: float
+    promises: Executor
     variables: Mapping[str, Any]
-    added: Added | None = None
+    adder: BucketedAllReduce | None = None
 
+    def _key(self, kind: str, phase: int, slot: int, source: str, destination: str, micro_batch: int = -1) -> Key:
+        return Key(cast(KeyKind, kind), self.program, self.step, phase, micro_batch, slot, source, destination)
+
+    # ------------------------------------------------------------------ values of rounds
+    def send(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
+        """Send what another worker needs."""
+        self.links[bundle.destination].send(self._bundle_key(bundle), bundle_tensors(tensors))
+
+    def receive(self, bundle: Bundle) -> Sequence[Any]:
+        """Wait for what another worker has made."""
+        came = self.links[bundle.source].receive(self._bundle_key(bundle), self.patience)
+        return unbundle_tensors(came, bundle.specs)
+
+    def later(self, bundle: Bundle) -> Sequence[Later]:
+        """Numbers that are returned only: they come when they come."""
+        self.links[bundle.source].later(self._bundle_key(bundle))
+        promise = self.promises.submit(self.receive, bundle)
+        return [Later(promise, place, spec) for place, spec in enumerate(bundle.specs)]
+
+    def _bundle_key(self, bundle: Bundle) -> Key:
+        return self._key("scalar", bundle.phase, bundle.number, bundle.source, bundle.destination)
+
+    # ------------------------------------------------------------------ gradient parts
+    def parts(self, phase: PhasePlan, own: Parts) -> Parts:
+        """Give the parts of shared variables to the others that hold them, and take theirs."""
+        here = self.compiled.worker
+        shared = list(shared_parts(self.compiled.cut, phase))
+        for part in shared:
+            if part.source == here:
+                array = tf.convert_to_tensor(own[part.key][part.piece]).numpy()
+                for destination in part.destinations:
+                    key = self._key("part", phase.index, part.slot, here, destination)
+                    self.links[destination].send(key, array)
+        found: dict[PartKey, list[Any]] = {key: list(tensors) for key, tensors in own.items()}
+        for part in shared:
+            if here in part.destinations:
+                key = self._key("part", phase.index, part.slot, part.source, here)
+                array = self.links[part.source].receive(key, self.patience)
+                found.setdefault(part.key, []).append(tf.convert_to_tensor(array))
+        return {key: tuple(tensors) for key, tensors in found.items()}
+
+    # ------------------------------------------------------------------ results of replicas
     def even(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
         """Tell everything first, then hear: so nobody waits for one who waits."""
-        told = self.compiled.told(phase)
-        if self.added is not None:
-            for run in runs:
-                self.added.add(run, [each for each in told if each.stage == run.stage])
-        pairs = [(run, each) for run in runs for each in told if each.stage == run.stage]
-        shared = [(run, each) for run, each in pairs if not self._is_known(run, each)]
-        heard = [(self._own(run, each), run, each) for run, each in shared]
+        messages = self.compiled.replica_messages[phase.index]
+        pairs = [(run, each) for run in runs for each in messages if each.stage == run.stage]
+        heard = [(self._own(run, each), run, each) for run, each in pairs if not self._is_known(run, each)]
         for own, run, each in heard:
             self._tell(phase, run, each, own)
+        if self.adder is not None:
+            for run in runs:
+                self.adder.add(run, messages)
         columns: dict[tuple[int, PartKey], list[Sequence[Any]]] = {}
         for own, run, each in heard:
             all_told = self._hear(phase, run, each, own)
@@ -58,15 +123,15 @@ class Mates:
             run = next(run for run in runs if run.stage == stage)
             run.sums.put(gradient, list(zip(*pieces, strict=True)))
 
-    def _is_known(self, run: StageRun, each: Told) -> bool:
+    def _is_known(self, run: StageRun, each: ReplicaMessage) -> bool:
         """Whether all replicas have it: TensorFlow has added it up, or all of what it is made of on the way."""
         if each.kind == "tensor":
             same = self.compiled.cut.merges[each.values[0]] == "same"
             return same and run.stage in sums_of(self.compiled.cut.program) and all(self._turns(run).values())
-        return self.added is not None and self.added.takes(each)
+        return self.adder is not None and self.adder.takes(each)
 
     # ------------------------------------------------------------------ what there is to tell
-    def _own(self, run: StageRun, each: Told) -> dict[int, Any]:
+    def _own(self, run: StageRun, each: ReplicaMessage) -> dict[int, Any]:
         """What this replica has of it: by micro-batch, or -1 for all of its micro-batches together."""
         if not run.turns:
             return {}
@@ -78,13 +143,15 @@ class Mates:
             return {-1: self.variables[each.path].read_value()}
         return dict(run.sums.pieces(each.key, each.piece, run.turns))
 
-    def _tell(self, phase: PhasePlan, run: StageRun, each: Told, own: Mapping[int, Any]) -> None:
+    def _tell(self, phase: PhasePlan, run: StageRun, each: ReplicaMessage, own: Mapping[int, Any]) -> None:
         for mate in self._turns(run):
             for micro_batch, tensor in own.items() if mate != self.compiled.worker else ():
-                key = self._key(phase, each, micro_batch, self.compiled.worker, mate)
+                key = self._key("result", phase.index, each.slot, self.compiled.worker, mate, micro_batch)
                 self.links[mate].send(key, np.asarray(tensor))
 
-    def _hear(self, phase: PhasePlan, run: StageRun, each: Told, own: dict[int, Any]) -> Mapping[str, dict[int, Any]]:
+    def _hear(
+        self, phase: PhasePlan, run: StageRun, each: ReplicaMessage, own: dict[int, Any]
+    ) -> Mapping[str, dict[int, Any]]:
         """What all replicas have of it, by worker, this one's own among them."""
         found: dict[str, dict[int, Any]] = {}
         for mate, turns in self._turns(run).items():
@@ -92,11 +159,11 @@ class Mates:
                 found[mate] = own
                 continue
             numbers = self._numbers(run, each, turns)
-            keys = ((m, self._key(phase, each, m, mate, self.compiled.worker)) for m in numbers)
+            keys = ((m, self._key("result", phase.index, each.slot, mate, self.compiled.worker, m)) for m in numbers)
             found[mate] = {m: self.links[mate].receive(key, self.patience) for m, key in keys}
         return found
 
-    def _numbers(self, run: StageRun, each: Told, turns: Sequence[int]) -> Sequence[int]:
+    def _numbers(self, run: StageRun, each: ReplicaMessage, turns: Sequence[int]) -> Sequence[int]:
         """The micro-batches under which a replica with these turns tells of it."""
         if not turns:
             return ()
@@ -104,9 +171,13 @@ class Mates:
         return turns if by_turn else (-1,)
 
     # ------------------------------------------------------------------ what is made of it
-    def _take(self, run: StageRun, each: Told, heard: Mapping[str, dict[int, Any]]) -> None:
+    def _take(self, run: StageRun, each: ReplicaMessage, heard: Mapping[str, dict[int, Any]]) -> None:
         if each.kind == "numbers":
-            self._numbers_of(run, each, heard)
+            for mate, turns in self._turns(run).items():
+                found = iter(unpack_scalars(heard[mate][-1], each.specs * len(turns)) if turns else ())
+                for m in turns:
+                    for value in each.values:
+                        run.kept.setdefault(value, {})[m] = next(found)
         elif each.kind == "tensor":
             every = {m: tf.convert_to_tensor(tensor) for theirs in heard.values() for m, tensor in theirs.items()}
             run.kept[each.values[0]] = every
@@ -114,21 +185,10 @@ class Mates:
             values = [tf.convert_to_tensor(theirs[-1]) for theirs in heard.values() if theirs]
             self.variables[each.path].assign(tf.cast(sum_in_order(values) / len(values), values[0].dtype))
 
-    def _numbers_of(self, run: StageRun, each: Told, heard: Mapping[str, dict[int, Any]]) -> None:
-        for mate, turns in self._turns(run).items():
-            found = iter(unpack_scalars(heard[mate][-1], each.specs * len(turns)) if turns else ())
-            for m in turns:
-                for value in each.values:
-                    run.kept.setdefault(value, {})[m] = next(found)
-
-    # ------------------------------------------------------------------ who
-    def _turns(self, run: StageRun) -> Turns:
-        routing = self.compiled.cut.routing
-        count = len(run.batch.slices)
+    def _turns(self, run: StageRun) -> Mapping[str, tuple[int, ...]]:
+        """The micro-batches that each replica of a stage took, by its worker, the first replica's first."""
+        routing, count = self.compiled.cut.routing, len(run.batch.slices)
         return {host: routing.turns(run.stage, host, count) for host in routing.of(run.stage)}
-
-    def _key(self, phase: PhasePlan, each: Told, micro_batch: int, source: str, destination: str) -> Key:
-        return Key("result", self.program, self.step, phase.index, micro_batch, each.slot, source, destination)
 
 
 def _in_order(heard: Mapping[str, Mapping[int, Any]]) -> Sequence[Any]:

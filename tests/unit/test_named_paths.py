@@ -1,0 +1,72 @@
+"""Modules and files that the documentation, docstrings and comments name are there."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "whale_nebula"
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("benchmarks/*/README.md")]
+)
+SOURCES = sorted(
+    path for folder in ("whale_nebula", "models", "strategies", "tools") for path in (ROOT / folder).rglob("*.py")
+)
+FILE = re.compile(
+    r"(?<![\w/.*<{-])((?:whale_nebula|models|strategies|tests|tools|benchmarks|docs)/[\w/-]+\.(?:py|md))\b"
+)
+MODULE = re.compile(r"\bwhale_nebula(?:\.\w+)+")
+SHORT = re.compile(r"`(\w+(?:/\w+)+)(?:\.py|/)?`")
+"""Of a page: a module by its place in the package, such as `transport/grpc` or `plan/text.py`."""
+
+
+LOGGERS = {"whale_nebula.steps"}
+
+
+def is_module(path: Path) -> bool:
+    return path.is_dir() or path.with_name(f"{path.name}.py").is_file()
+
+
+def is_there(dotted: str) -> bool:
+    """Whether a dotted name is a module, or something that is named in one."""
+    parts = dotted.split(".")[1:]
+    for count in range(len(parts), -1, -1):
+        top = ROOT if parts[:1] in (["models"], ["strategies"]) else PACKAGE
+        path = top.joinpath(*parts[:count])
+        if is_module(path):
+            source = path / "__init__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
+            return count == len(parts) or bool(re.search(rf"\b{parts[count]}\b", source.read_text("utf-8")))
+    return False
+
+
+def find_missing(text: str, *, page: bool) -> Iterator[str]:
+    yield from (found for found in FILE.findall(text) if "NAME" not in found and not (ROOT / found).is_file())
+    yield from (found for found in MODULE.findall(text) if found not in LOGGERS and not is_there(found))
+    shorts = SHORT.findall(text) if page else []
+    yield from (each for each in shorts if (PACKAGE / each.split("/")[0]).is_dir() and not is_module(PACKAGE / each))
+
+
+def read_words(path: Path) -> str:
+    """The docstrings of a source file, and its comments."""
+    source = path.read_text("utf-8")
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docs = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    return "\n".join([*docs, *re.findall(r"#(.*)", source)])
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_name_what_is_there(path: Path) -> None:
+    assert list(find_missing(path.read_text("utf-8"), page=True)) == []
+
+
+def test_docstrings_and_comments_name_what_is_there() -> None:
+    missing = {str(path.relative_to(ROOT)): list(find_missing(read_words(path), page=False)) for path in SOURCES}
+    assert {path: names for path, names in missing.items() if names} == {}
+
+
+def test_what_is_not_there_is_found() -> None:
+    text = "`plan/html` whale_nebula.plan.html.page tests/unit/nothing.py whale_nebula.plan.text.sections `a/b`"
+    assert list(find_missing(text, page=True)) == ["tests/unit/nothing.py", "whale_nebula.plan.html.page", "plan/html"]

@@ -1,0 +1,306 @@
+"""Measure the pieces of a step, the ways between stages and the rates of lines, for in-flight limits and predictions.
+
+No process sees a way there and back, and no two have one clock. But a stage sees how long its first micro-batch is away
+(from the end of its forward to the beginning of its backward), the next stage how long it keeps that, and the
+difference is the trip. Only the first micro-batch tells it: it meets stages that are idle, so no queue counts as a way.
+
+Every process says what it has seen with each step. All know the same then, and come to the same in-flight limits.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import median
+
+from whale_nebula.config import Links
+from whale_nebula.ir.cut import Boundary, Cut, PhasePlan, StagePhase
+from whale_nebula.passes.batch import divides
+from whale_nebula.report.prediction import Basis, PhaseBasis
+from whale_nebula.report.records import Span
+from whale_nebula.runtime.exchange.auto import Outlook
+from whale_nebula.runtime.step.clock import CODING, Clocks
+from whale_nebula.runtime.step.traffic import Traffic
+from whale_nebula.schedule.lines import Work
+from whale_nebula.schedule.schedules import Pace
+
+Medians = Mapping[str, float]
+"""Seconds by name. Of a micro-batch: of a piece by "phase.stage.kind", of its codecs by "phase.stage.kind.codec".
+Of the first one by "phase.stage.first.kind": how long it was "away" and "kept", and "held" the line that the stage's
+process keeps busiest. "once" is what runs once a step.
+"""
+_SKIP = 1  # the first step also pays for TensorFlow's own warming up
+_KEPT, _KEPT_OF_FIRST = 64, 16  # steps
+_CODEC, _WAYS = ".codec", ("forward", "backward")
+_FIRST = ".first."
+
+
+@dataclass
+class Measured:
+    """Median seconds of each stage's forward and backward of a micro-batch, over the last steps, and what the first
+    micro-batch of a step shows of the ways between stages.
+
+    `hosts` are what stages run on, as links name them; `slowness` says of stages whose replicas are not equally fast
+    how long each computes beside what is measured here.
+    """
+
+    cut: Cut
+    hosts: Sequence[str]
+    links: Links
+    paced: bool = True
+    slowness: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    steps: int = 0
+    seconds: dict[str, deque[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.traffic = Traffic(self.cut, self.hosts, self.links)
+
+    def add(self, clocks: Clocks) -> None:
+        """Take in what a step took."""
+        self.steps += 1
+        if self.steps <= _SKIP:
+            return
+        for (stage, _), clock in clocks.stages.items():
+            for phase, piece, seconds in _pieces(clock.spans):
+                self._keep(f"{phase}.{stage}.{piece}", seconds)
+            for phase, what, seconds in _first(clock.spans):
+                self._keep(f"{phase}.{stage}{_FIRST}{what}", seconds, _KEPT_OF_FIRST)
+        for phase, seconds in _line_seconds(clocks.lines.told):
+            stage = min((seat.stage for seat in clocks.stages), default=0)
+            self._keep(f"{phase}.{stage}{_FIRST}held", seconds, _KEPT_OF_FIRST)
+        self._keep("once", clocks.once.compute - clocks.once.waiting)
+
+    def _keep(self, what: str, seconds: float, most: int = _KEPT) -> None:
+        self.seconds.setdefault(what, deque(maxlen=most)).append(seconds)
+
+    def uses(self, boundaries: tuple[Boundary, ...]) -> None:
+        """How boundaries cross now, where that changes in a run."""
+        if boundaries != self.traffic.cut.boundaries:
+            self.traffic = Traffic(replace(self.cut, boundaries=boundaries), self.hosts, self.links)
+            self.seconds = {what: kept for what, kept in self.seconds.items() if not what.endswith(_CODEC)}
+
+    def moves(self, cut: Cut) -> None:
+        """Other replicas take the micro-batches from now on: what the first one has shown is of other ways."""
+        self.cut = cut
+        self.seconds = {what: kept for what, kept in self.seconds.items() if _FIRST not in what}
+
+    def medians(self) -> Medians:
+        """What was measured here; nothing before the second step."""
+        return {what: median(kept) for what, kept in self.seconds.items()}
+
+    def basis(self, counts: Sequence[int], medians: Medians) -> Basis | None:
+        """What the simulator is told of a step whose micro-batches have `counts` rows; None while a pace or the size
+        of a crossing is not known.
+        """
+        phases, traffic, rows = self.phases(counts[0], medians), self.traffic, tuple(counts)
+        if not phases or not traffic.is_known(counts):
+            return None
+        pipeline = self.cut.program.pipeline
+        return Basis(
+            stages=tuple(stage.key for stage in self.cut.program.stages),
+            phases=phases,
+            micro_batches=len(counts),
+            rows=min(counts),
+            schedule=pipeline.schedule,
+            in_flight=pipeline.in_flight,
+            paced=self.paced,
+            once=medians.get("once", 0.0),
+            exchange=traffic.rounds(rows),
+            bytes=traffic.link_bytes(rows),
+            at_most=traffic.at_most,
+            divides=self._divides,
+        )
+
+    def phases(self, rows: int, medians: Medians) -> tuple[PhaseBasis, ...]:
+        """Each phase for a micro-batch of `rows` rows; none before all of them were measured. What crosses in a size
+        that only a step knows is left out.
+        """
+        phases = [self._phase(phase, rows, medians) for phase in self.cut.phases]
+        known = tuple(phase for phase in phases if phase is not None)
+        return known if len(known) == len(phases) else ()
+
+    def _phase(self, phase: PhasePlan, rows: int, medians: Medians) -> PhaseBasis | None:
+        plans = {plan.stage: plan for plan in phase.stages}
+        stages = range(len(self.cut.program.stages))
+        known = tuple(work for stage in stages if (work := self._work(plans.get(stage), medians, stage)) is not None)
+        if len(known) < len(stages):
+            return None
+        fused = tuple(stage in plans and plans[stage].fused for stage in stages)
+        return PhaseBasis(known, fused, *self.traffic.hops(phase.index, rows))
+
+    def _work(self, plan: StagePhase | None, medians: Medians, stage: int) -> Work | None:
+        """What a stage computes for a micro-batch in a phase: None where that is not known yet."""
+        if plan is None:
+            return Work(0.0)
+        pieces = [piece for piece in (plan.forward, plan.backward) if piece is not None]
+        found = {piece.kind: medians.get(f"{plan.phase}.{stage}.{piece.kind}") for piece in pieces}
+        if None in found.values():
+            return None
+        backward = found.get("fused") if plan.fused else found.get("backward")
+        coding, coding_back = (medians.get(f"{plan.phase}.{stage}.{way}{_CODEC}", 0.0) for way in _WAYS)
+        return Work(
+            found.get("forward") or 0.0,
+            backward,
+            coding=coding,
+            coding_back=coding_back,
+            replicas=self.cut.program.stages[stage].replicas,
+            order=self.cut.orders[stage] if self.cut.orders else (),
+            slowness=self.slowness.get(stage, ()),
+        )
+
+    @cached_property
+    def _divides(self) -> bool:
+        return divides(self.cut.program)
+
+
+def _pieces(spans: Iterable[Span]) -> Iterator[tuple[int, str, float]]:
+    """The phase, what it was and its seconds: of each piece of computing, and of the codecs of each micro-batch."""
+    coded: defaultdict[tuple[int, str, int | None], float] = defaultdict(float)
+    for span in spans:
+        kind, *way = span.what.split()
+        if kind in CODING:
+            coded[span.phase, f"{way[0]}{_CODEC}", span.micro_batch] += span.end - span.start
+        else:
+            yield span.phase, kind, span.end - span.start
+    yield from ((phase, what, seconds) for (phase, what, _), seconds in coded.items())
+
+
+def _first(spans: Sequence[Span]) -> Iterator[tuple[int, str, float]]:
+    """How long the first micro-batch was kept, and how long it was away meanwhile, by phase."""
+    by_phase: defaultdict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.micro_batch == 0 and not span.what.startswith(CODING):
+            by_phase[span.phase].append(span)
+    for phase, own in by_phase.items():
+        yield phase, "kept", own[-1].end - own[0].start
+        if len(own) > 1:
+            yield phase, "away", own[-1].start - own[0].end
+
+
+def _line_seconds(told: Sequence[Span]) -> Iterator[tuple[int, float]]:
+    """For how long a micro-batch held the line that was busiest, by phase."""
+    seconds: defaultdict[tuple[int, str, int], float] = defaultdict(float)
+    for span in told:
+        if span.micro_batch is not None:
+            seconds[span.phase, span.lane, span.micro_batch] += span.end - span.start
+    lines: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
+    for (phase, lane, _), each in seconds.items():
+        lines[phase, lane].append(each)
+    busiest: defaultdict[int, float] = defaultdict(float)
+    for (phase, _), many in lines.items():
+        busiest[phase] = max(busiest[phase], median(many))
+    yield from busiest.items()
+
+
+def paces_of_trips(cut: Cut, medians: Medians) -> list[Pace]:
+    """The pace of every phase; none before all of them were measured."""
+    found = [_pace(phase, len(cut.program.stages), medians) for phase in cut.phases]
+    known = [pace for pace in found if pace is not None]
+    return known if len(known) == len(found) else []
+
+
+def _pace(phase: PhasePlan, stages: int, medians: Medians) -> Pace | None:
+    kinds = ("forward", "backward", "fused")
+    compute = max(sum(medians.get(f"{phase.index}.{stage}.{kind}", 0.0) for kind in kinds) for stage in range(stages))
+    if compute <= 0.0:
+        return None
+
+    def first(stage: int, what: str) -> float:
+        return medians.get(f"{phase.index}.{stage}{_FIRST}{what}", 0.0)
+
+    trips = tuple(first(stage, "away") - first(stage + 1, "kept") for stage in range(stages - 1))
+    held = max(first(stage, "held") for stage in range(stages))
+    return Pace(compute, trips, held).cautious
+
+
+_RECENT = 10  # steps
+LARGE = 1 << 18
+"""Bytes whose writing says something of a real line: what is less, the system's buffers take at once."""
+CLOSE = 0.5e-3
+"""Seconds between two messages that are written one right after the other: the second waited for the first."""
+
+
+@dataclass
+class LineRates:
+    """What the links from here, by their names, have carried in the last steps, and how long that held them.
+
+    On emulated lines that is `exact`. On a real one a rate is told only by many bytes that were written one right after
+    the other, in one message or in several that waited for each other: for bytes to leave, and not for a delay. The
+    last that was told stays until others are sent; as some of them go into buffers, too, what the config says is
+    believed where it is less. Where none was told the config is all there is.
+
+    >>> seen = LineRates(("gpu->npu",), Links(), exact=True)
+    >>> seen.add([Span("gpu->npu", "forward 0", 0.0, 0.5, 0, 0, 3_000_000)])
+    >>> seen.outlook([8, 8], {"0.0.forward": 0.25}).rates
+    {'gpu->npu': 6000000.0}
+    """
+
+    names: Sequence[str]
+    lines: Links
+    exact: bool = False
+    _carried: Mapping[str, int] = field(default_factory=dict)
+    _told: dict[str, deque[Span]] = field(default_factory=dict)
+
+    def add(self, spans: Sequence[Span]) -> None:
+        """A step has ended in which these messages held their lines."""
+        sent = {name: [span for span in spans if span.lane == name] for name in self.names}
+        self._carried = {name: sum(span.bytes or 0 for span in own) for name, own in sent.items()}
+        for name, own in sent.items():
+            runs = own if self.exact else map(_whole, _runs(own))
+            telling = [run for run in runs if self.exact or (run.bytes or 0) >= LARGE]
+            if telling:
+                self._told.setdefault(name, deque(maxlen=_RECENT)).append(_together(telling))
+
+    def outlook(self, rows: Sequence[int], medians: Medians) -> Outlook:
+        """Before a step whose micro-batches have these rows."""
+        rates = {name: rate for name in self.names if (rate := self._rate(name))}
+        unseen = {name for name, size in self._carried.items() if size and name not in self._told}
+        return Outlook(rows, slowest(medians, len(rows)), rates, self._carried, frozenset(unseen))
+
+    def _rate(self, name: str) -> float | None:
+        """Bytes a second; None where nothing is known, or the line is as fast as memory."""
+        told = _together(self._told.get(name, ()))
+        written = (told.bytes or 0) / told.end if told.end else None
+        if written is not None and self.exact:
+            return written
+        bits = self.lines.between(*name.split("->")).rate
+        return min((rate for rate in (written, bits / 8 if bits else None) if rate), default=None)
+
+
+def _runs(spans: Sequence[Span]) -> Iterator[list[Span]]:
+    """Messages of a line that were written one right after the other."""
+    run: list[Span] = []
+    for span in sorted(spans, key=lambda each: each.start):
+        if run and span.start - run[-1].end > CLOSE:
+            yield run
+            run = []
+        run.append(span)
+    if run:
+        yield run
+
+
+def _whole(run: Sequence[Span]) -> Span:
+    """One message in place of several."""
+    return Span("", "", run[0].start, run[-1].end, bytes=sum(span.bytes or 0 for span in run))
+
+
+def _together(spans: Iterable[Span]) -> Span:
+    """One message that takes as long, and is as large, as these."""
+    found = [(span.end - span.start, span.bytes or 0) for span in spans]
+    return Span("", "", 0.0, sum(took for took, _ in found), bytes=sum(size for _, size in found))
+
+
+def slowest(medians: Medians, micro_batches: int) -> float | None:
+    """Seconds that the slowest stage computes a step; None before anything was measured.
+
+    >>> slowest({"0.0.forward": 0.25, "0.0.backward": 0.5, "0.1.fused": 0.5, "once": 9.0}, micro_batches=4)
+    3.0
+    """
+    found: defaultdict[str, float] = defaultdict(float)
+    for what, seconds in medians.items():
+        parts = what.split(".")
+        if len(parts) == 3:
+            found[parts[1]] += micro_batches * seconds
+    return max(found.values(), default=None)

@@ -1,0 +1,171 @@
+"""What a plan lets cross, in bytes: by micro-batch between stages, and in a step over each line."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from whale_nebula.codec.sizes import payload_bytes
+from whale_nebula.codec.way import NONE, has_open_size
+from whale_nebula.config import Links
+from whale_nebula.ir.cut import Cut, Exchange
+from whale_nebula.ir.routing import Routing
+from whale_nebula.ir.sizes import Exchanged
+from whale_nebula.report.prediction import Carried, Numbers
+from whale_nebula.report.records import LinkReport
+from whale_nebula.runtime.exchange.crossing import Crossings
+from whale_nebula.schedule.lines import Hop, Line
+from whale_nebula.spec import Spec
+from whale_nebula.wire.frame import frame_count, wire_bytes
+
+
+class Message(NamedTuple):
+    """A tensor that goes from a stage to a host, in one direction.
+
+    `numbers` is how many floating-point numbers it holds that a codec can make smaller: no scalar, nothing complex.
+    `bounded` says that there may be fewer bytes, because values decide what its codec makes of it.
+    """
+
+    source: int
+    destination: int
+    payload: int
+    raw: int
+    phase: int = 0
+    numbers: int = 0
+    bounded: bool = False
+
+
+def messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
+    """What crosses between hosts for a micro-batch of `rows` rows; sizes that only a step knows are left out."""
+    for each in Crossings(cut, Routing.plain(hosts)).by_value.values():
+        spec, boundary = each.spec, each.boundary
+        if not _is_sized(spec):
+            continue
+        raw, codec, forward = spec.nbytes(unknown=rows), NONE, None if not each.back else NONE
+        if boundary is not None:
+            codec = boundary.backward_codec if each.back else boundary.codec
+            forward = boundary.codec if each.back else None
+        payload = payload_bytes(codec, spec.dtype, spec.sized(rows), forward)
+        coded = spec.floating and not spec.scalar and not spec.dtype.startswith("complex")
+        numbers = raw // Spec(spec.dtype, ()).nbytes() if coded else 0
+        readers: dict[str, int] = {}  # the first of each host
+        for reader in each.readers:
+            if hosts[reader] != hosts[each.source]:
+                readers.setdefault(hosts[reader], reader)
+        for reader in readers.values():
+            yield Message(each.source, reader, payload, raw, each.phase, numbers, has_open_size(codec))
+
+
+def _is_sized(spec: Spec) -> bool:
+    """Whether the size of a tensor is known, given the rows of its first axis."""
+    return spec.shape is not None and None not in spec.shape[1:]
+
+
+def bounded_links(cut: Cut, hosts: Sequence[str], exchanged: Exchanged) -> frozenset[str]:
+    """The links of which it is known only at most how much they carry, because values in the batch decide it."""
+    found = {f"{hosts[each.source]}->{hosts[each.destination]}" for each in messages(cut, hosts, 1) if each.bounded}
+    return frozenset(found | {f"{each.source}->{each.destination}" for each in cut.exchange if exchanged.at_most(each)})
+
+
+def link_reports(
+    cut: Cut, hosts: Sequence[str], counts: Sequence[int], exchanged: Exchanged
+) -> Mapping[str, LinkReport]:
+    """What each link carries in a step whose micro-batches have `counts` rows; `exchanged` knows the sizes of what is
+    sent once a step.
+    """
+    found: dict[str, LinkReport] = {}
+
+    def add(source: str, destination: str, size: int, raw: int) -> None:
+        link = LinkReport(size, wire_bytes(size), raw, frame_count(size))
+        name = f"{source}->{destination}"
+        found[name] = found.get(name, LinkReport()) + link
+
+    for rows in counts:
+        for message in messages(cut, hosts, rows):
+            add(hosts[message.source], hosts[message.destination], message.payload, message.raw)
+    for each in cut.exchange:
+        size = exchanged.nbytes(each, counts)
+        if size is not None:
+            add(each.source, each.destination, size, size)
+    return found
+
+
+_Pair = tuple[int, int]
+_Crossing = tuple[dict[_Pair, Hop], dict[_Pair, tuple[Numbers, Numbers]]]
+
+
+@dataclass
+class Traffic:
+    """What a plan lets cross, in bytes, and the lines that it takes. Its stages are on the hosts that `hosts` names."""
+
+    cut: Cut
+    hosts: Sequence[str]
+    lines: Links
+    _bytes: dict[tuple[int, ...], Mapping[str, int]] = field(default_factory=dict)
+    _hops: dict[tuple[int, int], _Crossing] = field(default_factory=dict)
+    _rounds: dict[tuple[int, ...], tuple[tuple[Carried, ...], ...]] = field(default_factory=dict)
+
+    @cached_property
+    def exchanged(self) -> Exchanged:
+        """The sizes of what is sent once a step."""
+        return Exchanged(self.cut)
+
+    @cached_property
+    def at_most(self) -> tuple[str, ...]:
+        """The links that may carry less than is known."""
+        return tuple(sorted(bounded_links(self.cut, self.hosts, self.exchanged)))
+
+    def is_known(self, counts: Sequence[int]) -> bool:
+        """Whether the size of all that crosses is known before a step, given its rows."""
+        crossing = Crossings(self.cut, Routing.plain(self.hosts)).by_value.values()
+        once = (self.exchanged.nbytes(each, counts) is not None for each in self.cut.exchange)
+        return all(_is_sized(each.spec) for each in crossing) and all(once)
+
+    def link_bytes(self, counts: tuple[int, ...]) -> Mapping[str, int]:
+        """What each link carries in a step of such micro-batches."""
+        if counts not in self._bytes:
+            reports = link_reports(self.cut, self.hosts, counts, self.exchanged)
+            self._bytes[counts] = {name: link.bytes for name, link in reports.items()}
+        return self._bytes[counts]
+
+    def rounds(self, counts: tuple[int, ...]) -> tuple[tuple[Carried, ...], ...]:
+        """What clusters exchange once in a step of such micro-batches, round after round."""
+        if counts not in self._rounds:
+            rounds: defaultdict[_Pair, defaultdict[tuple[str, str], list[Exchange]]]
+            rounds = defaultdict(lambda: defaultdict(list))
+            for each in self.cut.exchange:
+                rounds[each.phase, each.round][each.source, each.destination].append(each)
+            self._rounds[counts] = tuple(
+                tuple(self._sum_round(*ends, each, counts) for ends, each in together.items())
+                for together in rounds.values()
+            )
+        return self._rounds[counts]
+
+    def _sum_round(self, here: str, there: str, together: Sequence[Exchange], counts: tuple[int, ...]) -> Carried:
+        sizes = (self.exchanged.nbytes(each, counts) for each in together)
+        what = tuple(dict.fromkeys(each.what for each in together))
+        return Carried(self._line(here, there), sum(wire_bytes(size or 0) for size in sizes), what)
+
+    def hops(self, phase: int, rows: int) -> _Crossing:
+        """What crosses between stages for a micro-batch, over which lines, and how much of it are numbers."""
+        if (phase, rows) not in self._hops:
+            sizes: dict[_Pair, float] = {}
+            numbers: defaultdict[_Pair, Numbers] = defaultdict(Numbers)
+            for message in messages(self.cut, self.hosts, rows):
+                if message.phase == phase:
+                    key = (message.source, message.destination)
+                    sizes[key] = sizes.get(key, 0.0) + wire_bytes(message.payload)
+                    numbers[key] += Numbers(message.payload, message.numbers) if message.numbers else Numbers()
+            hops = {}
+            for a, b in sorted({(a, b) if a < b else (b, a) for a, b in sizes}):
+                there, back = self._line(self.hosts[a], self.hosts[b]), self._line(self.hosts[b], self.hosts[a])
+                hops[a, b] = Hop(there, back, sizes.get((a, b), 0.0), sizes.get((b, a)))
+            self._hops[phase, rows] = hops, {(a, b): (numbers[a, b], numbers[b, a]) for a, b in hops}
+        return self._hops[phase, rows]
+
+    def _line(self, here: str, there: str) -> Line:
+        line = self.lines.between(here, there)
+        return Line(f"{here}->{there}", line.rate / 8 if line.rate else float("inf"), line.delay)
