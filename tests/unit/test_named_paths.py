@@ -68,5 +68,6 @@ def test_docstrings_and_comments_name_what_is_there() -> None:
 
 
 def test_what_is_not_there_is_found() -> None:
-    text = "`plan/html` whale_nebula.plan.html.page tests/unit/nothing.py whale_nebula.plan.text.sections `a/b`"
-    assert list(find_missing(text, page=True)) == ["tests/unit/nothing.py", "whale_nebula.plan.html.page", "plan/html"]
+    text = "`plan/paper` whale_nebula.plan.paper.page tests/unit/nothing.py whale_nebula.plan.text.sections `a/b`"
+    missing = ["tests/unit/nothing.py", "whale_nebula.plan.paper.page", "plan/paper"]
+    assert list(find_missing(text, page=True)) == missing

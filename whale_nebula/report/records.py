@@ -36,6 +36,16 @@ ALONE = "local/0"
 
 
 @dataclass(frozen=True)
+class WorkerReport:
+    """What a worker holds: the bytes of its variables (of one in pieces, its piece), and the most memory that its
+    process has had, Python and TensorFlow and all.
+    """
+
+    variable_bytes: int = 0
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Span:
     """Something that took time, in seconds from the start of the step: a stage's forward of a micro-batch, a message
     that held a line, or what runs once a step.
@@ -169,6 +179,7 @@ class Elsewhere:
 
     stages: Mapping[str, StageReport] = field(default_factory=dict)
     links: Mapping[str, LinkReport] = field(default_factory=dict)
+    workers: Mapping[str, WorkerReport] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from whale_nebula.report.records import (
     Scalars,
     Span,
     StageReport,
+    WorkerReport,
 )
 from whale_nebula.report.spans import Timeline, chrome_trace
 from whale_nebula.report.text import report_text
@@ -34,6 +35,7 @@ class Report:
     `scalars` are the single numbers that the step returned, its loss and metrics; `worker` is the process that
     reports, and `time` when the step ended, in seconds since 1970. In a run of several processes `stages` and `links`
     are this one's own; what is known of the others is `elsewhere`. `meetings` is there where clusters train apart.
+    `workers` says what each process holds, the others as they told it a step before.
     """
 
     program: str
@@ -52,9 +54,10 @@ class Report:
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
     boundaries: Mapping[str, BoundaryReport] = field(default_factory=dict)
     meetings: MeetingsReport | None = None
+    workers: Mapping[str, WorkerReport] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("stages", "links", "boundaries"):
+        for name in ("stages", "links", "boundaries", "workers"):
             object.__setattr__(self, name, Named(getattr(self, name)))
 
     @cached_property

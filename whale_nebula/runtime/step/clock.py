@@ -7,6 +7,8 @@ that costs a microsecond.
 from __future__ import annotations
 
 import contextlib
+import resource
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -29,6 +31,7 @@ from whale_nebula.report.records import (
     MeetingsReport,
     Span,
     StageReport,
+    WorkerReport,
     busiest,
 )
 from whale_nebula.runtime.exchange.state import StepLines
@@ -203,6 +206,17 @@ def _of(replicas: Sequence[StageReport], copies: int) -> StageReport:
     return found if len(replicas) == copies else replace(found, replicas=None, copies=copies)
 
 
+def count_bytes(variables: Iterable[Any]) -> int:
+    """The bytes of variables."""
+    return sum(int(each.shape.num_elements() or 0) * each.dtype.size for each in variables)
+
+
+def weigh_worker(held: int) -> WorkerReport:
+    """What this process holds: variables of so many bytes, and at most so much memory until now."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return WorkerReport(held, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+
 class Runner(ABC):
     """Runs a captured step on the tensors of its leaves.
 
@@ -214,6 +228,9 @@ class Runner(ABC):
     meets_clusters = False
     plain = False
     clocks: Clocks | None = None
+
+    held_bytes: int | None = None
+    """Bytes of the variables in this process, where it has not all of them as a whole."""
 
     @abstractmethod
     def run(self, tensors: Sequence[Any]) -> StepOutcome:

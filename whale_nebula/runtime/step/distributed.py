@@ -21,7 +21,7 @@ from whale_nebula.ir.cut import Cut
 from whale_nebula.launch.ending import departure
 from whale_nebula.passes.readings import check_here, rows_read
 from whale_nebula.passes.replicas import sums_of
-from whale_nebula.report.records import Elsewhere, LinkReport, StageReport
+from whale_nebula.report.records import Elsewhere, LinkReport, StageReport, WorkerReport
 from whale_nebula.runtime.exchange.expected import known_rows
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.replicas.bucketed_allreduce import find_groups
@@ -29,7 +29,7 @@ from whale_nebula.runtime.replicas.collectives import Collectives
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.split.shards import Shards, SplitExchange
 from whale_nebula.runtime.step.actors import ActorStep, OneStep
-from whale_nebula.runtime.step.clock import Clocks, StepOutcome
+from whale_nebula.runtime.step.clock import Clocks, StepOutcome, count_bytes, weigh_worker
 from whale_nebula.runtime.step.measured import LineRates, Medians, paces_of_trips
 from whale_nebula.runtime.step.peers import Wires
 from whale_nebula.runtime.step.rollback import Guard
@@ -42,13 +42,17 @@ PeerReport = Mapping[str, Any]
 _MOST = 1000  # a peer may tell of no more stages or links than this
 
 
-def tell(stages: Mapping[str, StageReport], links: Mapping[str, LinkReport]) -> PeerReport:
+def tell(
+    stages: Mapping[str, StageReport], links: Mapping[str, LinkReport], workers: Mapping[str, WorkerReport]
+) -> PeerReport:
     """A step of this process, as plain lists.
 
-    >>> tell({"gpu": StageReport(0.25, 0.5, cluster="gpu", in_flight=2)}, {"gpu->npu": LinkReport(8, 10, 8, 1, 0.5)})
-    {'stages': {'gpu': [0.25, 0.5, 2, 'gpu']}, 'links': {'gpu->npu': [8, 10, 8, 1, 0.5]}}
+    >>> stages = {"gpu": StageReport(0.25, 0.5, cluster="gpu", in_flight=2)}
+    >>> tell(stages, {"gpu->npu": LinkReport(8, 10, 8, 1, 0.5)}, {"gpu/0": WorkerReport(4, 9)})["workers"]
+    {'gpu/0': [4, 9]}
     """
     return {
+        "workers": {name: [each.variable_bytes, each.peak_bytes] for name, each in workers.items()},
         "stages": {
             name: [_short(each.compute_seconds), _short(each.wait_seconds), each.in_flight, each.cluster]
             for name, each in stages.items()
@@ -69,6 +73,7 @@ def hear(sheets: Iterable[Mapping[str, Any]]) -> Elsewhere:
     """
     stages: dict[str, StageReport] = {}
     links: dict[str, LinkReport] = {}
+    workers: dict[str, WorkerReport] = {}
     for sheet in sheets:
         seen = sheet.get("seen")
         for name, numbers in _table(seen, "stages", 4):
@@ -78,7 +83,8 @@ def hear(sheets: Iterable[Mapping[str, Any]]) -> Elsewhere:
         for name, numbers in _table(seen, "links", 5):
             payload, total, raw, frames = map(_int, numbers[:4])
             links[name] = LinkReport(payload, total, raw, frames, _float(numbers[4]) or 0.0)
-    return Elsewhere(stages, links)
+        workers |= {name: WorkerReport(*map(_int, numbers)) for name, numbers in _table(seen, "workers", 2)}
+    return Elsewhere(stages, links, workers)
 
 
 def _table(seen: Any, part: str, columns: int) -> list[tuple[str, list[Any]]]:
@@ -144,6 +150,7 @@ class DistributedStep(ActorStep):
         self.pace: Medians = {}
         self.shared: tuple[str, ...] = ()
         self.held_here = frozenset(v for v in self.variables if here in cut.held.get(v, ()))
+        self.held_bytes = count_bytes(self.variables[path] for path in self.held_here)
         self.reads = rows_read(cut, here)
         self.written_here = [v for v in cut.forward_written if here in cut.held.get(v, ())]
 
@@ -180,7 +187,7 @@ class DistributedStep(ActorStep):
         failpoint("step.after")
         _LOG.info("%s: applied %d of %r", self.session.worker, self.steps, self.name)
         links = self._count_links(before, clocks)
-        self.seen = tell(clocks.reports(), links)
+        self.seen = tell(clocks.reports(), links, {self.session.worker: weigh_worker(self.held_bytes or 0)})
         self.pace = _together(agreed, medians)
         known = replicas(self.compiled.cut, self.heard, len(counts))
         self._settle({self.session.worker: {"speeds": speeds, "stays": self.stays}, **agreed.result()})

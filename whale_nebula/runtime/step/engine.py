@@ -41,7 +41,7 @@ from whale_nebula.runtime.local_sgd.clusters import OfClusters, of_clusters
 from whale_nebula.runtime.replicas.collectives import replica_sums
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.split.shards import Parted, Shards, hold_pieces
-from whale_nebula.runtime.step.clock import Runner, StepOutcome, annotation
+from whale_nebula.runtime.step.clock import Runner, StepOutcome, annotation, count_bytes, weigh_worker
 from whale_nebula.runtime.step.compiled import Compiled, Workshop, Xla, refused_by_xla
 from whale_nebula.runtime.step.distributed import DistributedStep
 from whale_nebula.runtime.step.emulated import EmulatedStep
@@ -188,11 +188,17 @@ class Engine:
                 boundaries=outcome.boundaries,
                 meetings=outcome.meetings,
                 time=time.time(),
+                workers={self.worker: weigh_worker(self._held_bytes), **outcome.elsewhere.workers},
             )
         )
         if not taped:
             return self.captured.pack(outcome.tensors)
         return self.captured.pack(refusing(self.name, self.captured.variables.values(), tensors, outcome.tensors))
+
+    @cached_property
+    def _held_bytes(self) -> int:
+        held = self.runner.innermost.held_bytes
+        return count_bytes(self.captured.variables.values()) if held is None else held
 
     def _run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run the step; one that XLA cannot compile after all is run without it, from then on."""
