@@ -280,7 +280,7 @@ class TwoGateways:
             self.later(pause, lambda: self.dial(here, near, attempt + 1))
 
         if self.nowhere and here == NPU:
-            self.later(Deadlines().connect, lambda: (mine.connection.end("too long"), settle()))
+            self.later(10.0, lambda: (mine.connection.end("too long"), settle()))
         else:
             self.later(self.opening - self.way, lambda: self.knock(there, theirs))
             self.later(self.opening, settle)
