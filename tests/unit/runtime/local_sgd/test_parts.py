@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_nebula.codec.way import parse_way
+from whale_nebula.errors import DeadlineError
 from whale_nebula.ir.outer_optimizer import Average, Nesterov, Outer
+from whale_nebula.runtime.local_sgd.async_mode import Server
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
 from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Flat
 from whale_nebula.schedule.rounds import GRAIN, Timetable
@@ -204,3 +208,47 @@ class TestRounds:
         clusters.step([np.zeros_like(fresh)] * 3)
         for held in clusters.held:
             np.testing.assert_allclose(held, fresh, atol=1e-6)
+
+
+class TestServer:
+    def test_a_cluster_that_pushes_nothing_is_named_after_patience(self) -> None:
+        network = MemoryNetwork()
+        firsts = {name: f"{name}/0" for name in CLUSTERS}
+        links = {peer: network.link("a/0", peer, "a", name) for name, peer in firsts.items() if name != "a"}
+        shares = dict.fromkeys(CLUSTERS, 1 / 3)
+        server = Server(Ends("a/0", "a", firsts, links, 0.05), parse_way("none"), shares, staleness=1)
+        server.begin(numbers(3))
+        push = np.zeros(3, np.float32).view(np.uint8)
+        server.take("b", 1, push, last=False)
+        server.take("a", 1, push, last=False)
+        for push_last in (False, True):
+            with pytest.raises(DeadlineError, match=r"worker 'a/0' waited 0\.05 s for worker 'c/0'"):
+                server.take("a", 2, push, last=push_last)
+        server.close()
+
+    def test_who_is_slow_and_goes_on_is_waited_for(self) -> None:
+        """Patience counts from the latest push of any cluster."""
+        firsts = {name: f"{name}/0" for name in CLUSTERS}
+        network = MemoryNetwork()
+        links = {peer: network.link("a/0", peer, "a", name) for name, peer in firsts.items() if name != "a"}
+        server = Server(Ends("a/0", "a", firsts, links, 10.0), parse_way("none"), dict.fromkeys(CLUSTERS, 1 / 3), 9)
+        server.begin(numbers(3))
+        waits: list[dict[str, float]] = []
+        push = np.zeros(3, np.float32).view(np.uint8)
+
+        class Steps:
+            """A condition that wakes whoever waits once another cluster has pushed."""
+
+            def __enter__(self) -> None: ...
+            def __exit__(self, *error: object) -> None: ...
+            def notify_all(self) -> None: ...
+            def wait_for(self, met: Callable[[], bool], seconds: float) -> bool:
+                waits.append(dict(server._rounds))
+                cluster = "b" if len(waits) % 2 else "c"
+                server._rounds[cluster] = float("inf") if len(waits) > 4 else len(waits)
+                return met()
+
+        server._changed = cast(threading.Condition, Steps())
+        server.take("a", 1, push, last=True)
+        assert len(waits) == 6
+        server.close()
