@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from whale_nebula.codec.way import Way
-from whale_nebula.errors import DeadlineError, LinkClosedError
+from whale_nebula.errors import DeadlineError, LinkClosedError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Numbers
-from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Meetings
+from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Meetings, naming, read_numbers
 from whale_nebula.transport.mailbox import unsent_error
 from whale_nebula.wire.tensor import Bytes
 
@@ -68,7 +68,8 @@ class Server:
 
     def take(self, cluster: str, when: int, data: Bytes, *, last: bool) -> Bytes:
         """Take a cluster's difference; gives the answer, once it may go on."""
-        gone = self._back[cluster].decode(data, self._size)
+        with naming(self.ends.firsts[cluster]):
+            gone = self._back[cluster].decode(data, self._size)
         with self._changed:
             shared = self._known[cluster] if self.shared is None else self.shared
             self.shared = shared - np.float32(self.shares[cluster]) * gone
@@ -149,9 +150,9 @@ class Server:
                 except DeadlineError:
                     continue
                 when += 1
-                answer = self.take(cluster, when, data[1:], last=bool(data[0]))
+                answer = self.take(cluster, when, data[1:], last=bool(data[:1].any()))
                 self.ends.answer(when, cluster, answer, 4 * self._size)
-        except (DeadlineError, LinkClosedError) as known:  # whoever waits raises it
+        except (DeadlineError, LinkClosedError, RemoteProtocolError) as known:  # whoever waits raises it
             self._fail(known)
         except BaseException as failure:
             self._fail(failure)
@@ -237,10 +238,11 @@ class Pushes(Meetings):
     def _exchange(self, when: int, known: Numbers, own: Numbers, last: bool) -> Numbers:
         data, _ = self.differences.encode(0, known - own)
         answer = self._ask_server(when, data, last)
-        if last:
-            self.differences.forget()
-            return np.ascontiguousarray(answer).view(np.float32)
-        return known + self.differences.decode(answer, known.size)
+        with naming(self.ends.server):
+            if last:
+                self.differences.forget()
+                return read_numbers(answer, known.size)
+            return known + self.differences.decode(answer, known.size)
 
     def _ask_server(self, when: int, data: Bytes, last: bool) -> Bytes:
         if self.server is not None:
