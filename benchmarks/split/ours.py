@@ -1,6 +1,7 @@
-"""A large classifier on the workers of a cluster: all of it copied, or the classifier divided; or uncut.
+"""A large classifier on the workers of a cluster: all of it copied, or the classifier divided; or uncut. Where it is
+divided `alone`, there are no replicas: each worker computes the body for all rows.
 
-ours.py replica|split|uncut CLASSES PORT
+ours.py replica|split|alone|uncut CLASSES PORT
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ none = contextlib.nullcontext
 
 def train(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     with none() if kind == "uncut" else nb.cluster(["a"]), tf.GradientTape() as tape:
-        with none() if kind == "uncut" else nb.replica():
+        with nb.replica() if kind in ("replica", "split") else none():
             hidden = x
             for layer in body:
                 hidden = layer(hidden)

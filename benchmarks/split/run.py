@@ -28,9 +28,10 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import common  # noqa: E402
 from whale_nebula.launch import spawn  # noqa: E402
 
-CONTENDERS = ("split", "replica", "mwms", "uncut")
+CONTENDERS = ("split", "alone", "replica", "mwms", "uncut")
 SAID = {
-    "split": "`nb.replica()` beside `nb.split()`", "replica": "`nb.replica()` around all",
+    "split": "`nb.replica()` beside `nb.split()`", "alone": "`nb.split()` alone",
+    "replica": "`nb.replica()` around all",
     "mwms": "MultiWorkerMirroredStrategy, own loop", "uncut": "one process, uncut",
 }  # fmt: skip
 WORKERS = {"a/0": "a", "a/1": "a"}
@@ -71,7 +72,7 @@ def measure(name: str, classes: int, steps: int) -> dict[str, Any]:
 def start(stack: contextlib.ExitStack, name: str, classes: int, port: int) -> None:
     """The processes of a contender."""
     env = {**QUIET, "PYTHONPATH": f"{HERE}:{ROOT}"}
-    if name in ("split", "replica"):
+    if name in ("split", "alone", "replica"):
         script = ["-m", "whale_nebula.launch.child", str(HERE / "ours.py"), name, str(classes), str(port)]
         stack.enter_context(spawn(script, WORKERS, seed=1, env=env))
         return

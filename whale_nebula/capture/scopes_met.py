@@ -94,6 +94,7 @@ class ScopesMet:
     def enter_split(self, frame: Frame) -> int:
         """A split scope is entered; gives its number."""
         open_now = scopes.open_frames()
+        self.replicas.home = scopes.home_of(open_now)
         if scopes.stage_of(open_now) is None and scopes.replica_of(open_now) is None:
             self.beside.append(frame)
         return number_in(self.splits, frame)
@@ -227,7 +228,7 @@ class Replicas:
         """
         frame = next(iter(self._all), None)
         if not stages and frame is None:
-            return [Stage("stage0", "local")]
+            return [Stage("stage0", self.home)]
         if not stages:
             count = _count(frame) or scopes.workers_in(self.home)
             where = str(frame.site) if frame and (count > 1 or self.apart) else ""

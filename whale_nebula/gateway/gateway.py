@@ -29,6 +29,7 @@ from whale_nebula.transport.grpc.options import server_credentials
 _LOG = logging.getLogger("whale_nebula.gateway")
 _PAIRS_AT_MOST = 4096  # of one other cluster
 _STEP_SECONDS, _KEPT_SECONDS = 0.2, 2.0
+_CONNECT_SECONDS = 10.0  # over a line that takes 1.4 s there and back, a stream takes four times as long to open
 _BEATS = 2.2  # that may be missed before a worker is looked for
 
 
@@ -38,7 +39,7 @@ class Gateway:
     def __init__(self, site: Site, *, deadlines: Deadlines | None = None, announce: Announce = log_wait) -> None:
         self.site = site
         self.address = site.listen
-        self._deadlines = deadlines or Deadlines(patience=site.patience)
+        self._deadlines = deadlines or Deadlines(patience=site.patience, connect=_CONNECT_SECONDS)
         self._current = CurrentCredentials(Credentials.of(site.files)) if site.files is not None else None
         self._used = self._current() if self._current else None
         self._prover = Prover(self._current) if self._current else None

@@ -212,7 +212,7 @@ class Pair:
 
     Both gateways may dial the other one for the same pair. Of two attempts that cross one must win: that of the
     gateway whose cluster has the later name. Here it `yields` to the other's, or has its own way; but not with an
-    attempt that has taken longer than those that cross do: its address may lead nowhere.
+    attempt that takes long and meanwhile the other dials for a second time: the address may lead nowhere.
     """
 
     def __init__(
@@ -286,13 +286,11 @@ class Pair:
             raise TransportError(f"streams of {self} come too often", why="each is written into the audit log")
 
     def give_way(self) -> None:
-        """The other gateway has dialled: raises if that has crossed our own attempt, and ours is used. An attempt of
-        ours that takes too long ends.
-        """
+        """The other gateway has dialled: raises if that has crossed our own attempt, and ours is used. Else it ends."""
         with self._lock:
             self._check_crossed()
-            slow = [] if self.yields else [half for half in self._attempts if half is not self._halves.get(Side.FAR)]
-        for half in slow:
+            needless = [half for half in self._attempts if half is not self._halves.get(Side.FAR)]
+        for half in needless:
             half.connection.end("the other gateway has dialled meanwhile")
 
     def arrive(self, half: Half) -> None:
@@ -317,9 +315,13 @@ class Pair:
         """The other gateway has dialled this one. If it does so again, it does not know of our stream any more."""
         far, now = self._halves.get(Side.FAR), self._now()
         standing = far is not None and far.dialled and not far.connection.over
-        young = any(now - began < _CROSSES_SECONDS for half, began in self._attempts.items() if half is not far)
+        opening = any(
+            now - began < _CROSSES_SECONDS or self._refused < began
+            for half, began in self._attempts.items()
+            if half is not far
+        )
         insists = now - self._refused < _INSISTS_SECONDS
-        if not self.yields and (young or (standing and not insists)):
+        if not self.yields and (opening or (standing and not insists)):
             self._refused = now
             raise TransportError("two streams of one pair have crossed", why="the other one is used")
 

@@ -119,12 +119,17 @@ class AuditLog:
         return head
 
     def close(self, reason: str = "") -> None:
-        """Say that the log ends here, and sign it. Closing twice does nothing."""
+        """Say that the log ends here, and sign it, in one write: an unsigned end would look forged. Closing twice does
+        nothing.
+        """
         with self._lock:
             if self._file < 0:
                 return
-            self._write(chain.END, {"reason": reason})
-            self._head()
+            end = {"reason": reason}
+            if self._current() is None:
+                self._write(chain.END, end)
+            else:
+                self._head(end=end)
             self._sync()
             self._close_file()
         self._tell()
@@ -180,7 +185,14 @@ class AuditLog:
     def _current(self) -> Credentials | None:
         return self._signer() if isinstance(self._signer, CurrentCredentials) else self._signer
 
-    def _write(self, action: str, said: dict[str, Any], *, ahead: bytes = b"") -> None:
+    def _write(self, action: str, said: dict[str, Any]) -> None:
+        line, link = self._forge(self._link, action, said)
+        self._put(line)
+        self._link = link
+        self._unsigned += 1
+
+    def _forge(self, before: Link, action: str, said: dict[str, Any]) -> tuple[bytes, Link]:
+        """The line of a record that follows another one, and where the log is after it."""
         if self._file < 0:
             raise AuditError(
                 "the audit log is closed",
@@ -196,17 +208,15 @@ class AuditLog:
             **{key: value[:_LONGEST] if isinstance(value, str) else value for key, value in said.items()},
         }
         try:
-            line, link = chain.forge(self._link, record)
+            line, link = chain.forge(before, record)
         except (TypeError, ValueError) as error:
             raise AuditError(
                 "a record that is no plain JSON", why=str(error), mend="text, whole numbers, lists"
             ) from None
-        self._put(ahead + line + b"\n")
-        self._link = link
-        self._unsigned += 1
+        return line + b"\n", link
 
     def _put(self, data: bytes) -> None:
-        """Add a line, whole or not at all: one that half fits on the disk is taken back."""
+        """Add lines, whole or not at all: what half fits on the disk is taken back."""
         try:
             if os.write(self._file, data) != len(data):
                 raise OSError(28, "the disk is full")
@@ -221,15 +231,19 @@ class AuditLog:
             ) from None
         self._size += len(data)
 
-    def _head(self) -> Head | None:
+    def _head(self, *, end: dict[str, Any] | None = None) -> Head | None:
+        """Sign how far the log is, or that it ends here."""
         present = self._current()
         if present is None:
             self._unsigned = 0
             return None
         if present.peer.fingerprint != self._fingerprint:
             self._write("renewed", self._about())
-        head = Head.sign(present, *self._link)
-        self._write(chain.HEAD, {"head": head.as_dict()})
+        ended, link = (b"", self._link) if end is None else self._forge(self._link, chain.END, end)
+        head = Head.sign(present, *link)
+        line, link = self._forge(link, chain.HEAD, {"head": head.as_dict()})
+        self._put(ended + line)
+        self._link = link
         self._signed.append(head)
         self._unsigned = 0
         return head

@@ -310,6 +310,11 @@ class Conversation:
             events += self._let_go(header.ack)
         else:
             turn = self._arrivals.turn(header.sequence)
+            if turn is Turn.TWICE:
+                raise RemoteProtocolError(
+                    f"frame {header.sequence} came twice over one connection",
+                    why="it is sent again only over the next one, if it was lost with this one",
+                )
             if turn is Turn.EARLY:
                 self._arrivals.hold(header.sequence, frame, HEADER_BYTES + payload.size)
             if self._heard + self._arrivals.bytes > self._replay.budget + _OVERRUN_BYTES:

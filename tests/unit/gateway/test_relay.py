@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
 
 import pytest
 
 from tests.unit.gateway.town import GPU, NPU, until
 from whale_nebula.errors import RemoteProtocolError, TransportError
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
+from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.connection import END, Connection, Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
-from whale_nebula.wire.frame import FRAME_CAP, HEADER_BYTES, TAG_BYTES, Direction, Flag, Header, Kind, pack
+from whale_nebula.wire.frame import FRAME_CAP, HEADER_BYTES, TAG_BYTES, Direction, Flag, Header, Kind, pack, unpack
 from whale_nebula.wire.tensor import dtype_code
 
 NEAR, FAR = Side.NEAR, Side.FAR
@@ -176,12 +181,15 @@ class TestTwoAttemptsThatCross:
             assert meeting.pair.reach(half, near)
         assert near.partner is half
 
-    def test_ours_gives_way_once_it_takes_too_long(self) -> None:
+    def test_ours_gives_way_once_it_takes_too_long_and_they_dial_again(self) -> None:
         """Its address may lead nowhere, and each attempt takes seconds: theirs would find no gap between two."""
         meeting = Meeting()
         near, _ = meeting.come(NEAR)
         half, _ = meeting.half(FAR, dialled=True)
         with meeting.pair.attempt(half, near):
+            meeting.now += 1.5
+            with pytest.raises(TransportError, match="have crossed"):
+                meeting.pair.give_way()
             meeting.now += 1.5
             meeting.pair.give_way()
             assert half.connection.over
@@ -194,6 +202,8 @@ class TestTwoAttemptsThatCross:
         near, _ = meeting.come(NEAR)
         half, _ = meeting.half(FAR, dialled=True)
         with meeting.pair.attempt(half, near):
+            meeting.pair.give_way()
+            assert half.connection.over
             theirs, _ = meeting.come(FAR)
             assert not meeting.pair.reach(half, near)
         assert near.partner is theirs
@@ -219,6 +229,112 @@ class TestTwoAttemptsThatCross:
         half.connection.end("it is not needed")
         reader.join(10.0)
         assert not reader.is_alive()
+
+
+class TwoGateways:
+    """Two gateways that dial each other, over a line with a clock of its own: `opening` seconds from the dial to the
+    answer, `way` seconds for anything from one to the other.
+    """
+
+    def __init__(self, opening: float, way: float, draws: Random, *, nowhere: bool = False) -> None:
+        self.opening, self.way, self.draws, self.nowhere = opening, way, draws, nowhere
+        self.now, self.events, self.order = 0.0, [], itertools.count()
+        self.pairs = {
+            name: Pair(name, other, Inspection(), lambda *_: None, yields=name == GPU, now=lambda: self.now)
+            for name, other in ((GPU, NPU), (NPU, GPU))
+        }
+        self.names = itertools.count()
+
+    def later(self, seconds: float, act: Callable[[], object]) -> None:
+        heapq.heappush(self.events, (self.now + seconds, next(self.order), act))
+
+    def half(self, side: Side, name: str, *, dialled: bool = False) -> Half:
+        half = Half(side, side.value, Connection(name), lambda frame: unpack(frame)[0], dialled=dialled)
+        half.lane(0, Lane())
+        return half
+
+    def come(self, here: str) -> None:
+        """A worker comes to its gateway, which dials for it; when that breaks it comes again."""
+        near = self.half(NEAR, f"{next(self.names):016x}")
+        self.pairs[here].arrive(near)
+        near.connection.on_end(lambda why: self.later(0.05, lambda: self.come(here)))
+        self.later(0.3 if self.pairs[here].yields else 0.0, lambda: self.dial(here, near, 0))
+
+    def dial(self, here: str, near: Half, attempt: int) -> None:
+        """As `Route._lead` does it."""
+        if not near.fresh:
+            return
+        pair, there = self.pairs[here], NPU if here == GPU else GPU
+        mine = self.half(FAR, f"{next(self.names):016x}", dialled=True)
+        theirs = self.half(FAR, mine.connection.name)
+        opening = contextlib.ExitStack()
+        opening.enter_context(pair.attempt(mine, near))
+        for one, other in ((mine, theirs), (theirs, mine)):
+            one.connection.on_end(lambda why, other=other: self.later(self.way, lambda: other.connection.end(why)))
+
+        def settle() -> None:
+            opening.close()
+            if not mine.connection.over and not pair.reach(mine, near):
+                mine.connection.end("it is not needed")
+            pause = Deadlines().retry_pause(min(attempt, 4), self.draws.random())
+            self.later(pause, lambda: self.dial(here, near, attempt + 1))
+
+        if self.nowhere and here == NPU:
+            self.later(10.0, lambda: (mine.connection.end("too long"), settle()))
+        else:
+            self.later(self.opening - self.way, lambda: self.knock(there, theirs))
+            self.later(self.opening, settle)
+
+    def knock(self, here: str, half: Half) -> None:
+        """As `Gateway._take` does it."""
+        pair = self.pairs[here]
+        if half.connection.over:  # it was given up before it was sent
+            return
+        try:
+            if pair.half(NEAR) is None and not pair.known:
+                raise TransportError("it has not come yet")
+            pair.give_way()
+            pair.arrive(half)
+        except TransportError as error:
+            half.connection.end(error.what)
+
+    def met(self) -> bool:
+        nears, fars = ([pair.half(side) for pair in self.pairs.values()] for side in (NEAR, FAR))
+        joined = [near is not None and near.partner is far for near, far in zip(nears, fars, strict=True)]
+        return all(joined) and len({far.connection.name for far in fars if far is not None}) == 1
+
+    def run(self, seconds: float) -> float | None:
+        """Since when they have been joined, after so many seconds."""
+        since = None
+        while self.events and self.events[0][0] < seconds:
+            self.now, _, act = heapq.heappop(self.events)
+            act()
+            since = (self.now if since is None else since) if self.met() else None
+        return since
+
+
+class TestTwoGatewaysThatDialEachOther:
+    @pytest.mark.parametrize("ways", [2, 4, 8], ids=lambda ways: f"{ways // 2} round trips")
+    @pytest.mark.parametrize("opening", [0.1, 0.9, 1.4, 4.8])
+    def test_they_meet_soon_however_long_opening_takes(self, opening: float, ways: int) -> None:
+        took = []
+        for seed in range(50):
+            draws = Random(seed)
+            both = TwoGateways(opening, opening / ways, draws)
+            for here in (GPU, NPU):
+                both.later(draws.random() * 1.5 * opening, partial(both.come, here))
+            took.append(both.run(60.0) or 60.0)
+        assert max(took) < 1.0 + 3 * opening
+
+    @pytest.mark.parametrize("opening", [0.02, 0.4, 1.4])
+    def test_an_address_that_leads_nowhere_does_not_hold_them_for_long(self, opening: float) -> None:
+        took = []
+        for seed in range(50):
+            both = TwoGateways(opening, opening / 2, Random(seed), nowhere=True)
+            for here in (GPU, NPU):
+                both.later(Random(seed).random(), partial(both.come, here))
+            took.append(both.run(60.0) or 60.0)
+        assert max(took) < 2.0 + 2 * opening
 
 
 class TestSeveralLanes:

@@ -58,3 +58,16 @@ def test_who_shares_a_folder_proves_it(
     launched = Attachment("gpu/0", "gpu", {"gpu/1": "gpu", "npu/0": "npu"}, {}, "mt", everywhere=everywhere)
     found = _host(launched, peer, {"host": host_digest("mt", said_by)})
     assert found == (host_digest("mt", "gpu/0") if believed else "")
+
+
+def test_another_folder_of_the_same_name_is_another_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As two containers of one host have them."""
+    folder = tmp_path / "work"
+    said = []
+    for kept in ("first", "second"):
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        said.append(host_digest("mt", "gpu/0"))
+        assert host_digest("mt", "gpu/0") == said[-1]
+        folder.rename(tmp_path / kept)
+    assert len(set(said)) == 2

@@ -143,6 +143,25 @@ class TestWriting:
         assert verify(tmp_path / "audit.jsonl").ok
         assert [each["action"] for each in read(tmp_path / "audit.jsonl")] == ["genesis", "kept", "end", "head"]
 
+    @pytest.mark.parametrize("room", [20, 500, 900])
+    def test_a_full_disk_leaves_no_end_without_its_head(
+        self, tmp_path: Path, gate: Credentials, monkeypatch: pytest.MonkeyPatch, room: int
+    ) -> None:
+        """Whatever fits of them: an end that nobody signs is what a forger leaves."""
+        path = tmp_path / "audit.jsonl"
+        log = AuditLog(path, GATE, gate)
+        log.record("kept")
+        most, real = path.stat().st_size + room, os.write
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "write", lambda file, data: real(file, data[: most - path.stat().st_size]))
+            with pytest.raises(AuditError, match="cannot be written"):
+                log.close()
+        assert [each["action"] for each in read(path)] == ["genesis", "kept"]
+        assert verify(path, trust=gate.trust).ok
+        log.close()
+        verdict = verify(path, trust=gate.trust)
+        assert verdict.ok and verdict.closed
+
     def test_a_record_is_plain_json_and_its_fields_are_its_own(self, tmp_path: Path, gate: Credentials) -> None:
         log = AuditLog(tmp_path / "audit.jsonl", GATE, gate)
         for more in ({"bad": object()}, {"bad": float("nan")}, {"seq": 7}, {"prev": ""}):

@@ -405,6 +405,20 @@ class TestCuts:
         again = [whole(packet) for packet in greet(a, b)[0][-1].resend]
         assert again == [first, second]
 
+    @pytest.mark.parametrize("held", [False, True], ids=["taken", "held"])
+    def test_what_comes_twice_is_refused_on_one_connection_and_taken_from_the_next(self, held: bool) -> None:
+        a, b = conversation(0), conversation(1, window=1 << 20)
+        greet(a, b)
+        b.receive(sent(a, said(0, STEP))[0])
+        frames = sent(a, [*tensor(0, SMALL), *tensor(0, SMALL, slot=1)])
+        b.receive(frames[held])
+        with pytest.raises(RemoteProtocolError, match=f"frame {2 + held} came twice over one connection"):
+            b.receive(frames[held])
+        cut(a, b)
+        again = [whole(packet) for packet in greet(a, b)[0][-1].resend]
+        assert again == frames[not held :]
+        assert len([event for frame in again for event in b.receive(frame)]) == len(again)
+
     def test_a_restarted_worker_learns_that_it_is_not_the_one_of_before(self) -> None:
         _, b = opened(stepping=True)
         cut(b)

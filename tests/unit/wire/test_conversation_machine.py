@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.wire.talk import STEP, Node, conversation, said, tensor, whole
-from whale_nebula.wire.frame import HEADER_BYTES
+from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.wire.frame import HEADER_BYTES, is_bare
 
 CHUNK = 64  # instead of 1 MiB, so that small tensors have many frames
 BUDGET = 2_000
@@ -117,7 +118,7 @@ class Lines(RuleBasedStateMachine):
 
 
 class Messages(Lines):
-    """Several connections that carry whole frames: they overtake one another, and some come twice."""
+    """Several connections that carry whole frames: they overtake one another, and what comes twice is refused."""
 
     options: ClassVar[dict[str, Any]] = {"window": 1 << 20}
 
@@ -128,9 +129,9 @@ class Messages(Lines):
         other = self.nodes[1 - side]
         other.take(other.talk.receive(frame))
 
-    @rule(side=SIDES, places=st.lists(st.integers(0, 9), min_size=1, max_size=6), again=st.booleans())
-    def deliver(self, side: int, places: list[int], again: bool) -> None:
-        """Greetings in their order, any of the frames before or after them, and perhaps one of them twice."""
+    @rule(side=SIDES, places=st.lists(st.integers(0, 9), min_size=1, max_size=6))
+    def deliver(self, side: int, places: list[int]) -> None:
+        """Greetings in their order, and any of the frames before or after them."""
         node = self.nodes[side]
         for place in places:
             if node.greetings and (place == 0 or not node.line):
@@ -138,8 +139,16 @@ class Messages(Lines):
             elif node.line:
                 self.delivered[side].append(node.line.pop(place % len(node.line)))
                 self._hand_over(side, self.delivered[side][-1])
-        if again and self.delivered[side]:
-            self._hand_over(side, self.delivered[side][places[0] % len(self.delivered[side])])
+
+    @precondition(lambda self: self.up and all(node.talk.ready for node in self.nodes))
+    @rule(side=SIDES, place=st.integers(0, 9))
+    def deliver_again(self, side: int, place: int) -> None:
+        """A frame with a number is refused, and the connection ends."""
+        numbered = [frame for frame in self.delivered[side] if not is_bare(frame)]
+        if numbered:
+            with pytest.raises(RemoteProtocolError, match="came twice over one connection"):
+                self._hand_over(side, numbered[place % len(numbered)])
+            self.cut()
 
     def greet(self, side: int) -> None:
         while self.nodes[side].greetings:
@@ -149,7 +158,7 @@ class Messages(Lines):
         node = self.nodes[side]
         found = bool(node.greetings or node.line)
         while node.greetings or node.line:
-            self.deliver(side, [0], again=False)
+            self.deliver(side, [0])
         return found
 
 

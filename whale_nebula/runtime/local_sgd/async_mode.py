@@ -13,15 +13,17 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
 from whale_nebula.codec.way import Way
-from whale_nebula.errors import DeadlineError, LinkClosedError
+from whale_nebula.errors import DeadlineError, LinkClosedError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Numbers
-from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Meetings
+from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Meetings, naming, read_numbers
+from whale_nebula.transport.mailbox import unsent_error
 from whale_nebula.wire.tensor import Bytes
 
 _LOOK = 1.0
@@ -66,13 +68,14 @@ class Server:
 
     def take(self, cluster: str, when: int, data: Bytes, *, last: bool) -> Bytes:
         """Take a cluster's difference; gives the answer, once it may go on."""
-        gone = self._back[cluster].decode(data, self._size)
+        with naming(self.ends.firsts[cluster]):
+            gone = self._back[cluster].decode(data, self._size)
         with self._changed:
             shared = self._known[cluster] if self.shared is None else self.shared
             self.shared = shared - np.float32(self.shares[cluster]) * gone
             self._rounds[cluster] = inf if last else when
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._over or self.failure is not None or self._may_go(cluster, last))
+            self._wait_for_others(cluster, last)
             if self.failure is not None:
                 raise self.failure
             return self._settled_weights(cluster, when) if last else self._answer(cluster)
@@ -94,6 +97,24 @@ class Server:
     @property
     def _size(self) -> int:
         return 0 if self.shared is None else self.shared.size
+
+    def _wait_for_others(self, cluster: str, last: bool) -> None:
+        """Until a cluster may go on; raises if none of those that it waits for pushes anything for too long."""
+
+        def is_done() -> bool:
+            return self._over or self.failure is not None or self._may_go(cluster, last)
+
+        def is_done_or_pushed(before: Mapping[str, float]) -> bool:
+            return is_done() or self._rounds != before
+
+        patience = self.ends.patience
+        while not is_done():
+            before = dict(self._rounds)
+            if not self._changed.wait_for(partial(is_done_or_pushed, before), patience):
+                slowest = min(before, key=before.__getitem__)
+                raise unsent_error(
+                    self.ends.firsts[cluster], self.ends.firsts[slowest], f"round {before[slowest] + 1}", patience
+                )
 
     def _may_go(self, cluster: str, last: bool) -> bool:
         if last:
@@ -129,10 +150,10 @@ class Server:
                 except DeadlineError:
                     continue
                 when += 1
-                answer = self.take(cluster, when, data[1:], last=bool(data[0]))
+                answer = self.take(cluster, when, data[1:], last=bool(data[:1].any()))
                 self.ends.answer(when, cluster, answer, 4 * self._size)
-        except LinkClosedError as closed:
-            self._fail(closed)
+        except (DeadlineError, LinkClosedError, RemoteProtocolError) as known:  # whoever waits raises it
+            self._fail(known)
         except BaseException as failure:
             self._fail(failure)
             raise
@@ -217,10 +238,11 @@ class Pushes(Meetings):
     def _exchange(self, when: int, known: Numbers, own: Numbers, last: bool) -> Numbers:
         data, _ = self.differences.encode(0, known - own)
         answer = self._ask_server(when, data, last)
-        if last:
-            self.differences.forget()
-            return np.ascontiguousarray(answer).view(np.float32)
-        return known + self.differences.decode(answer, known.size)
+        with naming(self.ends.server):
+            if last:
+                self.differences.forget()
+                return read_numbers(answer, known.size)
+            return known + self.differences.decode(answer, known.size)
 
     def _ask_server(self, when: int, data: Bytes, last: bool) -> Bytes:
         if self.server is not None:

@@ -31,6 +31,8 @@ from whale_nebula.runtime.local_sgd.topology import (
     Flat,
     Meetings,
     Sites,
+    naming,
+    read_numbers,
     seeds_of,
     sites_of,
     sow,
@@ -207,7 +209,8 @@ class Opened:
             for peer in session.links:
                 ends.send_start(peer, data)
         else:
-            rounds.flat.write(whole, np.asarray(ends.receive_start(first)).view(np.float32))
+            with naming(first):
+                rounds.flat.write(whole, read_numbers(ends.receive_start(first), rounds.flat.total))
 
 
 def _meetings(apart: Apart, sites: Sites, weights: Mapping[str, Any], ends: Ends, waits: bool = False) -> Meetings:

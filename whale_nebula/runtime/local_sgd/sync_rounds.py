@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from whale_nebula.ir.outer_optimizer import Numbers, Outer
-from whale_nebula.runtime.local_sgd.topology import Meetings, Range
+from whale_nebula.runtime.local_sgd.topology import Meetings, Range, naming
 from whale_nebula.schedule.rounds import Timetable, ranges
 
 
@@ -118,7 +118,10 @@ class Rounds(Meetings):
         size = where[1] - where[0]
         own = told.result()
         came = self.ends.hear(when, fragment)
-        heard = {cluster: self.differences.decode(data, size) for cluster, data in came.items()}
+        heard = {}
+        for cluster, data in came.items():
+            with naming(self.ends.firsts[cluster]):
+                heard[cluster] = self.differences.decode(data, size)
         heard[self.ends.cluster] = own
         mean = np.zeros(size, np.float32)
         for cluster in self.ends.firsts:  # in the same order everywhere, so to the same bits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from whale_nebula.codec.objects import PLAIN, Codec
 from whale_nebula.codec.packing import Payload, read_payload, write_payload
 from whale_nebula.codec.sizes import fitting
 from whale_nebula.codec.way import Way
-from whale_nebula.errors import ConfigError
+from whale_nebula.errors import ConfigError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import Apart, Program
 from whale_nebula.runtime.run import Run
@@ -231,7 +232,7 @@ class Differences:
     def decode(self, data: Bytes, size: int) -> Numbers:
         """So many numbers again."""
         if not self._codec(size) and not self.way.zstd:
-            return np.ascontiguousarray(data).view(np.float32)
+            return read_numbers(data, size)
         dims = dims_of(size)
         payload = read_payload(data, dims[0], 0, 4 * dims[0] * dims[1] + _MORE, zstd=self.way.zstd)
         found, _ = (self._codec(size) or PLAIN).restore(payload.data, dims, "float32")
@@ -243,6 +244,23 @@ class Differences:
 
     def _codec(self, size: int) -> Codec | None:
         return fitting(self.way.codec, "float32", dims_of(size))
+
+
+@contextlib.contextmanager
+def naming(worker: str) -> Iterator[None]:
+    """What is wrong with what a worker has sent says whose it is."""
+    try:
+        yield
+    except RemoteProtocolError as error:
+        error.where = error.where or f"from worker '{worker}'"
+        raise
+
+
+def read_numbers(data: Bytes, size: int) -> Numbers:
+    """So many numbers, as they crossed; another count would be spread over all weights."""
+    if data.nbytes != 4 * size:
+        raise RemoteProtocolError(f"{data.nbytes} bytes of weights came where {4 * size} were due")
+    return np.ascontiguousarray(data).view(np.float32)
 
 
 def dims_of(size: int) -> tuple[int, int]:

@@ -226,7 +226,8 @@ def host_digest(run: str, worker: str) -> str:
     here can make the digest of every worker, and who is elsewhere that of none: to repeat what another says proves
     nothing.
     """
-    place = f"{_boot_number()}\n{socket.gethostname()}\n{os.path.realpath('.')}"
+    folder = os.stat(".")  # by its numbers, too: two containers of one host may have a name and a path in common
+    place = f"{_boot_number()}\n{socket.gethostname()}\n{os.path.realpath('.')}\n{folder.st_dev} {folder.st_ino}"
     return hashlib.sha256(f"{run}\n{worker}\n{place}".encode()).hexdigest()[:32]
 
 

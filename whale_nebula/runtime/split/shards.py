@@ -181,11 +181,7 @@ def hold_pieces(
         index = shards.index(stage)
         if index == 0 or not known[path].trainable:
             begin(own)
-        if known[path].trainable:
-            workers = shards.cut.workers_of(stage) if index == 0 else ()
-            first = ledger.hand_out(slot, own, {worker: take(number) for number, worker in enumerate(workers)})
-        else:
-            first = take(index)
+        first = ledger.hand_out(slot, own, take) if known[path].trainable else take(index)
         with tf.device(own.device):
             made = tf.Variable(first, trainable=False, name=f"{path}/piece")
         ledger.hold(own, Piece(layout, len(shards.cut.workers_of(stage)), index, made, path, shards.collectives))

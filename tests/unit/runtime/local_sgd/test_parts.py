@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_nebula.codec.way import parse_way
+from whale_nebula.errors import DeadlineError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Average, Nesterov, Outer
+from whale_nebula.runtime.local_sgd.async_mode import Server
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
 from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Flat
 from whale_nebula.schedule.rounds import GRAIN, Timetable
@@ -72,6 +76,15 @@ class TestDifferences:
         ours.encode(0, numbers(GRAIN))
         _, alone = Differences(parse_way("int4")).encode(1, numbers(GRAIN, 2))
         np.testing.assert_array_equal(ours.encode(1, numbers(GRAIN, 2))[1], alone)
+
+    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize("size", [100, 2 * GRAIN + 17])
+    def test_bytes_of_another_size_are_refused(self, way: str, size: int) -> None:
+        data, _ = Differences(parse_way(way)).encode(0, numbers(size))
+        data = np.asarray(data)
+        for wrong in (data[:0], data[:4], data[:-1], np.concatenate([data, data[:4]])):
+            with pytest.raises(RemoteProtocolError):
+                Differences(parse_way(way)).decode(wrong, size)
 
     def test_it_is_as_small_as_the_codec_says(self) -> None:
         data, _ = Differences(parse_way("int4")).encode(0, numbers(16 * GRAIN))
@@ -204,3 +217,71 @@ class TestRounds:
         clusters.step([np.zeros_like(fresh)] * 3)
         for held in clusters.held:
             np.testing.assert_allclose(held, fresh, atol=1e-6)
+
+    def test_a_difference_of_another_size_is_refused_by_the_name_of_its_sender(self, opened: list[Together]) -> None:
+        clusters = together(opened, Timetable(1, 1, 0), Average())
+        a, b, c = clusters.rounds
+        one = np.zeros(1, np.float32).view(np.uint8)
+        for each in (a, b):
+            each.tell()
+        c.ends.tell(1, 0, one, 4)
+        with pytest.raises(RemoteProtocolError, match=r"4 bytes of weights came where \d+ were due(.|\n)*'c/0'"):
+            a.take()
+
+
+class TestServer:
+    @pytest.mark.parametrize("size", [0, 1, 2, 4])
+    def test_a_difference_of_another_size_is_refused_by_the_name_of_its_sender(self, size: int) -> None:
+        network = MemoryNetwork()
+        server = Server(
+            Ends("a/0", "a", {"a": "a/0", "b": "b/0"}, {"b/0": network.link("a/0", "b/0", "a", "b")}, 10.0),
+            parse_way("none"),
+            {"a": 0.5, "b": 0.5},
+            staleness=1,
+        )
+        server.begin(numbers(3))
+        with pytest.raises(RemoteProtocolError, match=r"bytes of weights came where 12 were due(.|\n)*'b/0'"):
+            server.take("b", 1, np.zeros(size, np.float32).view(np.uint8), last=False)
+        server.close()
+
+    def test_a_cluster_that_pushes_nothing_is_named_after_patience(self) -> None:
+        network = MemoryNetwork()
+        firsts = {name: f"{name}/0" for name in CLUSTERS}
+        links = {peer: network.link("a/0", peer, "a", name) for name, peer in firsts.items() if name != "a"}
+        shares = dict.fromkeys(CLUSTERS, 1 / 3)
+        server = Server(Ends("a/0", "a", firsts, links, 0.05), parse_way("none"), shares, staleness=1)
+        server.begin(numbers(3))
+        push = np.zeros(3, np.float32).view(np.uint8)
+        server.take("b", 1, push, last=False)
+        server.take("a", 1, push, last=False)
+        for push_last in (False, True):
+            with pytest.raises(DeadlineError, match=r"worker 'a/0' waited 0\.05 s for worker 'c/0'"):
+                server.take("a", 2, push, last=push_last)
+        server.close()
+
+    def test_who_is_slow_and_goes_on_is_waited_for(self) -> None:
+        """Patience counts from the latest push of any cluster."""
+        firsts = {name: f"{name}/0" for name in CLUSTERS}
+        network = MemoryNetwork()
+        links = {peer: network.link("a/0", peer, "a", name) for name, peer in firsts.items() if name != "a"}
+        server = Server(Ends("a/0", "a", firsts, links, 10.0), parse_way("none"), dict.fromkeys(CLUSTERS, 1 / 3), 9)
+        server.begin(numbers(3))
+        waits: list[dict[str, float]] = []
+        push = np.zeros(3, np.float32).view(np.uint8)
+
+        class Steps:
+            """A condition that wakes whoever waits once another cluster has pushed."""
+
+            def __enter__(self) -> None: ...
+            def __exit__(self, *error: object) -> None: ...
+            def notify_all(self) -> None: ...
+            def wait_for(self, met: Callable[[], bool], seconds: float) -> bool:
+                waits.append(dict(server._rounds))
+                cluster = "b" if len(waits) % 2 else "c"
+                server._rounds[cluster] = float("inf") if len(waits) > 4 else len(waits)
+                return met()
+
+        server._changed = cast(threading.Condition, Steps())
+        server.take("a", 1, push, last=True)
+        assert len(waits) == 6
+        server.close()
