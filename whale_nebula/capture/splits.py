@@ -81,7 +81,8 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
     for number, stage in enumerate(stages):
         inside = [frame for (of, _), (_, frame) in found.items() if of == number]
         beside = {of for of, _ in found if stages[of].cluster == stage.cluster}
-        stages[number] = replace(stage, shards=_count(stage, inside, len(beside)))
+        where = stage.where or next((str(frame.site) for frame in inside), "")
+        stages[number] = replace(stage, shards=_count(stage, inside, len(beside)), where=where)
     for frame in met:
         if all(frame is not each for each in caught):
             _warn_of_nothing(frame)

@@ -39,7 +39,7 @@ from whale_nebula.tf import private as tf_private
 def tell_if_stageless(trace: Tracing) -> None:
     """Warn, once for a place, where a traced step met `nb.cluster` or `nb.pipeline` and no `nb.stage`."""
     met = trace.met
-    if met.stages or met.replicas.met or met.replicas.around or met.outer is None:
+    if met.stages or met.replicas.met or met.replicas.around or met.splits or met.outer is None:
         return
     warning = NebulaWarning(
         f"nb.{met.outer.kind} holds no nb.stage: all of the step is one stage, 'stage0'",

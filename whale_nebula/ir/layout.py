@@ -127,6 +127,10 @@ class Layouts:
         """How a value lies on the devices."""
         return self.of.get(value, WHOLE_LAYOUT)
 
+    def gives_pieces(self, value: Value) -> bool:
+        """Whether a function gives a value as the devices hold it. What is whole in the end may come in pieces."""
+        return value in self.handed_on and all(each.value != value for each in self.reshards.get(-1, ()))
+
     @property
     def collectives(self) -> tuple[Reshard, ...]:
         """What crosses between devices in one run of all ops; what several ops need alike crosses once."""

@@ -247,7 +247,7 @@ class Lowering:
     def fetch(self, value: Value) -> Any:
         """A value as it is given on."""
         part = self.part_of(value)
-        if part is None or value not in part.layouts.handed_on:
+        if part is None or not part.layouts.gives_pieces(value):
             return self.take(value)
         return Pieces(tuple(part.values[value]))
 

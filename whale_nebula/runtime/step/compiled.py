@@ -78,7 +78,10 @@ class Workshop:
 
     def make(self, fragment: Fragment) -> Function:
         """Build the function of a fragment."""
-        if any(not each.touched.isdisjoint(fragment.ops) for each in self._layouts.values()):
+        if any(
+            each.touched.intersection(fragment.ops) or each.handed_on.intersection(fragment.feeds)
+            for each in self._layouts.values()
+        ):
             return self._make_in_pieces(fragment)
         operations = [self._donor.operations[index] for index in fragment.ops]
         feeds = [self._donor.tensor(value) for value in fragment.feeds]

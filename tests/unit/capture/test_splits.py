@@ -1,0 +1,103 @@
+"""Which variables `nb.split` divides, and where; what it says where that is not clear."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.same import data
+
+X, W, V = data(6, 8), data(8, 12), data(12, 4)
+
+
+def plan(step: Callable[[Any], Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return nb.plan(nb.function(step), tf.TensorSpec([6, 8]))
+
+
+def test_variables_that_are_read_or_were_made_inside_are_divided() -> None:
+    with nb.split(2, axis=0):
+        made = tf.Variable(V, name="made")
+    read = tf.Variable(W, name="read")
+
+    def step(x: Any) -> Any:
+        with nb.cluster():
+            with nb.split(2):
+                hidden = x @ read
+            return tf.reduce_sum(hidden @ made)
+
+    found = plan(step)
+    assert {path: found.layouts[path] for path in ("read", "made")} == {"read": "split(1)", "made": "split(0)"}
+    assert [each.shards for each in found.stages.values()] == [2]
+
+
+def test_what_has_no_such_axis_or_is_too_short_is_whole() -> None:
+    bias, small = tf.Variable(tf.zeros([12]), name="bias"), tf.Variable(tf.ones([8, 2]), name="small")
+
+    def step(x: Any) -> Any:
+        with nb.cluster(), nb.stage(), nb.split(3, axis=1):
+            return tf.reduce_sum(x @ tf.convert_to_tensor(small)) + tf.reduce_sum(bias)
+
+    assert plan(step).layouts == {}
+
+
+def refused(step: Callable[[Any], Any]) -> str:
+    with pytest.raises(nb.errors.OptionError) as error:
+        plan(step)
+    return str(error.value)
+
+
+def test_a_stage_has_one_number_of_devices_and_a_variable_one_axis() -> None:
+    weight, other = tf.Variable(W, name="weight"), tf.Variable(V, name="other")
+
+    def two_counts(x: Any) -> Any:
+        with nb.cluster(), nb.stage():
+            with nb.split(2):
+                hidden = x @ weight
+            with nb.split(4):
+                return tf.reduce_sum(hidden @ other)
+
+    def two_axes(x: Any) -> Any:
+        with nb.cluster(), nb.stage():
+            with nb.split(2):
+                hidden = x @ weight
+            with nb.split(2, axis=0):
+                return tf.reduce_sum(hidden @ tf.transpose(weight))
+
+    assert "nb.split says 4 devices, and at" in refused(two_counts)
+    assert "nb.split divides 'weight' along axis 0, and at" in refused(two_axes)
+
+
+def test_a_scope_that_divides_nothing_says_so() -> None:
+    def step(x: Any) -> Any:
+        with nb.cluster(), nb.stage(), nb.split(2):
+            return tf.reduce_sum(x * 2.0)
+
+    with pytest.raises(nb.errors.NebulaWarning, match="divides nothing"):
+        plan(step)
+
+
+def test_stages_may_be_divided_differently() -> None:
+    weight, other = tf.Variable(W, name="weight"), tf.Variable(V, name="other")
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), tf.GradientTape() as tape:
+            with nb.stage(name="one"), nb.split(2):
+                hidden = tf.nn.relu(x @ weight)
+            with nb.stage(name="two"), nb.split(4):
+                loss = tf.reduce_mean(tf.square(hidden @ other))
+        return (loss, *tape.gradient(loss, [weight, other]))
+
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(tf.nn.relu(X @ weight) @ other))
+    expected = (loss, *tape.gradient(loss, [weight, other]))
+    for one, two in zip(expected, step(tf.constant(X)), strict=True):
+        tf.debugging.assert_near(one, two, rtol=1e-5, atol=1e-6)
+    assert {name: stage.shards for name, stage in nb.plan(step, X).stages.items()} == {"one": 2, "two": 4}
