@@ -7,26 +7,38 @@ from typing import Any
 
 import pytest
 
-from whale_nebula.report.records import Elsewhere, LinkReport, StageReport
+from whale_nebula.report.records import Elsewhere, LinkReport, StageReport, WorkerReport
 from whale_nebula.runtime.step.distributed import hear, tell
 
 STAGES = {"npu": StageReport(0.25, 0.125, "npu", 2), "cpu": StageReport(0.5, 0.0, "npu")}
 LINKS = {"npu->gpu": LinkReport(100, 120, 200, 3, 0.0625)}
+WORKERS = {"npu/0": WorkerReport(4096, 1 << 30)}
 
 
 def test_it_arrives_as_it_was_told() -> None:
-    sheet = json.loads(json.dumps({"step": 3, "seen": tell(STAGES, LINKS)}))
-    assert hear([sheet]) == Elsewhere(STAGES, LINKS)
+    sheet = json.loads(json.dumps({"step": 3, "seen": tell(STAGES, LINKS, WORKERS)}))
+    assert hear([sheet]) == Elsewhere(STAGES, LINKS, WORKERS)
 
 
 def test_several_tell_of_their_own() -> None:
-    found = hear([{"seen": tell(STAGES, {})}, {"seen": tell({"tpu": StageReport(1.0, 2.0, "tpu", 1)}, LINKS)}])
+    other = tell({"tpu": StageReport(1.0, 2.0, "tpu", 1)}, LINKS, {"tpu/0": WorkerReport(1, 2)})
+    found = hear([{"seen": tell(STAGES, {}, WORKERS)}, {"seen": other}])
     assert (list(found.stages), list(found.links)) == (["npu", "cpu", "tpu"], ["npu->gpu"])
+    assert list(found.workers) == ["npu/0", "tpu/0"]
 
 
 @pytest.mark.parametrize(
     "seen",
-    [None, [], "stages", {"stages": []}, {"stages": {"npu": None}}, {"stages": {"npu": [1]}}, {"links": {"a->b": 3}}],
+    [
+        None,
+        [],
+        "stages",
+        {"stages": []},
+        {"stages": {"npu": None}},
+        {"stages": {"npu": [1]}},
+        {"links": {"a->b": 3}},
+        {"workers": {"npu/0": [1, 2, 3]}},
+    ],
     ids=str,
 )
 def test_what_is_no_such_thing_is_left_out(seen: Any) -> None:
