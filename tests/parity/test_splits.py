@@ -13,7 +13,7 @@ import whale_nebula as nb
 from tests.parity.splits import MODELS, STAGES, WHOLE_BATCH, Split
 from tests.same import Cut, Outcome, assert_same
 
-SAMPLE = 5
+SAMPLE = 7
 """Of the matrix, every n-th case is in the sample."""
 LENGTH = 1e-2 * 6
 

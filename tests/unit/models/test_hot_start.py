@@ -15,6 +15,7 @@ import whale_nebula as nb
 from tests.unit.models.small import causal, far_from_zero, in_two, pairs
 from whale_nebula.models.smoothing import SmoothedCrossentropy
 
+pytestmark = pytest.mark.grid  # two plans and a plain model: half a minute
 STEPS, TURNS, ROWS, RATE = 2, 3, 4, 1e-2
 X, Y = pairs(TURNS * STEPS * ROWS)
 
