@@ -64,15 +64,21 @@ class SwitchFeedForward(keras.layers.Layer):
     def build(self, shape: Any) -> None:
         """Make the gate and the experts."""
         width, count = shape[-1], self.experts
-        initial = {"initializer": "glorot_uniform"}
-        self.gate = self.add_weight((width, count), **initial, dtype="float32", name="gate")
+        glorot = keras.initializers.GlorotUniform(self.seed)
+
+        def draw(shape: Any, dtype: Any = None) -> Any:
+            """A matrix for each expert, each drawn with a seed of its own: one seed draws the same again."""
+            seeds = range(glorot.seed, glorot.seed + shape[0])
+            return tf.stack([keras.initializers.GlorotUniform(seed)(shape[1:], dtype) for seed in seeds])
+
+        self.gate = self.add_weight((width, count), "glorot_uniform", dtype="float32", name="gate")
         if self.groups:
-            self.group_gate = self.add_weight((width, self.groups), **initial, dtype="float32", name="group_gate")
-        fans = keras.initializers.VarianceScaling(1.0, "fan_avg", "uniform", seed=self.seed)
-        draw = [lambda shape, dtype=None: tf.stack([fans(shape[1:], dtype) for _ in range(shape[0])])]
-        self.inner = self.add_weight((count, width, self.hidden), draw[0], name="inner")
+            self.group_gate = self.add_weight(
+                (width, self.groups), "glorot_uniform", dtype="float32", name="group_gate"
+            )
+        self.inner = self.add_weight((count, width, self.hidden), draw, name="inner")
         self.inner_bias = self.add_weight((count, self.hidden), "zeros", name="inner_bias")
-        self.outer = self.add_weight((count, self.hidden, width), draw[0], name="outer")
+        self.outer = self.add_weight((count, self.hidden, width), draw, name="outer")
         self.outer_bias = self.add_weight((count, width), "zeros", name="outer_bias")
 
     def call(self, x: Any, training: bool | None = None) -> Any:

@@ -53,6 +53,16 @@ def test_tokens_get_what_their_experts_make_of_them(k: int, factor: float) -> No
     assert (float(layer.dropped.result()) > 0) == (factor < 1)
 
 
+@pytest.mark.parametrize("seed", [None, 1])
+def test_experts_begin_unlike(seed: int | None) -> None:
+    """One seed draws the same again: each expert needs one of its own."""
+    layer = SwitchFeedForward(EXPERTS, 8, seed=seed)
+    layer.build((None, WIDTH))
+    for weights in (layer.inner, layer.outer):
+        kinds = {np.asarray(each).tobytes() for each in np.asarray(weights)}
+        assert len(kinds) == EXPERTS
+
+
 def test_the_loss_is_least_where_the_load_is_even() -> None:
     """Experts times the sum of shares by mean probabilities: 1 where all are alike, times the factor."""
     layer = SwitchFeedForward(EXPERTS, 8, aux=0.5)
