@@ -88,7 +88,7 @@ class SwitchFeedForward(keras.layers.Layer):
         capacity = self.capacity(count)
         chosen, weights = self.choose(tokens, bool(training))
         places = self.take_places(chosen, bool(training))
-        kept = tf.logical_and(places < capacity, chosen >= 0)
+        kept = places < capacity
         slots = tf.where(kept, chosen * capacity + places, 0)
         given = self.dispatch(tokens, slots, kept, capacity)
         made = self.compute(tf.reshape(given, [self.experts, capacity, x.shape[-1]]))
@@ -132,13 +132,14 @@ class SwitchFeedForward(keras.layers.Layer):
     def take_places(self, chosen: Any, training: bool) -> Any:
         """The place of each token in the row before its expert; all first choices come before any second one."""
         queue = tf.one_hot(chosen, self.experts, dtype=tf.int32)  # [tokens, k, experts]
-        if training and self.drop == RANDOM:
+        drawn = training and self.drop == RANDOM
+        if drawn:
             order = tf.argsort(keras.random.uniform(tf.shape(chosen)[:1], dtype="float32", seed=self.draws))
             queue = tf.gather(queue, order)
         ahead = tf.math.cumsum(queue, 0, exclusive=True)
         firsts = tf.math.cumsum(tf.reduce_sum(queue, 0), 0, exclusive=True)  # of earlier choices, by all tokens
         places = tf.reduce_sum((ahead + firsts) * queue, -1)
-        if training and self.drop == RANDOM:
+        if drawn:
             places = tf.gather(places, tf.argsort(order))
         return places
 

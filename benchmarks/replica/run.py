@@ -40,12 +40,6 @@ SAID = {
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "ERROR"}
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 class Team:
     """The processes of one contender, each behind a socket."""
 
@@ -84,7 +78,7 @@ def started(name: str) -> Iterator[Team]:
 
 def _commands(name: str, port: int) -> Iterator[tuple[list[str], dict[str, str]]]:
     """The command of each process, and what it finds in its environment."""
-    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    addresses = [f"127.0.0.1:{common.free_port()}" for _ in range(2)]
     for index in range(2):
         if name == "ddp":
             yield [str(TORCH), str(HERE / "ddp.py"), str(port), str(index), addresses[0]], {}

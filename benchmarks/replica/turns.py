@@ -11,7 +11,7 @@ WIDTH, LAYERS, ROWS = 512, 8, 64
 """Eight dense layers of 512 x 512: 8.4 MB of gradients; so many rows for each worker."""
 
 
-def blocks(port: int, name: str) -> Iterator[tuple[int, Callable[[list[float]], None]]]:
+def blocks(port: int, name: str) -> Iterator[tuple[int, Callable[[object], None]]]:
     """The blocks that the benchmark asks for: how many steps, and whom to tell the seconds of each."""
     with socket.create_connection(("127.0.0.1", port)) as line, line.makefile("rw") as talk:
 

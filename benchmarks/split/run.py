@@ -41,12 +41,6 @@ BARS = [("seconds", "replica", 1 / 3), ("peak", "replica", 0.60)]
 DEADLINE = 900
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def measure(name: str, classes: int, steps: int) -> dict[str, Any]:
     """Start a contender, let it run, and end it; the slower worker counts, and the one that holds more."""
     with contextlib.ExitStack() as stack:
@@ -87,7 +81,7 @@ def commands(name: str, classes: int, port: int) -> Iterator[tuple[list[str], di
     if name == "uncut":
         yield [sys.executable, str(HERE / "ours.py"), name, str(classes), str(port)], {}
         return
-    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    addresses = [f"127.0.0.1:{common.free_port()}" for _ in range(2)]
     for index in range(2):
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
         words = [str(classes), str(port), str(index)]

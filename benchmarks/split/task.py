@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import resource
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+
+from benchmarks.replica.turns import blocks
 
 ROWS, INPUTS, FEATURES, RATE = 32, 1024, 512, 1e-3
 HIDDEN = (2048, 1536, FEATURES)
@@ -42,17 +42,10 @@ def peak_mib() -> float:
 
 def serve(port: int, name: str, step: Callable[[], object], before: float) -> None:
     """Run every block that is asked for, step by step; `before` is the peak of memory before there was a model."""
-    with socket.create_connection(("127.0.0.1", port)) as line, line.makefile("rw") as talk:
-
-        def say(found: object) -> None:
-            talk.write(json.dumps(found) + "\n")
-            talk.flush()
-
-        say(name)
-        for order in iter(talk.readline, ""):
-            seconds = []
-            for _ in range(int(order)):
-                began = time.perf_counter()
-                step()
-                seconds.append(time.perf_counter() - began)
-            say({"seconds": seconds, "peak": peak_mib(), "before": before})
+    for count, say in blocks(port, name):
+        seconds = []
+        for _ in range(count):
+            began = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - began)
+        say({"seconds": seconds, "peak": peak_mib(), "before": before})

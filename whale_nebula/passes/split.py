@@ -15,6 +15,7 @@ from whale_nebula.ir.cut import Cut, Fragment, PhasePlan
 from whale_nebula.ir.layout import SPLIT, Layout, Layouts
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.layouts import Question, complete_layouts
+from whale_nebula.passes.readings import list_fragments
 from whale_nebula.passes.rules import Fold, fold
 from whale_nebula.spec import Value
 
@@ -41,7 +42,7 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             continue
         if folds is None:
             folds = fold(program.graph, {leaf.op: 0 for leaf in program.leaves if leaf.batched}).folds
-        fragments, sums = list(list_fragments(cut, number)), dict(list_sums(program))
+        fragments, sums = list(list_own_fragments(cut, number)), dict(list_sums(program))
         wholes = frozenset(list_wholes(cut, number, fragments))
         question = Question(
             graph=program.graph,
@@ -130,9 +131,9 @@ def check_devices(cut: Cut, *, collectives: bool, own_weights: bool) -> None:
             )
 
 
-def list_fragments(cut: Cut, stage: int) -> Iterator[Fragment]:
+def list_own_fragments(cut: Cut, stage: int) -> Iterator[Fragment]:
     """What the devices of a stage run, in the order of a step: its pieces, and what its worker runs once."""
-    workers = [worker.name for worker in cut.workers if stage in worker.stages]
+    workers = cut.workers_of(stage)
     for phase in cut.phases:
         yield from (phase.prologue[worker] for worker in workers if worker in phase.prologue)
         yield from list_pieces(phase, stage)
@@ -159,7 +160,7 @@ def list_sums(program: Program) -> Iterator[tuple[Value, Value]]:
 def list_wholes(cut: Cut, stage: int, fragments: list[Fragment]) -> Iterator[Value]:
     """What is given by a stage's fragments and read elsewhere than in its own, or by what knows nothing of pieces."""
     inside = {value for fragment in fragments if fragment.stage == stage for value in fragment.feeds}
-    outside = {value for fragment in _list_all(cut) if fragment.stage != stage for value in fragment.feeds}
+    outside = {value for fragment in list_fragments(cut) if fragment.stage != stage for value in fragment.feeds}
     summed = {value for _, value in list_sums(cut.program)}
     flows = {flow.gradient for request in cut.program.requests for flow in request.flows}
     named = {*cut.merges, *(each.mask for each in cut.boundaries), *cut.program.returns, *flows}
@@ -168,12 +169,3 @@ def list_wholes(cut: Cut, stage: int, fragments: list[Fragment]) -> Iterator[Val
             kept = value in inside or value in summed
             if fragment.stage is None or value in outside | named or not kept:
                 yield value
-
-
-def _list_all(cut: Cut) -> Iterator[Fragment]:
-    yield from (*cut.whole.values(), *cut.weight.values())
-    for phase in cut.phases:
-        yield from phase.prologue.values()
-        yield from chain.from_iterable(phase.updates.values())
-        for plan in phase.stages:
-            yield from (each for each in (plan.forward, plan.backward, plan.skip) if each is not None)

@@ -8,11 +8,10 @@ from itertools import chain
 from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.layout import ALL_REDUCE, SPLIT, count_bytes, local_shape
 from whale_nebula.ir.program import Variable
-from whale_nebula.passes.split import list_fragments
+from whale_nebula.passes.split import list_own_fragments
 from whale_nebula.plan.records import PlanCollective
 from whale_nebula.spec import Value
 
-_PER_MICRO_BATCH = frozenset({"forward", "backward", "fused"})
 _SUMS = {
     "Softmax": 2,
     "LogSoftmax": 2,
@@ -68,7 +67,7 @@ def _of_stage(cut: Cut, stage: int, rows: int, count: int) -> Iterator[PlanColle
 
 def _first_fragments(cut: Cut, stage: int) -> Mapping[int, Fragment]:
     found: dict[int, Fragment] = {}
-    for fragment in list_fragments(cut, stage):
+    for fragment in list_own_fragments(cut, stage):
         for op in fragment.ops:
             found.setdefault(op, fragment)
     return found
@@ -77,7 +76,7 @@ def _first_fragments(cut: Cut, stage: int) -> Mapping[int, Fragment]:
 def _collective(
     cut: Cut, key: str, kind: str, value: Value, nbytes: float, fragment: Fragment, count: int
 ) -> PlanCollective:
-    times = count if fragment.kind in _PER_MICRO_BATCH else 1
+    times = 1 if fragment.stage is None else count
     return PlanCollective(kind, round(nbytes), key, cut.program.graph.ops[value.op].name, fragment.kind, times)
 
 

@@ -9,13 +9,20 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.errors import NotYetError, StateError
-from whale_nebula.runtime.split.groups import Sizes, Tensors, cut_piece, pad_piece
+from whale_nebula.runtime.replicas.collectives import DTYPES
+from whale_nebula.runtime.split.groups import Sizes, Tensors, cut_piece, cut_pieces, pad_piece
 from whale_nebula.tf import collectives as tf_collectives
 from whale_nebula.tf.collectives import hash_key
 
 _CARRIED = {"bool": "int32", "int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
 """Element types for which there are no collectives, and those in which they cross."""
-_PLAIN = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+
+
+def _find_carried_dtype(dtype: Any) -> Any:
+    """The element type in which tensors of one cross."""
+    if dtype.name not in DTYPES and dtype.name not in _CARRIED:
+        raise NotYetError(f"nb.split where a tensor of {dtype.name} crosses between devices", mend="cast it")
+    return tf.as_dtype(_CARRIED.get(dtype.name, dtype))
 
 
 class Keys:
@@ -83,10 +90,8 @@ class CollectiveGroup:
 
     def _stack(self, tensor: Any, axis: int, sizes: Sizes) -> Any:
         """The piece for each device, as long as the longest."""
-        longest = _longest(sizes)
-        starts = [sum(sizes[:number]) for number in range(self.count)]
-        pieces = [cut_piece(tensor, axis, start, size) for start, size in zip(starts, sizes, strict=True)]
-        return tf.stack([pad_piece(piece, axis, 0, longest - size) for piece, size in zip(pieces, sizes, strict=True)])
+        longest, pieces = _longest(sizes), zip(cut_pieces(tensor, axis, sizes), sizes, strict=True)
+        return tf.stack([pad_piece(piece, axis, 0, longest - size) for piece, size in pieces])
 
     def _join(self, stacked: Any, axis: int, sizes: Sizes) -> Any:
         """The pieces of all devices, without what fills them up, as one."""
@@ -98,18 +103,16 @@ class CollectiveGroup:
 
     def _run(self, tensor: Any, do: Callable[[Any, tuple[int, Any]], Any]) -> Any:
         """One collective. On GPUs all members must begin theirs in the same order, so each waits for the one before."""
-        dtype = tensor.dtype.name
-        if dtype not in _PLAIN and dtype not in _CARRIED:
-            raise NotYetError(f"nb.split where a tensor of {dtype} crosses between devices", mend="cast it")
+        carried = _find_carried_dtype(tensor.dtype)
         self._made += 1
         group = _KEYS.of(f"{self.name} {self._made}")
         device = tf_collectives.find_device()
         with tf.device(device), tf.control_dependencies([self._last] * (self._last is not None)):
-            given = tf.cast(tensor, _CARRIED.get(dtype, dtype))
+            given = tf.cast(tensor, carried)
             found = do(given, (group, tf.size(given) + 1))
         if device != tf_collectives.CPU:
             self._last = found
-        return tf.cast(found, dtype)
+        return tf.cast(found, tensor.dtype)
 
 
 def _longest(sizes: Sizes) -> Any:
@@ -122,37 +125,37 @@ _MOST_AXES = 8
 class Broadcast:
     """Tensors of any form from the first of some workers to the others, between steps of their functions."""
 
-    def __init__(self, count: int, index: int, name: str) -> None:
-        self.count, self.index = count, index
+    def __init__(self, count: int, name: str) -> None:
+        self.count = count
         self._keys = [_KEYS.of(f"{name} {what}") for what in ("head", "body")]
-        self._calls: dict[Any, Any] = {}
+        self._functions: dict[Any, Any] = {}
 
     def give(self, tensor: Any) -> Any:
         """What the first one has."""
         tensor = tf.convert_to_tensor(tensor)
-        self._call(tensor.dtype, tf.TensorSpec(None, tensor.dtype))(tensor)
+        self._function(tensor.dtype, self._send, tf.TensorSpec(None, tensor.dtype))(tensor)
         return tensor
 
     def take(self, dtype: Any) -> Any:
         """What the first one gave, on another."""
-        return self._call(tf.as_dtype(dtype))()
+        dtype = tf.as_dtype(dtype)
+        return self._function(dtype, lambda: self._receive(dtype))()
 
-    def _call(self, dtype: Any, *signature: Any) -> Any:
-        if dtype not in self._calls:
-            body = self._send if signature else lambda: self._receive(dtype)
-            self._calls[dtype] = tf.function(body, input_signature=list(signature), autograph=False)
-        return self._calls[dtype]
+    def _function(self, dtype: Any, body: Callable[..., Any], *signature: Any) -> Any:
+        if dtype not in self._functions:
+            self._functions[dtype] = tf.function(body, input_signature=list(signature), autograph=False)
+        return self._functions[dtype]
 
     def _send(self, tensor: Any) -> Any:
         shape = tf.shape(tensor)
         head = tf.concat([[tf.size(shape)], shape, tf.zeros([_MOST_AXES - tf.size(shape)], tf.int32)], 0)
-        given = tf.cast(tensor, _CARRIED.get(tensor.dtype.name, tensor.dtype))
+        given = tf.cast(tensor, _find_carried_dtype(tensor.dtype))
         with tf.device(tf_collectives.find_device()):
             sent = tf_collectives.send(head, self.count, self._keys[0], 1)
             return sent, tf_collectives.send(given, self.count, self._keys[1], tf.size(given) + 1)
 
     def _receive(self, dtype: Any) -> Any:
-        carried = tf.as_dtype(_CARRIED.get(dtype.name, dtype))
+        carried = _find_carried_dtype(dtype)
         with tf.device(tf_collectives.find_device()):
             head = tf_collectives.receive([1 + _MOST_AXES], tf.int32, self.count, self._keys[0], 1)
             shape = head[1 : 1 + head[0]]

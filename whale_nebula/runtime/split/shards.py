@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, cast
 
 import tensorflow as tf
@@ -59,12 +60,12 @@ class Shards:
     pieces: dict[int, Piece] = field(default_factory=dict)
     _broadcasts: dict[int, Broadcast] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def stages(self) -> Sequence[int]:
         """The stages with layouts that this worker runs."""
         return [stage for stage in self.cut.layouts if self.worker in self.cut.workers_of(stage)]
 
-    @property
+    @cached_property
     def split_stages(self) -> Sequence[int]:
         """Those whose micro-batches all of their workers run together."""
         return [stage for stage in self.stages if self.cut.program.stages[stage].shards > 1]
@@ -91,8 +92,8 @@ class Shards:
     def broadcast(self, stage: int) -> Broadcast:
         """How the first worker of a stage gives the others what came for all of them."""
         if stage not in self._broadcasts:
-            count = self.cut.program.stages[stage].shards
-            self._broadcasts[stage] = Broadcast(count, self.index(stage), f"{self.program} stage {stage}")
+            about = f"{self.program} stage {stage}"
+            self._broadcasts[stage] = Broadcast(self.cut.program.stages[stage].shards, about)
         return self._broadcasts[stage]
 
 

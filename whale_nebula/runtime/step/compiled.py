@@ -67,7 +67,7 @@ class Workshop:
         self.graph = graph
         self.sums = sums
         self._xla = xla
-        self._program = None if cut is None else cut.program
+        self._graph = Graph(()) if cut is None else cut.program.graph
         self._layouts = {} if cut is None else dict(cut.layouts)
         self._shards = shards
         if shards is not None:
@@ -105,20 +105,20 @@ class Workshop:
 
     def _make_in_pieces(self, fragment: Fragment) -> Function:
         """Build the function of a fragment that has ops of stages in pieces."""
-        graph = self._program.graph if self._program is not None else Graph(())
+        graph, donor = self._graph, self._donor
         pieces = {} if self._shards is None else self._shards.pieces
 
         def body(*given: Any) -> list[Any]:
             traced = tf.compat.v1.get_default_graph()
-            plant(self._donor.cut_library(fragment.ops), {}, [])
+            plant(donor.cut_library(fragment.ops), {}, [])
             handles = {}
             for number in {value.op for op in fragment.ops for value in graph.ops[op].inputs}:
-                name = self._donor.operations[number].name
+                name = donor.operations[number].name
                 if name in self._external:
                     own = pieces[number].variable.handle if number in pieces else self._external[name]
                     handles[number] = traced.capture(own)
             shared = [Shared(each, self._group(stage, fragment)) for stage, each in self._layouts.items()]
-            lowering = Lowering(graph, self._donor.operations, shared, handles)
+            lowering = Lowering(graph, donor.operations, shared, handles)
             return lowering.run(fragment.ops, dict(zip(fragment.feeds, given, strict=True)), fragment.fetches)
 
         concrete = self._trace(fragment, body, [self._spec(value) for value in fragment.feeds])

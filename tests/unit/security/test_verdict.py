@@ -1,0 +1,291 @@
+"""Verdicts on audit logs: what somebody has changed is found."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.security.logs import read, sealed, write
+from tests.unit.security.made import GATE, OTHER_GATE, RUN, Home
+from whale_nebula.errors import AuditError, IdentityError
+from whale_nebula.security import Credentials, Identity, Trust, audit, chain, issue
+from whale_nebula.security.audit import Head, KeptHeads, pieces, read_heads
+from whale_nebula.security.trust import Revocation
+from whale_nebula.security.verdict import Verdict, verify
+
+
+def edit(lines: list[bytes]) -> list[bytes]:
+    return [*lines[:150], lines[150].replace(b"npu/", b"tpu/"), *lines[151:]]
+
+
+def forge_again(lines: list[bytes], change: Callable[[int, dict], dict | None]) -> list[bytes]:
+    """All digests made right again after a change of some records; None leaves a record out."""
+    made, link = [], chain.START
+    for number, line in enumerate(lines):
+        said = {key: value for key, value in json.loads(line).items() if key not in ("seq", "prev")}
+        changed = change(number, said)
+        if changed is not None:
+            line, link = chain.forge(link, changed)
+            made.append(line)
+    return made
+
+
+def rewrite(lines: list[bytes]) -> list[bytes]:
+    """By someone without the key."""
+    return forge_again(lines, lambda number, said: {**said, "object": "tpu/0"} if number == 150 else said)
+
+
+def without_heads(lines: list[bytes]) -> list[bytes]:
+    return forge_again(lines, lambda _, said: None if said["action"] == "head" else said)
+
+
+def forged(lines: list[bytes]) -> list[bytes]:
+    return [*lines[:150], lines[150].replace(b'"reason":""', b'"reason":"x\n{"seq":151}"'), *lines[151:]]
+
+
+ATTACKS: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int, bool]] = {
+    # the attack, the first record that is wrong, and whether it takes a peer's heads to find it
+    "edit": (edit, 151, False),
+    "edit the last": (lambda lines: [*lines[:-1], lines[-1].replace(b"nebula", b"nebulb", 1)], -1, False),
+    "delete a line": (lambda lines: lines[:150] + lines[151:], 150, False),
+    "delete the first": (lambda lines: lines[1:], 0, False),
+    "insert a line": (lambda lines: [*lines[:150], lines[20], *lines[150:]], 150, False),
+    "swap two": (lambda lines: [*lines[:150], lines[151], lines[150], *lines[152:]], 150, False),
+    "forge a newline": (forged, 150, False),
+    "add an empty line": (lambda lines: [*lines[:150], b"", *lines[150:]], 150, False),
+    "write anew": (rewrite, 100, False),
+    "delete the tail": (lambda lines: lines[:230], 230, True),
+    "delete all": (lambda lines: [], 0, False),
+    "write anew without heads": (without_heads, 100, True),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_attacks_are_found(tmp_path: Path, gate: Credentials, attack: str) -> None:
+    act, bad, needs_heads = ATTACKS[attack]
+    path = tmp_path / "audit.jsonl"
+    heads = write(path, gate)
+    lines = sealed(path)
+    path.write_bytes(b"".join(line + b"\n" for line in act(lines)))
+    found = [verify(path), verify(path, heads, gate.trust)]
+    assert found[0].ok == needs_heads
+    assert [verdict.bad for verdict in found if not verdict.ok] == [bad if bad >= 0 else len(lines) - 1] * (
+        2 - needs_heads
+    )
+    assert all(verdict.why for verdict in found if not verdict.ok)
+
+
+@pytest.mark.parametrize("count", [250, 5])
+def test_a_log_without_heads_is_none_of_a_gateway(tmp_path: Path, gate: Credentials, count: int) -> None:
+    path = tmp_path / "audit.jsonl"
+    write(path, gate, count)
+    path.write_bytes(b"".join(line + b"\n" for line in without_heads(sealed(path))))
+    verdict = verify(path, trust=gate.trust)
+    assert (verdict.bad, verdict.closed, "written anew" in verdict.why) == (0, False, True)
+    assert not verify(path).closed
+
+
+def test_heads_are_left_out_from_some_record_on(tmp_path: Path, gate: Credentials) -> None:
+    path = tmp_path / "audit.jsonl"
+    heads = write(path, gate, 250, close=False)
+    kept = heads[0].seq + 1
+    path.write_bytes(
+        b"".join(
+            line + b"\n"
+            for line in forge_again(
+                sealed(path), lambda number, said: None if number > kept and said["action"] == "head" else said
+            )
+        )
+    )
+    verdict = verify(path, trust=gate.trust)
+    assert (verdict.bad, "151 records follow the last head" in verdict.why) == (kept, True)
+
+
+def test_starts_do_not_put_a_head_off(tmp_path: Path, gate: Credentials) -> None:
+    path, heads = tmp_path / "audit.jsonl", []
+    for count in (90, *[1] * 60, *[0] * 60):
+        heads += write(path, gate, count, close=False)
+    assert len(heads) >= 2
+    assert verify(path, trust=gate.trust).ok
+    write(path, gate, 120, close=False, most_bytes=1 << 14)
+    for _ in range(3):
+        write(path, gate, 0, close=False)
+    assert len(pieces(path)) > 1
+    assert verify(path, trust=gate.trust).ok
+    assert read(path)[-1]["action"] in ("head", "start")
+
+
+class TestARevokedKey:
+    """What it signs, whoever has stolen it may have written."""
+
+    @staticmethod
+    def revoked(*signers: Credentials) -> dict[str, Revocation]:
+        serials = [signer.peer.serial for signer in signers]
+        return {each: Revocation(each, GATE.uri, "2026-11-24T10:00:00Z", "stolen") for each in serials}
+
+    def test_its_heads_vouch_for_nothing(self, tmp_path: Path, gate: Credentials) -> None:
+        heads = write(tmp_path / "a.jsonl", gate, 250)
+        verdict = verify(tmp_path / "a.jsonl", trust=gate.trust, revoked=self.revoked(gate))
+        assert (verdict.bad, verdict.signed, verdict.closed) == (0, None, False)
+        assert "from record 0 on the heads are signed by a certificate that was revoked 2026-11-24" in verdict.why
+        assert "stolen" in verdict.why
+        assert verify(tmp_path / "a.jsonl", heads, gate.trust, self.revoked(gate)).ok
+        some = verify(tmp_path / "a.jsonl", heads[:1], gate.trust, self.revoked(gate))
+        assert (some.bad, some.kept) == (heads[0].seq + 1, heads[0].seq)
+
+    def test_a_later_good_head_vouches_for_all_before_it(self, tmp_path: Path, home: Home) -> None:
+        who = Identity(RUN, "tape", "gateway")
+        old = home.credentials(who)
+        first = write(tmp_path / "a.jsonl", old, 120, close=False)
+        issue.renew(home.folder, home.authority, [who])
+        new = Credentials.of(old.files)
+        good = write(tmp_path / "a.jsonl", new, 120, close=False)
+        assert verify(tmp_path / "a.jsonl", trust=new.trust, revoked=self.revoked(old)).ok
+        verdict = verify(tmp_path / "a.jsonl", trust=new.trust, revoked=self.revoked(new))
+        assert (verdict.bad, verdict.signed) == (first[-1].seq + 1, first[-1].seq)
+        assert good[-1].seq > verdict.bad
+
+
+class TestHeads:
+    def test_a_log_in_the_place_of_another_is_found(
+        self, tmp_path: Path, gate: Credentials, other: Credentials
+    ) -> None:
+        mine, yours = write(tmp_path / "a.jsonl", gate, 10), write(tmp_path / "b.jsonl", other, 10)
+        assert verify(tmp_path / "a.jsonl", mine).ok
+        assert "none of" in verify(tmp_path / "a.jsonl", yours).why
+        assert verify(tmp_path / "b.jsonl", mine + yours).ok
+
+    def test_one_written_anew_with_its_own_key_is_found_by_the_peer(self, tmp_path: Path, gate: Credentials) -> None:
+        heads = write(tmp_path / "a.jsonl", gate, 250)
+        write(tmp_path / "b.jsonl", gate, 250)
+        verdict = verify(tmp_path / "b.jsonl", heads, gate.trust)
+        assert (verdict.bad, "written anew" in verdict.why) == (0, True)
+
+    def test_one_of_somebody_who_makes_his_own_authority(self, tmp_path: Path, gate: Credentials) -> None:
+        stranger = Home.at(tmp_path / "other").credentials(GATE)
+        heads = write(tmp_path / "a.jsonl", stranger, 250)
+        assert verify(tmp_path / "a.jsonl", heads).ok
+        verdict = verify(tmp_path / "a.jsonl", trust=gate.trust)
+        assert (verdict.bad, "another authority" in verdict.why) == (0, True)
+
+    def test_a_head_of_a_peer_that_is_wrong_is_told_as_that(self, tmp_path: Path, gate: Credentials) -> None:
+        heads = write(tmp_path / "a.jsonl", gate, 10)
+        with pytest.raises(AuditError, match="of the peer is wrong"):
+            verify(tmp_path / "a.jsonl", [heads[0]._replace(seq=3)])
+
+    def test_heads_are_kept_and_read_again(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
+        path = tmp_path / "kept" / "heads.jsonl"
+        kept = KeptHeads(path, other.trust)
+        heads = write(tmp_path / "a.jsonl", gate)
+        assert [kept.keep(Head.from_dict(json.loads(json.dumps(head.as_dict()))), GATE) for head in heads] == [True] * 3
+        assert [kept.keep(head, GATE) for head in heads] == [False] * 3  # as after a lost answer
+        assert list(read_heads(path)) == heads
+        assert not KeptHeads(path, other.trust).keep(heads[-1], GATE)
+        assert verify(tmp_path / "a.jsonl", read_heads(path), other.trust).ok
+
+    def test_text_around_a_certificate_is_not_kept(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
+        kept = KeptHeads(tmp_path / "heads.jsonl", other.trust)
+        heads = write(tmp_path / "a.jsonl", gate)
+        for head in heads:
+            kept.keep(head._replace(certificate="x" * 60_000 + "\n" + head.certificate + "y" * 60_000), GATE)
+        assert list(read_heads(tmp_path / "heads.jsonl")) == heads
+
+    def test_only_so_many_heads_are_remembered(
+        self, tmp_path: Path, gate: Credentials, other: Credentials, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(audit, "_REMEMBERED", 2)
+        heads, path = write(tmp_path / "a.jsonl", gate), tmp_path / "heads.jsonl"
+        kept = KeptHeads(path, other.trust)
+        assert [kept.keep(head, GATE) for head in heads] == [True] * 3
+        for each in (kept, KeptHeads(path, other.trust)):
+            assert each._kept == {GATE: {head.seq: head.digest for head in heads[1:]}}
+            assert not each.keep(heads[1], GATE)
+            with pytest.raises(AuditError, match="another than it was"):
+                each.keep(heads[0], GATE)
+
+    def test_a_log_that_went_back_is_told(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
+        kept = KeptHeads(tmp_path / "heads.jsonl", other.trust)
+        heads = write(tmp_path / "a.jsonl", gate)
+        again = write(tmp_path / "b.jsonl", gate)
+        kept.keep(heads[1], GATE)
+        for head in (heads[0], again[1]):
+            with pytest.raises(AuditError, match="another than it was"):
+                kept.keep(head, GATE)
+        assert len(list(read_heads(tmp_path / "heads.jsonl"))) == 1
+
+    def test_only_its_owner_speaks_for_a_log(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
+        kept = KeptHeads(tmp_path / "heads.jsonl", other.trust)
+        head = write(tmp_path / "a.jsonl", gate, 1)[0]
+        stranger = Home.at(tmp_path / "other").credentials(GATE)
+        for bad, sender in [
+            (head, OTHER_GATE),
+            (head._replace(seq=head.seq + 1), GATE),
+            (head._replace(digest="0" * 64), GATE),
+            (head._replace(signature="!"), GATE),
+            (Head.sign(stranger, head.seq, head.digest), GATE),
+            (head._replace(certificate=other.cert_pem.decode()), GATE),
+        ]:
+            with pytest.raises((AuditError, IdentityError)):
+                kept.keep(bad, sender)
+        assert not (tmp_path / "heads.jsonl").exists()
+
+    def test_a_crash_of_who_keeps_them_costs_one_line(self, tmp_path: Path, gate: Credentials) -> None:
+        path = tmp_path / "heads.jsonl"
+        heads = write(tmp_path / "a.jsonl", gate)
+        KeptHeads(path, gate.trust).keep(heads[0], GATE)
+        with open(path, "ab") as file:
+            file.write(b'{"seq": 19')
+        again = KeptHeads(path, gate.trust)
+        assert not again.keep(heads[0], GATE)
+        again.keep(heads[1], GATE)
+        assert list(read_heads(path)) == heads[:2]
+
+    @pytest.mark.parametrize(
+        "said", [{}, {"seq": "1"}, {"seq": -1, "digest": "0" * 64, "signature": "", "certificate": ""}]
+    )
+    def test_what_is_no_head_is_refused(self, said: dict) -> None:
+        with pytest.raises(AuditError):
+            Head.from_dict(said)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"certificate": "\ud800"},
+        {"signature": "é"},
+        {"certificate": "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"},
+        {"seq": True},
+        {"digest": None},
+    ],
+)
+def test_a_head_that_is_odd_is_named_by_its_record(tmp_path: Path, gate: Credentials, change: dict) -> None:
+    """Whoever forges a log does not make the auditor crash."""
+    path = tmp_path / "audit.jsonl"
+    heads = write(path, gate, 5)
+    made = forge_again(
+        sealed(path),
+        lambda _, said: {**said, "head": {**said["head"], **change}} if said["action"] == "head" else said,
+    )
+    path.write_bytes(b"\n".join(made) + b"\n")
+    verdict = verify(path, trust=gate.trust)
+    assert (verdict.ok, f"the head at record {len(made) - 1} is wrong" in verdict.why) == (False, True)
+    with pytest.raises((AuditError, IdentityError)):
+        Head.from_dict({**heads[-1].as_dict(), **change}).check(gate.trust)
+
+
+@pytest.mark.parametrize("said", [{"site": "\ud800"}, {"site": 7}, {"site": "nebula://mt"}, {"run": "é\ud800"}])
+def test_a_log_that_does_not_say_whose_it_is(tmp_path: Path, said: dict) -> None:
+    first = {"action": "genesis", "site": GATE.uri, "run": RUN, **said}
+    (tmp_path / "audit.jsonl").write_bytes(chain.forge(chain.START, first)[0] + b"\n")
+    verdict = verify(tmp_path / "audit.jsonl")
+    assert (verdict.bad, "first record" in verdict.why, verdict.why.isascii()) == (0, True, True)
+
+
+def test_a_verdict_of_nothing_is_not_ok(tmp_path: Path) -> None:
+    (tmp_path / "audit.jsonl").write_bytes(b"")
+    assert verify(tmp_path / "audit.jsonl").bad == 0
+    with pytest.raises(AuditError):
+        verify(tmp_path / "no.jsonl")
+    assert Verdict("x").ok
+    assert Trust([]).authorities == ()
