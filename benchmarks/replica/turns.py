@@ -11,9 +11,13 @@ WIDTH, LAYERS, ROWS = 512, 8, 64
 """Eight dense layers of 512 x 512: 8.4 MB of gradients; so many rows for each worker."""
 
 
-def blocks(port: int, name: str) -> Iterator[tuple[int, Callable[[object], None]]]:
-    """The blocks that the benchmark asks for: how many steps, and whom to tell the seconds of each."""
-    with socket.create_connection(("127.0.0.1", port)) as line, line.makefile("rw") as talk:
+def blocks(door: int | str, name: str) -> Iterator[tuple[int, Callable[[object], None]]]:
+    """The blocks that the benchmark asks for, at a port or the path of a Unix socket: how many steps, and whom to tell
+    the seconds of each.
+    """
+    family, address = (socket.AF_UNIX, door) if isinstance(door, str) else (socket.AF_INET, ("127.0.0.1", door))
+    with socket.socket(family) as line, line.makefile("rw") as talk:
+        line.connect(address)
 
         def say(seconds: object) -> None:
             talk.write(json.dumps(seconds) + "\n")

@@ -1,6 +1,6 @@
 """The same by `tf.distribute.MultiWorkerMirroredStrategy`, in a loop written by hand.
 
-TF_CONFIG=... mwms.py CLASSES PORT INDEX
+TF_CONFIG=... mwms.py CLASSES DOOR INDEX
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import pairwise
 import tensorflow as tf
 from task import FEATURES, HIDDEN, INPUTS, RATE, ROWS, loss_of, make_batch, peak_mib, serve
 
-classes, port, index = map(int, sys.argv[1:4])
+classes, door, index = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 tf.config.threading.set_intra_op_parallelism_threads(1)
 options = tf.distribute.experimental.CommunicationOptions(
     implementation=tf.distribute.experimental.CommunicationImplementation.RING
@@ -49,4 +49,4 @@ def step() -> tf.Tensor:
     return strategy.run(replica, args=(x, y))
 
 
-serve(port, f"mwms {index}", lambda: float(step()), before)
+serve(door, f"mwms {index}", lambda: float(step()), before)

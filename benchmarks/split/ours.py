@@ -1,7 +1,7 @@
 """A large classifier on the workers of a cluster: all of it copied, or the classifier divided; or uncut. Where it is
 divided `alone`, there are no replicas: each worker computes the body for all rows.
 
-ours.py replica|split|alone|uncut CLASSES PORT
+ours.py replica|split|alone|uncut CLASSES DOOR
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from task import RATE, loss_of, make_batch, make_body, peak_mib, serve
 
 import whale_nebula as nb
 
-kind, classes, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+kind, classes, door = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 tf.config.threading.set_intra_op_parallelism_threads(1)
 if kind != "uncut":
     nb.init()
@@ -43,4 +43,4 @@ def train(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 step = (tf.function if kind == "uncut" else nb.function)(train)
-serve(port, kind, lambda: float(step(x, y)), before)
+serve(door, kind, lambda: float(step(x, y)), before)

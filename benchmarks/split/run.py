@@ -2,6 +2,7 @@
 
     python benchmarks/split/run.py           # ten minutes
     python benchmarks/split/run.py --quick   # few steps, nothing written
+    sudo python benchmarks/split/run.py --rate 1gbit --only split replica mwms   # on two hosts joined by such a line
 
 Contenders are started one after the other, forward and back (A B C C B A), since two of them do not fit beside each
 other; each worker has one thread for computing.
@@ -16,6 +17,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -26,9 +28,11 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import common  # noqa: E402
+from benchmarks.split.hosts import ADDRESSES, join_hosts  # noqa: E402
 from whale_nebula.launch import spawn  # noqa: E402
 
 CONTENDERS = ("split", "alone", "replica", "mwms", "uncut")
+OURS = ("split", "alone", "replica")
 SAID = {
     "split": "`nb.replica()` beside `nb.split()`", "alone": "`nb.split()` alone",
     "replica": "`nb.replica()` around all",
@@ -41,13 +45,17 @@ BARS = [("seconds", "replica", 1 / 3), ("peak", "replica", 0.60)]
 DEADLINE = 900
 
 
-def measure(name: str, classes: int, steps: int) -> dict[str, Any]:
-    """Start a contender, let it run, and end it; the slower worker counts, and the one that holds more."""
+def measure(name: str, classes: int, steps: int, rate: str | None = None) -> dict[str, Any]:
+    """Start a contender, on two hosts where there is a `rate`, let it run, and end it; the slower worker counts, and
+    the one that holds more.
+    """
     with contextlib.ExitStack() as stack:
-        door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        door = stack.enter_context(socket.socket(socket.AF_UNIX))
+        door.bind(str(folder / "door"))
+        door.listen()
         door.settimeout(DEADLINE)
-        port = door.getsockname()[1]
-        start(stack, name, classes, port)
+        start(stack, name, [str(classes), str(folder / "door")], folder, rate)
         lines = [
             stack.enter_context(stack.enter_context(door.accept()[0]).makefile("rw"))
             for _ in range(1 if name == "uncut" else 2)
@@ -63,29 +71,45 @@ def measure(name: str, classes: int, steps: int) -> dict[str, Any]:
     return {"seconds": seconds, "peak": max(each["peak"] - each["before"] for each in told)}
 
 
-def start(stack: contextlib.ExitStack, name: str, classes: int, port: int) -> None:
+def start(stack: contextlib.ExitStack, name: str, words: list[str], folder: Path, rate: str | None) -> None:
     """The processes of a contender."""
     env = {**QUIET, "PYTHONPATH": f"{HERE}:{ROOT}"}
-    if name in ("split", "alone", "replica"):
-        script = ["-m", "whale_nebula.launch.child", str(HERE / "ours.py"), name, str(classes), str(port)]
-        stack.enter_context(spawn(script, WORKERS, seed=1, env=env))
+    script = [str(HERE / "ours.py"), name, *words]
+    if name in OURS and not rate:
+        stack.enter_context(spawn(["-m", "whale_nebula.launch.child", *script], WORKERS, seed=1, env=env))
         return
-    for command, more in commands(name, classes, port):
-        process = subprocess.Popen(command, env={**os.environ, **env, **more}, cwd=HERE)
+    hosts = stack.enter_context(join_hosts(rate)) if rate else [[], []]
+    if name in OURS:
+        commands = [(command, {}) for command in run_commands(script, folder)]
+    elif name == "uncut":
+        commands = [([sys.executable, *script], {})]
+    else:
+        commands = list(strategy_commands(words, rate))
+    for (command, more), host in zip(commands, hosts, strict=False):
+        process = subprocess.Popen([*host, *command], env={**os.environ, **env, **more}, cwd=HERE)
         stack.callback(process.wait, 30)
         stack.callback(process.terminate)
 
 
-def commands(name: str, classes: int, port: int) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """The command of each process, and what it finds in its environment."""
-    if name == "uncut":
-        yield [sys.executable, str(HERE / "ours.py"), name, str(classes), str(port)], {}
-        return
-    addresses = [f"127.0.0.1:{common.free_port()}" for _ in range(2)]
+def run_commands(script: list[str], folder: Path) -> list[list[str]]:
+    """What starts each of our workers on a host of its own, with certificates."""
+    path = folder / "clusters.yaml"
+    workers = ", ".join(f"'{address}:7101'" for address in ADDRESSES)
+    path.write_text(f"{{run: bench, seed: 1, clusters: {{a: {{workers: [{workers}]}}}}}}\n")
+    command = [sys.executable, "-m", "whale_nebula"]
+    for asked in (["init"], ["issue", "--all"]):
+        words = ["certs", *asked, "--config", str(path), "--folder", str(folder / "certs")]
+        subprocess.run([*command, *words], check=True, capture_output=True, cwd=ROOT)
+    run = [*command, "run", "--config", str(path), "--cluster", "a", "--worker"]
+    return [[*run, str(worker), *script] for worker in range(2)]
+
+
+def strategy_commands(words: list[str], rate: str | None) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """The command of each process under the strategy, and what it finds in its environment."""
+    addresses = [f"{address}:{common.free_port()}" for address in (ADDRESSES if rate else ("127.0.0.1", "127.0.0.1"))]
     for index in range(2):
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        words = [str(classes), str(port), str(index)]
-        yield [sys.executable, str(HERE / "mwms.py"), *words], {"TF_CONFIG": json.dumps(config)}
+        yield [sys.executable, str(HERE / "mwms.py"), *words, str(index)], {"TF_CONFIG": json.dumps(config)}
 
 
 def main() -> None:
@@ -93,12 +117,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few steps, nothing written")
     parser.add_argument("--only", nargs="*", choices=CONTENDERS, help="these contenders alone; nothing written")
     parser.add_argument("--classes", type=int, default=100_000)
+    parser.add_argument("--rate", help="of a line between two network namespaces (root): 1gbit; nothing written")
     asked = parser.parse_args()
     names, steps = asked.only or CONTENDERS, 4 if asked.quick else 12
     machine = common.machine()
     found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "peak": []} for name in names}
     for name in names if asked.quick else (*names, *reversed(names)):
-        told = measure(name, asked.classes, steps)
+        told = measure(name, asked.classes, steps, asked.rate)
         found[name]["seconds"] += told["seconds"]
         found[name]["peak"].append(told["peak"])
         print(name, round(median(told["seconds"]), 3), "s,", round(told["peak"]), "MiB", flush=True)
@@ -110,7 +135,7 @@ def main() -> None:
         rows.append([f"{what} beside {SAID[other]}", f"{ratio:.2f}", common.verdict(ratio, bar)])
     for row in rows:
         print(*row, sep=" | ")
-    if not asked.quick and not asked.only and asked.classes == 100_000:
+    if not (asked.quick or asked.only or asked.rate) and asked.classes == 100_000:
         common.write(__file__, {"machine": machine, "steps": 2 * steps, "found": short}, rows)
 
 

@@ -40,9 +40,9 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def serve(port: int, name: str, step: Callable[[], object], before: float) -> None:
+def serve(door: str, name: str, step: Callable[[], object], before: float) -> None:
     """Run every block that is asked for, step by step; `before` is the peak of memory before there was a model."""
-    for count, say in blocks(port, name):
+    for count, say in blocks(door, name):
         seconds = []
         for _ in range(count):
             began = time.perf_counter()

@@ -57,6 +57,33 @@ def read_words(path: Path) -> str:
     return "\n".join([*docs, *re.findall(r"#(.*)", source)])
 
 
+IDENTIFIER = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)`(?!`)")
+EXTERNAL = frozenset(
+    "make_train_function train_step top_k spectrum functional_1 tf debugging assert_less Concatenate copy deepcopy fsGroup "
+    "compute_gradients dispatch_for_api random normal Watch step_ md".split()
+)
+"""What docstrings and the architecture page name that is of another package, or an example."""
+
+
+def find_unknown_identifiers(text: str, known: frozenset[str]) -> set[str]:
+    return {found for found in IDENTIFIER.findall(text) if not known.issuperset(found.rstrip(".").split("."))}
+
+
+def test_identifiers_in_docstrings_and_the_architecture_page_exist() -> None:
+    texts = {path: path.read_text("utf-8") for path in SOURCES}
+    code = " ".join(re.sub(r'""".*?"""', "", text, flags=re.S) for text in texts.values())
+    known = (
+        EXTERNAL
+        | set(re.findall(r"[A-Za-z_]\w*", code))
+        | {part for path in SOURCES for part in path.with_suffix("").parts}
+    )
+    texts = {path: text for path, text in texts.items() if PACKAGE in path.parents}
+    texts[ROOT / "docs/architecture.md"] = (ROOT / "docs/architecture.md").read_text("utf-8")
+    unknown = {str(path.relative_to(ROOT)): find_unknown_identifiers(text, known) for path, text in texts.items()}
+    assert {path: names for path, names in unknown.items() if names} == {}
+    assert find_unknown_identifiers("`Deadlines.nothing_of_that_name`", known)
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_pages_name_what_is_there(path: Path) -> None:
     assert list(find_missing(path.read_text("utf-8"), page=True)) == []

@@ -10,6 +10,7 @@ from whale_nebula.codec import blocks, packing
 from whale_nebula.codec.costs import CAST, Cost
 from whale_nebula.codec.objects import Codec, Compressed, Precision
 from whale_nebula.codec.packing import Dims, Part
+from whale_nebula.errors import OptionError
 from whale_nebula.tf.lazy import tf
 from whale_nebula.wire.tensor import Bytes
 
@@ -59,10 +60,22 @@ class BF16(Cast):
 
 
 class Integers(Precision):
-    """Integers, and a scale for each block of neighbours: differences of these both sides can add up alike."""
+    """Integers of 8 or of 4 bits, and a scale for each block of neighbours: differences of these both sides can add up
+    alike.
+    """
 
     bits: ClassVar[int]
     block: ClassVar[int]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse numbers of bits that are not packed: two numbers a byte or one, nothing else is written."""
+        super().__init_subclass__(**options)
+        if cls.bits not in (4, 8):
+            raise OptionError(
+                f"{cls.__name__}.bits is {cls.bits}",
+                why="Integers packs one number or two into a byte",
+                mend=f"class {cls.__name__}(nb.codec.Precision): ..., with parts, encode and decode of its own",
+            )
 
     def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
         """The integers, and the scales."""

@@ -1,7 +1,7 @@
 """`nb.verify`: compare a step of the plan with a step of the uncut model.
 
 Both run one step from the same state, which is then put back. What rounding alone makes of an update is measured: the
-uncut step is run again from weights that are one bit away. `comparing` has the limits.
+uncut step is run again from weights that are one bit away. `plan.verification` has the limits.
 
 Of several processes each runs the uncut step for itself, while it holds the whole model, and then its part of the plan.
 """

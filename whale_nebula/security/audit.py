@@ -448,8 +448,12 @@ class KeptHeads:
         self._trust = trust
         self._lock = threading.Lock()
         self._kept: dict[Identity, dict[int, str]] = {}  # digests by number, of the last heads of each
+        latest: dict[str, deque[Head]] = {}  # a file may be long, and checking a signature takes time
         for head in read_heads(self.path) if self.path.exists() else ():
-            _remember(self._kept.setdefault(head.check(), {}), head)
+            latest.setdefault(head.certificate, deque(maxlen=_REMEMBERED)).append(head)
+        for heads in latest.values():
+            for head in heads:
+                _remember(self._kept.setdefault(head.check(), {}), head)
 
     def keep(self, head: Head, sender: Identity) -> bool:
         """Keep what somebody says of his own log; False if it is known. A log that went back is an `AuditError`."""

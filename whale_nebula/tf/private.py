@@ -241,7 +241,7 @@ def user_frames(op: Any) -> list[tuple[str, int]]:
 
 
 def stamp_of(op: Any, name: str) -> str:
-    """What `stamped` wrote on an op, as text; empty where it wrote nothing."""
+    """What `stamp_ops` wrote on an op, as text; empty where it wrote nothing."""
     try:
         return bytes(op.get_attr(name)).decode()
     except ValueError:
@@ -249,7 +249,7 @@ def stamp_of(op: Any, name: str) -> str:
 
 
 def number_on(op: Any, name: str) -> int | None:
-    """The whole number that `stamped` wrote on an op, if it wrote one."""
+    """The whole number that `stamp_ops` wrote on an op, if it wrote one."""
     try:
         return int(op.get_attr(name))
     except ValueError:

@@ -86,7 +86,7 @@ class Conversation:
     than that is refused. With a `prover` both sides prove who they are, and with `sealed` nobody else can read what
     they send.
 
-    Whatever the other side does wrong raises `RemoteProtocolError`, now and until `disconnected`; what it had sent
+    Whatever the other side does wrong raises `RemoteProtocolError`, now and until `disconnect`; what it had sent
     whole before stays, so a new connection goes on after the last good frame.
     """
 
