@@ -59,8 +59,8 @@ def read_words(path: Path) -> str:
 
 IDENTIFIER = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)`(?!`)")
 EXTERNAL = frozenset(
-    "make_train_function train_step top_k spectrum functional_1 tf debugging assert_less Concatenate copy deepcopy fsGroup "
-    "compute_gradients dispatch_for_api random normal Watch step_ md".split()
+    """tf debugging assert_less random normal copy deepcopy make_train_function train_step dispatch_for_api Concatenate
+    compute_gradients fsGroup functional_1 top_k spectrum Watch step_ md""".split()  # noqa: SIM905
 )
 """What docstrings and the architecture page name that is of another package, or an example."""
 

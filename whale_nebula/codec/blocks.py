@@ -65,7 +65,7 @@ _BEYOND = 65520.0  # what half precision rounds to infinity, and all above
 def to_fp16(x: Any) -> Any:
     """IEEE half precision, to the nearest; what is too large for it becomes the largest, 65504.
 
-    Infinities and NaN stay what they are: whoever scales his loss looks for them. `count_clamped` counts the rest. Always
+    Infinities and NaN stay what they are: loss scaling looks for them. `count_clamped` counts the rest. Always
     to the nearest: with eleven bits the mean of what rounding does is far below the noise of a gradient.
 
     >>> to_fp16(tf.constant([1e9, -1e9, 1.0, float("inf"), float("nan")])).numpy().tolist()

@@ -1,7 +1,7 @@
 """The hook in Keras's `make_{train,test,predict}_function`, which routes models with scopes to this runtime.
 
 It must ask early, because a subclassed model whose first act is `fit` enters our scopes inside Keras's own trace, too
-late to cut anything. A model without scopes falls through to Keras untouched. The wrapper itself is in `tf.keras_import`.
+late to cut anything. A model without scopes falls through to Keras untouched. `tf.keras_import` has the wrapper.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from whale_nebula.codec import (
     register,
 )
 from whale_nebula.codec.objects import Precision, Structure
+from whale_nebula.codec.precisions import Integers
 from whale_nebula.errors import OptionError
 
 SHARES = st.floats(0, 1, exclude_min=True, allow_subnormal=False)
@@ -228,3 +229,8 @@ def test_a_structure_that_returns_needs_both_ways_back() -> None:
 
     with pytest.raises(OptionError, match="lacks reduce_back, expand_back"):
         register(Returning)
+
+
+def test_integers_that_are_not_packed_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"Six\.bits is 6"):
+        type("Six", (Integers,), {"name": "six", "bits": 6, "block": 32})

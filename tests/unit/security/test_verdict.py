@@ -203,6 +203,10 @@ class TestHeads:
             assert not each.keep(heads[1], GATE)
             with pytest.raises(AuditError, match="another than it was"):
                 each.keep(heads[0], GATE)
+        checked, check = [], Head.check
+        monkeypatch.setattr(Head, "check", lambda head: checked.append(head.seq) or check(head))
+        KeptHeads(path, other.trust)  # a start takes no longer where the file is long
+        assert checked == [head.seq for head in heads[1:]]
 
     def test_a_log_that_went_back_is_told(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
         kept = KeptHeads(tmp_path / "heads.jsonl", other.trust)
