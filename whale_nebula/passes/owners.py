@@ -43,7 +43,7 @@ class Homes:
         self.workers = max([self.least, *(1 + max(where) for where in self.stage_workers)])
         self.everywhere: Where = frozenset(range(self.workers))
         self.common = self._find_common_variables()
-        self.slots = {handle for handle in self.common if self._feeds_stage_variable(handle)}
+        self.slots = self._find_slots()
         while self._spread():
             pass
         self._number_rounds()
@@ -114,12 +114,12 @@ class Homes:
                     self.variables[handle], changed = narrow, True
         return changed
 
-    def _feeds_stage_variable(self, handle: int) -> bool:
-        """Whether what is read from a common variable goes into one that a stage touches."""
+    def _find_slots(self) -> set[int]:
+        """The common variables of which what is read goes into one that a stage touches."""
         graph = self.program.graph
-        reads = [op.index for op in graph.ops if is_read(op) and op.inputs[0].op == handle]
-        below = graph.descend(reads) & set(self.parts.effects) if reads else set()
-        return any(not self.common.issuperset(written_handles(graph.ops[index], graph)) for index in below)
+        effects = [op for op in self.parts.effects if not self.common.issuperset(written_handles(graph.ops[op], graph))]
+        feeding = (graph.ops[index] for index in graph.ascend(effects))
+        return self.common & {op.inputs[0].op for op in feeding if is_read(op)}
 
     def _is_number_of_all(self, op: Op) -> bool:
         """Whether an effect writes single numbers, which can cross, into variables that all workers hold."""
