@@ -34,7 +34,6 @@ from whale_nebula.scopes.identity import (
     worker_speeds,
     workers_in,
 )
-from whale_nebula.scopes.parsing import parsing
 from whale_nebula.scopes.placing import Placement, Rule, SplitRule
 from whale_nebula.scopes.public import auto_parallel, cluster, compress, pipeline, replica, split, stage
 from whale_nebula.site import Site, calling_site
@@ -65,7 +64,6 @@ __all__ = [
     "numbering",
     "open_frames",
     "own_home",
-    "parsing",
     "pipeline",
     "pipeline_of",
     "reenter",

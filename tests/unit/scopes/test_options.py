@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
+from tests.unit.scopes.parsing import parsing
 from whale_nebula import scopes
 from whale_nebula.codec import BF16, FP16, INT8, SVD, TopK
 from whale_nebula.errors import OptionError
-from whale_nebula.scopes import apart_of, parsing
+from whale_nebula.scopes import apart_of
 
 
 def options(scope: Any) -> dict[str, Any]:
