@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from whale_nebula.errors import OptionError
 from whale_nebula.errors.text import did_you_mean
@@ -155,11 +155,26 @@ class Compilation:
         return found
 
 
+class Pass(Protocol):
+    """One step of the compilation; a frozen dataclass."""
+
+    @property
+    def name(self) -> str:
+        """What `show --after` knows it by."""
+        ...
+
+    def apply(self, given: Compilation) -> Compilation:
+        """The program after the pass, or an error that names the user's line."""
+        ...
+
+    def describe(self, found: Compilation) -> Iterable[str]:
+        """What the pass has found or changed, as lines of text."""
+        ...
+
+
 @dataclass(frozen=True)
-class Pass:
-    """One step of the compilation. `name` is what `show --after` knows it by; `apply` gives the program after it, or
-    an error that names the user's line, and `describe` what it has found or changed, as lines of text.
-    """
+class Step:
+    """A pass of ours, made of its functions."""
 
     name: str
     apply: Callable[[Compilation], Compilation]
@@ -212,28 +227,28 @@ def _list_exchange(given: Compilation) -> Compilation:
 
 
 PIPELINE: tuple[Pass, ...] = (
-    Pass(
+    Step(
         "in-flight",
         lambda given: replace(given, program=one_in_flight(given.program)),
         lambda found: [f"in flight: {found.program.pipeline.in_flight or 'as the schedule says'}"],
     ),
-    Pass("fold", _fold_batch, lambda found: list_folds(found.known("folds"))),
-    Pass("phases", _split_phases, lambda found: list_fields(found.known("phases"))),
-    Pass(
+    Step("fold", _fold_batch, lambda found: list_folds(found.known("folds"))),
+    Step("phases", _split_phases, lambda found: list_fields(found.known("phases"))),
+    Step(
         "merges",
         lambda given: replace(given, program=with_merges(given.program, given.known("folds"))),
         lambda found: [f"request {each.index} merges {' '.join(each.merges)}" for each in found.program.requests],
     ),
-    Pass("order", _check_stages, lambda found: ()),
-    Pass("cut", _cut, lambda found: list_cut(found.known("cut"))),
-    Pass(
+    Step("order", _check_stages, lambda found: ()),
+    Step("cut", _cut, lambda found: list_cut(found.known("cut"))),
+    Step(
         "layouts",
         _complete_layouts,
         lambda found: chain.from_iterable(
             list_layouts(found.known("cut"), stage) for stage in found.known("cut").layouts
         ),
     ),
-    Pass("exchange", _list_exchange, lambda found: map(str, found.known("cut").exchange)),
+    Step("exchange", _list_exchange, lambda found: map(str, found.known("cut").exchange)),
 )
 """All passes, in their order."""
 
