@@ -17,7 +17,6 @@ from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanOnce, PlanStage, PlanTied
 from whale_nebula.plan.timing import assumptions_of, times
 from whale_nebula.plan.work import Holdings, Work, fragments_of, made_in, parameters, writes
-from whale_nebula.wire.frame import wire_bytes
 
 
 @dataclass(frozen=True)
@@ -50,20 +49,6 @@ class Overview:
     def exchanged(self) -> Exchanged:
         """Sizes of what clusters exchange once a step."""
         return Exchanged(self.cut, self.shapes)
-
-    def exchange_seconds(self) -> float:
-        """For how long clusters wait for what they exchange once a step: round after round, each for its slowest."""
-        rounds: dict[tuple[int, int], dict[tuple[str, str], int]] = {}
-        for each in self.cut.exchange:
-            together = rounds.setdefault((each.phase, each.round), {})
-            ends = each.source, each.destination
-            together[ends] = together.get(ends, 0) + wire_bytes(self.exchanged.nbytes(each, self.rows) or 0)
-
-        def travels(ends: tuple[str, str], size: int) -> float:
-            line = self.links.between(*ends)
-            return line.delay + (8 * size / line.rate if line.rate else 0.0)
-
-        return sum(max(travels(ends, size) for ends, size in together.items()) for together in rounds.values())
 
     def stages(self) -> dict[str, PlanStage]:
         """The stages by name, in their order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -63,7 +63,7 @@ class Basis:
     @property
     def exchange_seconds(self) -> float:
         """How long updates wait for one another, at least."""
-        return sum(max(each.seconds for each in together) for together in self.exchange)
+        return rounds_seconds(self.exchange)
 
     @property
     def lines(self) -> frozenset[str]:
@@ -85,6 +85,11 @@ class Basis:
         )
         rounds = tuple(tuple(replace(one, line=change(one.line)) for one in together) for together in self.exchange)
         return replace(self, phases=phases, exchange=rounds)
+
+
+def rounds_seconds(rounds: Iterable[Iterable[Carried]]) -> float:
+    """How long what clusters exchange round after round takes, each round as long as its slowest line."""
+    return sum(max(each.seconds for each in together) for together in rounds)
 
 
 def free(line: Line) -> Line:

@@ -94,11 +94,14 @@ _Pair = tuple[int, int]
 
 @dataclass
 class Traffic:
-    """What a plan lets cross, in bytes, and the lines that it takes. Its stages are on the hosts that `hosts` names."""
+    """What a plan lets cross, in bytes, and the lines that it takes. Its stages are on the hosts that `hosts` names;
+    `shapes` are those of a batch's leaves, where one is at hand.
+    """
 
     cut: Cut
     hosts: Sequence[str]
     lines: Links
+    shapes: Sequence[tuple[int, ...]] = ()
     _bytes: dict[tuple[int, ...], Mapping[str, int]] = field(default_factory=dict)
     _hops: dict[tuple[int, int], Hops] = field(default_factory=dict)
     _rounds: dict[tuple[int, ...], tuple[tuple[Carried, ...], ...]] = field(default_factory=dict)
@@ -106,7 +109,7 @@ class Traffic:
     @cached_property
     def exchanged(self) -> Exchanged:
         """The sizes of what is sent once a step."""
-        return Exchanged(self.cut)
+        return Exchanged(self.cut, self.shapes)
 
     @cached_property
     def at_most(self) -> tuple[str, ...]:
