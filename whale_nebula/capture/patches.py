@@ -33,8 +33,8 @@ from whale_nebula.capture.tracing import Stamper, Tracing, current, current_here
 from whale_nebula.passes.branches import NOBODY, Branch, Owners, bundle_aliases, rewire, split_branches
 from whale_nebula.passes.phases import SMALL
 from whale_nebula.scopes import Frame
+from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf import replaced_ops
 from whale_nebula.tf.patch import Patch, apply_patches
 
 
@@ -43,7 +43,7 @@ def find_draw_counter(seed: int, seed2: int) -> Any:
     trace = current_here()
     if trace is None or trace.flags.busy or trace.plain or trace.flags.vectorizing:
         return None
-    state = replaced_ops.fresh_state(seed, seed2, f"{STATE}_{seed}_{seed2}")
+    state = tf_patch.fresh_state(seed, seed2, f"{STATE}_{seed}_{seed2}")
     trace.draws.append(state)
     return state
 
@@ -174,12 +174,12 @@ TRACING = (
     Patch(tf_private.PolymorphicFunction, "__call__", call_inlined),
     tf_private.patch_cond(split_condition),
     tf_private.patch_ops(projection.find_inputs),
-    *replaced_ops.patch_draws(find_draw_counter),
+    *tf_patch.patch_draws(find_draw_counter),
     Patch(tf_private.KerasFunction, "_run_through_graph", keras_scopes.run_graph),
     Patch(tf_private.KerasFunction, "_get_operation_for_node", keras_scopes.find_operation),
     Patch(tf_private.KerasSequential, "call", keras_scopes.call_sequential),
     Patch(tf_private.KerasLayer, "__call__", place_trace.call_placed),
-    replaced_ops.patch_moments(loss_weights.synchronize_moments),
+    tf_patch.patch_moments(loss_weights.synchronize_moments),
 )
 
 
