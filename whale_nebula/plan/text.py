@@ -13,7 +13,7 @@ from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStag
 from whale_nebula.plan.timing import PhaseTimes, count_phases, duration, step_text, times
 from whale_nebula.report.bottleneck import WORTH, straggler_text, waits
 from whale_nebula.report.records import size
-from whale_nebula.schedule import draw
+from whale_nebula.schedule.drawing import draw
 from whale_nebula.spec import Spec
 
 if TYPE_CHECKING:
