@@ -26,13 +26,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import scopes
 from whale_nebula.capture import intercept, keras_scopes, loss_weights, place_trace, projection
 from whale_nebula.capture.mirror import Donor, in_order, mirror, plant
 from whale_nebula.capture.tracing import Stamper, Tracing, current, current_here
 from whale_nebula.passes.branches import NOBODY, Branch, Owners, bundle_aliases, rewire, split_branches
 from whale_nebula.passes.phases import SMALL
-from whale_nebula.scopes import Frame
+from whale_nebula.scopes.frames import Frame, Watcher, add_watcher, watchers
 from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.patch import Patch, apply_patches
@@ -194,12 +193,12 @@ class _Builder:
             yield
 
 
-def install() -> list[scopes.Watcher]:
+def install() -> list[Watcher]:
     """Let scopes stamp what is traced and tag what Keras builds; gives the watchers that were not there before."""
-    there = {type(watcher) for watcher in scopes.watchers}
-    fresh: list[scopes.Watcher] = [kind() for kind in (Stamper, _Builder) if kind not in there]
+    there = {type(watcher) for watcher in watchers}
+    fresh: list[Watcher] = [kind() for kind in (Stamper, _Builder) if kind not in there]
     for watcher in fresh:
-        scopes.add_watcher(watcher)
+        add_watcher(watcher)
     return fresh
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from whale_nebula.errors import OptionError, PlacementError
 from whale_nebula.errors.text import closest, list_names
-from whale_nebula.scopes import Placement, Rule, SplitRule
+from whale_nebula.scopes.placing import Placement, Rule, SplitRule
 from whale_nebula.tf import private as tf_private
 
 
