@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from whale_nebula.codec.costs import Cost
 from whale_nebula.codec.packing import Dims
 from whale_nebula.codec.sizes import cost, payload_bytes, renewing, used_codec
 from whale_nebula.codec.way import NONE, has_open_size, parse_way
 from whale_nebula.config import Links
-from whale_nebula.ir.cut import Cut
 from whale_nebula.plan.timing import duration
 from whale_nebula.spec import Spec
 from whale_nebula.wire.frame import wire_bytes
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -208,19 +210,13 @@ def _without_structure(way: str) -> str:
     return str(replace(given, codec=given.precision, ladder=given.ladder if given.precision is not None else ()))
 
 
-def fallbacks(cut: Cut, rows: Sequence[int]) -> Iterator[str]:
-    """A sentence for each boundary, or gradient, that crosses otherwise than asked: its codec would make it larger.
-
-    Sizes are those of the largest micro-batch.
-    """
-    for boundary in cut.boundaries:
-        spec = cut.program.graph.spec(boundary.value)
-        if not spec.shape or None in spec.shape[1:]:
-            continue
-        dims = spec.sized(max(rows) if boundary.layout == "rows" else 1)
-        forward, back = parse_way(boundary.codec), parse_way(boundary.backward_codec)
-        for what, way, of in (("", forward, None), (" gradient", back, forward))[: 1 + boundary.backward]:
-            used = used_codec(way, spec.dtype, dims, of)
-            if way.coded and used != way.codec and not way.lossless:
-                how = f"as {used}" if used is not None else "as it is"
-                yield f"b{boundary.slot}{what} {list(dims)} crosses {how}: {way.codec} would not be fewer bytes"
+def fallbacks(plan: Plan) -> Iterator[str]:
+    """A sentence for each boundary, or gradient, that crosses otherwise than asked: its codec would make it larger."""
+    for each in plan.boundaries:
+        dims = [plan.rows[0] if size is None else size for size in each.shape or ()]
+        ways = ("", each.used, each.codec), (" gradient", each.backward_used, each.backward_codec)
+        for what, used, asked in ways:
+            if used:
+                codec = parse_way(used).codec
+                how = f"as {codec}" if codec is not None else "as it is"
+                yield f"{each.name}{what} {dims} crosses {how}: {parse_way(asked).codec} would not be fewer bytes"

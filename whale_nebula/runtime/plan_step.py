@@ -122,14 +122,14 @@ def _plan(
             "intra_op": tf.config.threading.get_intra_op_parallelism_threads(),
             "inter_op": tf.config.threading.get_inter_op_parallelism_threads(),
         },
-        notes=(*cut.notes, *fallbacks(cut, rows)),
+        notes=tuple(cut.notes),
         lines=canonical_lines(cut.program),
         exchange_seconds=rounds_seconds(traffic.rounds(tuple(rows))),
         layouts=list_layouts(cut),
         collectives=list_collectives(cut, rows[0], len(rows)),
         definition=functools.partial(_graph_def, cut, workshop),
     )  # fmt: skip
-    return replace(plan, notes=(*plan.notes, *overview.advice(plan)))
+    return replace(plan, notes=(*plan.notes, *fallbacks(plan), *overview.advice(plan)))
 
 
 def _links(traffic: Traffic, rows: Sequence[int]) -> dict[str, PlanLink]:
