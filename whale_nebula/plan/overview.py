@@ -57,7 +57,7 @@ class Overview:
 
     def boundaries(self) -> tuple[PlanBoundary, ...]:
         """The boundaries, in the order of their making."""
-        return tuple(self._boundary(boundary) for boundary in self.cut.boundaries)
+        return tuple(self._crossing(each, *self._directions(each)) for each in self.cut.boundaries)
 
     def advice(self, plan: Plan) -> tuple[str, ...]:
         """Which codecs cost more time than they save, by the steps that the plan foretells; once a line of the script,
@@ -202,9 +202,6 @@ class Overview:
         )
 
     # ------------------------------------------------------------------ what crosses, what runs once
-    def _boundary(self, boundary: Boundary) -> PlanBoundary:
-        return self._crossing(boundary, *self._directions(boundary))
-
     def _crossing(self, boundary: Boundary, there: Direction, returns: Direction) -> PlanBoundary:
         """A boundary whose tensor, and gradient, cross so."""
         program, back = self.cut.program, boundary.backward

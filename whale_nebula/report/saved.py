@@ -23,16 +23,13 @@ if TYPE_CHECKING:
 def to_plain(value: Any) -> Any:
     """A value as JSON has it: pairs as keys are written "1>2", and numbers that are not finite are null."""
     if isinstance(value, Mapping):
-        return {_key_text(key): to_plain(each) for key, each in value.items()}
+        pairs = ((">".join(map(str, key)) if isinstance(key, tuple) else key, each) for key, each in value.items())
+        return {key: to_plain(each) for key, each in pairs}
     if isinstance(value, tuple | list):
         return [to_plain(each) for each in value]
     if hasattr(value, "__dataclass_fields__"):
         return {name: to_plain(getattr(value, name)) for name in value.__dataclass_fields__}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _key_text(key: object) -> object:
-    return ">".join(map(str, key)) if isinstance(key, tuple) else key
 
 
 def from_plain(kind: Any, value: Any) -> Any:
@@ -53,17 +50,15 @@ def from_plain(kind: Any, value: Any) -> Any:
         return tuple(from_plain(each, own) for each, own in zip(kinds, value, strict=True))
     if origin is Mapping:
         pairs = get_origin(inner[0]) is tuple
-        return {_key_from(key) if pairs else key: from_plain(inner[1], each) for key, each in value.items()}
+        return {
+            tuple(map(int, key.split(">"))) if pairs else key: from_plain(inner[1], each) for key, each in value.items()
+        }
     if hasattr(kind, "__dataclass_fields__"):
         types = _field_types(kind)
         known = {name: each for name, each in value.items() if name in types}
         given = {n: each for n, each in known.items() if each is not None or NoneType in get_args(types[n])}
         return kind(**{name: from_plain(types[name], each) for name, each in given.items()})
     return math.nan if kind is float and value is None else value
-
-
-def _key_from(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(">")))
 
 
 @cache
