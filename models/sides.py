@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import keras
 
 from whale_nebula.errors import OptionError
-from whale_nebula.scopes import impose_frames, open_frames
+from whale_nebula.scopes.frames import impose_frames, open_frames
 
 from .decoder import Decoder
 from .decoding import Found

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from whale_nebula.capture import place as place
     from whale_nebula.ir import outer_optimizer as outer
     from whale_nebula.runtime.planning import plan as plan
-    from whale_nebula.scopes import auto_parallel, cluster, compress, pipeline, replica, split, stage
+    from whale_nebula.scopes.public import auto_parallel, cluster, compress, pipeline, replica, split, stage
 
 __version__ = "0.1.0.dev0"
 
@@ -40,13 +40,13 @@ _HOMES = {
     "gathered": "runtime.run",
     "Run": "runtime.run",
     "Here": "runtime.run",
-    "cluster": "scopes",
-    "replica": "scopes",
-    "pipeline": "scopes",
-    "stage": "scopes",
-    "split": "scopes",
-    "compress": "scopes",
-    "auto_parallel": "scopes",
+    "cluster": "scopes.public",
+    "replica": "scopes.public",
+    "pipeline": "scopes.public",
+    "stage": "scopes.public",
+    "split": "scopes.public",
+    "compress": "scopes.public",
+    "auto_parallel": "scopes.public",
     "place": "capture",
     "shard": "feed.shard",
     "function": "runtime.function",
@@ -100,10 +100,10 @@ def __getattr__(name: str) -> Any:
         said = f"module 'whale_nebula' has no attribute {name!r}: {did_you_mean(name, __all__)}"
         raise AttributeError(said, name=name, obj=sys.modules[__name__])
     home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
-    if _HOMES[name] in ("scopes", "capture"):
-        scopes = importlib.import_module(f"{__name__}.scopes")
-        if not any(isinstance(watcher, Bootstrap) for watcher in scopes.watchers):
-            scopes.add_watcher(Bootstrap(_keras_hook))
+    if _HOMES[name] in ("scopes.public", "capture"):
+        frames = importlib.import_module(f"{__name__}.scopes.frames")
+        if not any(isinstance(watcher, Bootstrap) for watcher in frames.watchers):
+            frames.add_watcher(Bootstrap(_keras_hook))
     value = getattr(home, name)
     globals()[name] = value
     return value

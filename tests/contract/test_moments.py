@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tests.contract.tracing import VECTOR, graph_of
+from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf import replaced_ops
 
 X = np.random.default_rng(0).random((6, 3), "float32")
 MARK = "_nebula_mark"
@@ -28,7 +28,7 @@ def test_patch_moments_asks_for_synchronized_moments_alone() -> None:
         asked.append((tuple(axes), keepdims))
         return tf.fill([3], 7.0), tf.fill([3], 9.0)
 
-    with replaced_ops.patch_moments(answer).apply():
+    with tf_patch.patch_moments(answer).apply():
         plain, ours = moments(), moments(synchronized=True)
     assert asked == [((0,), False)]
     np.testing.assert_allclose(plain, [X.mean(0), X.var(0)], rtol=1e-5)
@@ -36,7 +36,7 @@ def test_patch_moments_asks_for_synchronized_moments_alone() -> None:
 
 
 def test_where_there_is_no_answer_keras_goes_on() -> None:
-    with replaced_ops.patch_moments(lambda x, axes, keepdims: None).apply():
+    with tf_patch.patch_moments(lambda x, axes, keepdims: None).apply():
         found = moments(synchronized=True)
     np.testing.assert_allclose(found, [X.mean(0), X.var(0)], rtol=1e-4)
     np.testing.assert_array_equal(found, moments(synchronized=True))
@@ -47,7 +47,7 @@ def test_unmark_takes_a_mark_off() -> None:
         with tf_private.stamp_ops(tf.compat.v1.get_default_graph(), {MARK: 1}):
             marked = tf.identity(x)
         assert tf_private.number_on(marked.op, MARK) == 1
-        replaced_ops.unmark(marked.op, MARK)
+        tf_patch.unmark(marked.op, MARK)
         return marked
 
     graph = graph_of(body, VECTOR)
@@ -57,7 +57,7 @@ def test_unmark_takes_a_mark_off() -> None:
 def test_readers_are_told_with_every_place_where_they_read() -> None:
     def body(x: Any) -> Any:
         doubled = x + x
-        assert [(op.type, place) for op, place in replaced_ops.readers(x)] == [("AddV2", 0), ("AddV2", 1)]
+        assert [(op.type, place) for op, place in tf_patch.readers(x)] == [("AddV2", 0), ("AddV2", 1)]
         return doubled
 
     graph_of(body, VECTOR)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whale_nebula.tf import replaced_ops
+from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf.patch import apply_patches
 
 SHAPES = [(), (3,), (8, 64)]
@@ -31,10 +31,10 @@ def test_patch_draws_gives_from_a_variable_the_numbers_of_a_kernel(name: str) ->
     plain, states = three(DRAWS[name]), []
 
     def asked(seed: int, seed2: int) -> Any:
-        states.append(replaced_ops.fresh_state(seed, seed2, "draws"))
+        states.append(tf_patch.fresh_state(seed, seed2, "draws"))
         return states[-1]
 
-    with apply_patches(replaced_ops.patch_draws(asked)):
+    with apply_patches(tf_patch.patch_draws(asked)):
         counted = three(DRAWS[name])
     assert len(states) == len(SHAPES)
     for one, other in zip(plain, counted, strict=True):
@@ -43,7 +43,7 @@ def test_patch_draws_gives_from_a_variable_the_numbers_of_a_kernel(name: str) ->
 
 def test_where_nobody_has_a_variable_the_kernel_draws() -> None:
     asked: list[tuple[int, int]] = []
-    with apply_patches(replaced_ops.patch_draws(lambda seed, seed2: asked.append((seed, seed2)))):
+    with apply_patches(tf_patch.patch_draws(lambda seed, seed2: asked.append((seed, seed2)))):
         graph = tf.function(lambda: tf.random.normal([3], seed=7)).get_concrete_function().graph
     assert [op.type for op in graph.get_operations() if op.op_def.is_stateful] == ["RandomStandardNormal"]
     assert len(asked) == 1 and any(asked[0])
@@ -53,8 +53,15 @@ def test_fresh_state_is_no_variable_of_the_function_that_is_traced() -> None:
     states = []
 
     def body() -> None:
-        states.append(replaced_ops.fresh_state(1, 2, "draws"))
+        states.append(tf_patch.fresh_state(1, 2, "draws"))
 
     function = tf.function(body)
     function.get_concrete_function()
     assert [state.numpy().tolist() for state in states] == [[0, 2, 1]] * len(states)
+
+
+def test_apply_patches_is_for_a_while() -> None:
+    plain = tf.random.normal
+    with apply_patches([tf_patch.Patch(tf.random, "normal", None)] * 2):
+        assert tf.random.normal is None
+    assert tf.random.normal is plain

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 from whale_nebula.errors import NotYetError, PlanError, UnsupportedError
-from whale_nebula.scopes import Frame
+from whale_nebula.scopes.frames import Frame
 from whale_nebula.tf import private as tf_private
 
 _KEPT = "_nebula_bottlenecks"

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import keras
 
-from whale_nebula import scopes
 from whale_nebula.capture.places import warn_once
 from whale_nebula.errors import NebulaWarning
-from whale_nebula.scopes import Frame
+from whale_nebula.scopes.frames import Frame, open_frames, stage_of
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 
@@ -53,7 +52,7 @@ def stages_of(model: Any) -> list[Frame]:
     found: list[Frame] = []
     for part in tf_private.layers_of(model):
         nodes = [] if isinstance(part, tf_private.KerasSequential) else nodes_of(part)
-        stages = (scopes.stage_of(frames_of(each)) for each in (part, *nodes))
+        stages = (stage_of(frames_of(each)) for each in (part, *nodes))
         found.extend(frame for frame in stages if frame is not None)
     return found
 
@@ -128,7 +127,7 @@ def find_copy_by_user() -> None:
     if found is None or saved:
         _given.update(_print(call.given) for call in calls if call.name == "get_config" and _is_model(call.given))
     # what is made in a stage has scopes of its own; `nb.cluster` alone gives it none
-    if found is None or not built_under_scopes(found.given) or (not saved and scopes.stage_of(scopes.open_frames())):
+    if found is None or not built_under_scopes(found.given) or (not saved and stage_of(open_frames())):
         return
     if not saved:
         _cloned.update(map(_print, _parts(found.given)))

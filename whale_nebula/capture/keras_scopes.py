@@ -17,14 +17,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from whale_nebula import scopes
 from whale_nebula.capture import keras_copies
 from whale_nebula.capture.keras_copies import Frames, built_at, built_under_scopes, frames_of, nodes_of, stages_of, tag
 from whale_nebula.capture.placed import placements_in
 from whale_nebula.capture.places import BUILT
 from whale_nebula.capture.projection import learned_rank
 from whale_nebula.capture.tracing import current, current_here, uncut_on_purpose
-from whale_nebula.scopes import Frame
+from whale_nebula.scopes.frames import Frame, compress_of, open_frames, reenter, stage_of
 from whale_nebula.scopes.hints import running, warn_eager
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
@@ -61,7 +60,7 @@ def _tag(target: Any, operation: Any, frames: Frames) -> None:
 
 def _frames() -> Frames:
     """The scopes that what is built now stands in; none while a step is traced."""
-    return scopes.open_frames() if current() is None else ()
+    return open_frames() if current() is None else ()
 
 
 def init_node(node: Any, *args: Any, **kwargs: Any) -> None:
@@ -92,7 +91,7 @@ def _watch_nodes(model: Any) -> None:
 def _watch_node(node: Any, frames: Frames, *, tagged: bool) -> None:
     """Hear when this node runs: it was made under these scopes, or its layer was, where that is in a Sequential."""
     frames = frames_of(node.operation) or frames
-    stage, around = scopes.stage_of(frames), scopes.compress_of(frames)
+    stage, around = stage_of(frames), compress_of(frames)
     projects = around is not None and learned_rank(around) is not None
 
     def hear(arguments: Any) -> None:
@@ -172,9 +171,9 @@ def run_graph(function: Any, inputs: Any, operation_fn: Any = lambda op: op, cal
 
         def run_in_scopes(*args: Any, **kwargs: Any) -> Any:
             trace = current_here()
-            opened = scopes.stage_of(scopes.open_frames())
+            opened = stage_of(open_frames())
             stamps = tf_private.stamp_ops(trace.graph, {BUILT: line}) if trace else contextlib.nullcontext()
-            with stamps, scopes.reenter(frames) if opened is None else contextlib.nullcontext():
+            with stamps, reenter(frames) if opened is None else contextlib.nullcontext():
                 return called(*args, **kwargs)
 
         return run_in_scopes if frames else called

@@ -23,8 +23,8 @@ from whale_nebula.passes.rules import SHAPED, Fold, Folding, fold, verdict
 from whale_nebula.passes.rules.registry import AFTER, SHAPE
 from whale_nebula.passes.rules.verdict import mends
 from whale_nebula.spec import Value
+from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf import replaced_ops
 
 
 def mirror_trace(trace: Tracing) -> Graph:
@@ -192,5 +192,5 @@ def settle_sums(trace: Tracing, program: Program, where: Where) -> Program:
     if refused is not None and program.pipeline.coupled != "allow":
         raise refused
     for op in trace.summed:
-        replaced_ops.unmark(op, SUMMED)
+        tf_patch.unmark(op, SUMMED)
     return replace(program, graph=mirror_trace(trace))

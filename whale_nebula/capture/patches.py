@@ -26,15 +26,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import scopes
 from whale_nebula.capture import intercept, keras_scopes, loss_weights, place_trace, projection
 from whale_nebula.capture.mirror import Donor, in_order, mirror, plant
 from whale_nebula.capture.tracing import Stamper, Tracing, current, current_here
 from whale_nebula.passes.branches import NOBODY, Branch, Owners, bundle_aliases, rewire, split_branches
 from whale_nebula.passes.phases import SMALL
-from whale_nebula.scopes import Frame
+from whale_nebula.scopes.frames import Frame, Watcher, add_watcher, watchers
+from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf import replaced_ops
 from whale_nebula.tf.patch import Patch, apply_patches
 
 
@@ -43,7 +42,7 @@ def find_draw_counter(seed: int, seed2: int) -> Any:
     trace = current_here()
     if trace is None or trace.flags.busy or trace.plain or trace.flags.vectorizing:
         return None
-    state = replaced_ops.fresh_state(seed, seed2, f"{STATE}_{seed}_{seed2}")
+    state = tf_patch.fresh_state(seed, seed2, f"{STATE}_{seed}_{seed2}")
     trace.draws.append(state)
     return state
 
@@ -174,12 +173,12 @@ TRACING = (
     Patch(tf_private.PolymorphicFunction, "__call__", call_inlined),
     tf_private.patch_cond(split_condition),
     tf_private.patch_ops(projection.find_inputs),
-    *replaced_ops.patch_draws(find_draw_counter),
+    *tf_patch.patch_draws(find_draw_counter),
     Patch(tf_private.KerasFunction, "_run_through_graph", keras_scopes.run_graph),
     Patch(tf_private.KerasFunction, "_get_operation_for_node", keras_scopes.find_operation),
     Patch(tf_private.KerasSequential, "call", keras_scopes.call_sequential),
     Patch(tf_private.KerasLayer, "__call__", place_trace.call_placed),
-    replaced_ops.patch_moments(loss_weights.synchronize_moments),
+    tf_patch.patch_moments(loss_weights.synchronize_moments),
 )
 
 
@@ -194,12 +193,12 @@ class _Builder:
             yield
 
 
-def install() -> list[scopes.Watcher]:
+def install() -> list[Watcher]:
     """Let scopes stamp what is traced and tag what Keras builds; gives the watchers that were not there before."""
-    there = {type(watcher) for watcher in scopes.watchers}
-    fresh: list[scopes.Watcher] = [kind() for kind in (Stamper, _Builder) if kind not in there]
+    there = {type(watcher) for watcher in watchers}
+    fresh: list[Watcher] = [kind() for kind in (Stamper, _Builder) if kind not in there]
     for watcher in fresh:
-        scopes.add_watcher(watcher)
+        add_watcher(watcher)
     return fresh
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import scopes
 from whale_nebula.capture.placed import Home, homes_of, no_match, placed_models
 from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.errors import BoundaryInBodyError, PlacementError
 from whale_nebula.ir.graph import LAYER
-from whale_nebula.scopes import Frame, Placement
+from whale_nebula.scopes.frames import Frame, impose_frames, open_frames, split_of, stage_of
+from whale_nebula.scopes.placing import Placement
 from whale_nebula.tf import private as tf_private
 
 
@@ -55,7 +55,7 @@ class Places:
             self.running.pop()
 
     def _enter_stage(self, trace: Tracing, layer: Any, homes: list[Home]) -> contextlib.AbstractContextManager[None]:
-        opened = scopes.stage_of(scopes.open_frames())
+        opened = stage_of(open_frames())
         if opened is not None:
             _check_inside(opened, homes)
             return contextlib.nullcontext()
@@ -125,12 +125,12 @@ class Places:
 
 def _enter_split(homes: list[Home]) -> contextlib.AbstractContextManager[None]:
     """In the split that a map gives a layer, unless its own code or what is around it has one."""
-    frames = scopes.open_frames()
+    frames = open_frames()
     pairs = ((home, rule) for home in homes for rule in home.placement.splits)
     found = next((rule for home, rule in pairs if rule.pattern.fullmatch(home.spot.path)), None)
-    if found is None or scopes.split_of(frames) is not None:
+    if found is None or split_of(frames) is not None:
         return contextlib.nullcontext()
-    return scopes.impose_frames((*frames, found.frame))
+    return impose_frames((*frames, found.frame))
 
 
 def _check_inside(opened: Frame, homes: list[Home]) -> None:
@@ -161,7 +161,7 @@ def _enter_rule(graph: Any, home: Home) -> Iterator[None]:
     if rule is None:
         yield
         return
-    frames = list(scopes.open_frames())
+    frames = list(open_frames())
     for own in placement.frames:
         same = [frame for frame in frames if frame.kind == own.kind != "compress" and frame is not own]
         if same:
@@ -174,7 +174,7 @@ def _enter_rule(graph: Any, home: Home) -> Iterator[None]:
         frames += [own] * (own not in frames)
     frames.append(placement.frame(rule, path))
     said = f"layer {path!r} to {rule.cluster!r} by {rule.pattern.pattern!r}"
-    with scopes.impose_frames(tuple(frames)), tf_private.stamp_ops(graph, {LAYER: said}):
+    with impose_frames(tuple(frames)), tf_private.stamp_ops(graph, {LAYER: said}):
         yield
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 from whale_nebula.errors import OptionError, PlacementError
 from whale_nebula.errors.text import closest, list_names
-from whale_nebula.scopes import Placement, Rule, SplitRule
+from whale_nebula.scopes.placing import Placement, Rule, SplitRule
 from whale_nebula.tf import private as tf_private
 
 
@@ -149,8 +148,6 @@ def changes() -> int:
 
 # ---------------------------------------------------------------------- hints for patterns
 _SHOWN = 8
-_ANY = re.compile(r"(?<!\\)\.([*+])(?!\)\?$)")
-"""Any number of any characters, except at the end of "(/.*)?", which is meant to match all that is inside."""
 _TAILS = ("(/.*)?", "/.*", "/.+", ".*", "/")
 
 
@@ -176,9 +173,6 @@ def _list_some(paths: Sequence[str]) -> str:
 
 
 def _suggest_pattern(head: str, tail: str, paths: Sequence[str]) -> str:
-    begins = _beginning(head, paths) if tail == ".*" and head not in paths else None
-    if begins is not None:
-        return f"did you mean {begins + tail!r}?"
     meant = head if head in paths else closest(head, paths)
     if meant is None:
         return "a pattern must match the whole path of a layer, from the model on"
@@ -188,34 +182,14 @@ def _suggest_pattern(head: str, tail: str, paths: Sequence[str]) -> str:
     return f"did you mean {meant + tail * inside!r}?"
 
 
-def _beginning(head: str, paths: Sequence[str]) -> str | None:
-    """How some layers begin, if that is nearer to what was written than any whole name: "block_" for "blok_".
-
-    >>> _beginning("blok_", ["stem", "block_1", "block_2"]), _beginning("stam", ["stem", "block_1"])
-    ('block_', None)
-    """
-    lengths = range(max(len(head) - 1, 1), len(head) + 3)
-    starts = dict.fromkeys(path[:length] for path in paths for length in lengths)
-    found = difflib.get_close_matches(head, starts, n=1, cutoff=0.7)
-    return found[0] if found and found[0] not in paths else None
-
-
 def _separate_rules(paths: Sequence[str], rules: Sequence[Rule]) -> str:
-    """Patterns that no longer overlap: one of them kept within one level of names, or without what both match."""
-    matched = [[path for path in paths if rule.pattern.fullmatch(path)] for rule in rules]
-    for rule, others in zip(rules, reversed(matched), strict=True):
-        narrow = _ANY.sub(r"[^/]\1", rule.pattern.pattern)
-        left = [path for path in paths if re.fullmatch(narrow, path)]
-        if left and not set(left) & set(others):
-            instead = f"{narrow!r} instead of {rule.pattern.pattern!r}"
-            return f"'.' matches '/' too; {instead} matches {_list_some(left)} alone"
-    few, many = (0, 1) if len(matched[0]) <= len(matched[1]) else (1, 0)
-    less, more = rules[few].pattern.pattern, rules[many].pattern.pattern
-    both = [path for path in matched[few] if path in matched[many]]
-    if len(both) == len(matched[many]):
-        return f"leave {less!r} or {more!r} out: they match the same layers"
-    gone = re.escape(both[0]) if len(both) == 1 else _group_pattern(less)
-    return f"let one of them leave it out: (?!{gone}$){_group_pattern(more)}"
+    """What to write so that two patterns no longer overlap: the one that matches more without what the other does."""
+    matched = [{path for path in paths if rule.pattern.fullmatch(path)} for rule in rules]
+    less, more = sorted(rules, key=lambda rule: len(matched[rules.index(rule)]))
+    if matched[0] == matched[1]:
+        return f"leave {less.pattern.pattern!r} or {more.pattern.pattern!r} out: they match the same layers"
+    gone, rest = (_group_pattern(rule.pattern.pattern) for rule in (less, more))
+    return f"let one of them leave it out: (?!{gone}$){rest}"
 
 
 def _group_pattern(pattern: str) -> str:

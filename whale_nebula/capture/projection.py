@@ -17,7 +17,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import scopes
 from whale_nebula.capture import bottlenecks
 from whale_nebula.capture.bottlenecks import Bottlenecks, Home
 from whale_nebula.capture.mirror import COMPRESS, STAGE, ascend_ops, in_order
@@ -27,7 +26,7 @@ from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.codec import Codec, Rank
 from whale_nebula.errors import GradientError, NotYetError
 from whale_nebula.ir.program import Program
-from whale_nebula.scopes import Frame
+from whale_nebula.scopes.frames import Frame, compress_of, open_frames, stage_of
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 
@@ -62,7 +61,7 @@ def find_inputs(graph: Any, op_type: str, inputs: Sequence[Any]) -> Sequence[Any
 # ---------------------------------------------------------------------- which stage reads what
 def _find_consumer(trace: Tracing, graph: Any, op_type: str, inputs: Sequence[Any]) -> str | None:
     """The stage in which an op will run: that of the scope that is open, else the latest that it reads from."""
-    frame = scopes.stage_of(scopes.open_frames())
+    frame = stage_of(open_frames())
     if frame is not None:
         return trace.met.stage_of(frame)
     if graph is not trace.graph or op_type == _BUNDLE:
@@ -113,7 +112,7 @@ def _enter_stage(trace: Tracing, tensor: Any, consumer: str) -> Any:
     if home is None or home.stage == consumer:
         return tensor
     # the compress scope around the producer, else around the consumer: see `passes.codec_options`
-    here = scopes.compress_of(scopes.open_frames())
+    here = compress_of(open_frames())
     frame = here if home.compress is None else trace.met.compressions[home.compress]
     rank = learned_rank(frame) if frame is not None else None
     if frame is None or rank is None or not tensor.dtype.is_floating or (tensor.shape.rank or 0) < 2:

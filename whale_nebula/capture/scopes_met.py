@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from whale_nebula import scopes
 from whale_nebula.capture.places import warn_once
 from whale_nebula.errors import NebulaWarning, NestingError, OptionError
 from whale_nebula.ir.graph import Graph
@@ -17,7 +16,18 @@ from whale_nebula.ir.program import Apart, Pipeline, Stage
 from whale_nebula.ir.routing import enough
 from whale_nebula.passes.checks import in_flow_order
 from whale_nebula.passes.replicas import speeds
-from whale_nebula.scopes import Frame
+from whale_nebula.scopes.compressing import apart_of
+from whale_nebula.scopes.frames import Frame, cluster_block_of, open_frames, replica_of, stage_of
+from whale_nebula.scopes.identity import (
+    Numbers,
+    check_layout,
+    home_of,
+    most_workers,
+    own_home,
+    two_clusters,
+    worker_speeds,
+    workers_in,
+)
 
 REPLICA, SPLIT_STAGE = "replica", "split"
 """The stages of an `nb.replica` and an `nb.split` that stand side by side, with no `nb.stage` in the step."""
@@ -29,10 +39,10 @@ class ScopesMet:
     first one met that holds stages.
     """
 
-    around: tuple[Frame, ...] = field(default_factory=scopes.open_frames)
+    around: tuple[Frame, ...] = field(default_factory=open_frames)
     outer: Frame | None = None
     stages: dict[str, Stage] = field(default_factory=dict)
-    numbers: scopes.Numbers = field(default_factory=scopes.Numbers)
+    numbers: Numbers = field(default_factory=Numbers)
     compressions: list[Frame] = field(default_factory=list)
     splits: list[Frame] = field(default_factory=list)
     beside: list[Frame] = field(default_factory=list)
@@ -40,7 +50,7 @@ class ScopesMet:
     pipe: Frame | None = None
 
     def __post_init__(self) -> None:
-        self.replicas = Replicas(scopes.replica_of(self.around))
+        self.replicas = Replicas(replica_of(self.around))
 
     @property
     def cut(self) -> bool:
@@ -57,11 +67,11 @@ class ScopesMet:
         known = self.stages.setdefault(key, Stage(key, cluster, str(frame.site)))
         if frame.options.get("cluster") is not None:
             if known.cluster != cluster:
-                raise scopes.two_clusters(key, cluster, str(frame.site), known.cluster, known.where)
+                raise two_clusters(key, cluster, str(frame.site), known.cluster, known.where)
             # a block around the whole step, around `fit` say, holds all of its stages, wherever they were written
             what = "nb.place" if "rule" in frame.options else "nb.stage"
-            scopes.check_layout(cluster, frame.site, scopes.cluster_block_of(self.around), what)
-        self.replicas.enter_stage(key, scopes.open_frames(), frame.site)
+            check_layout(cluster, frame.site, cluster_block_of(self.around), what)
+        self.replicas.enter_stage(key, open_frames(), frame.site)
         return key
 
     def meet_model(self, stages: Iterable[Frame]) -> None:
@@ -93,9 +103,9 @@ class ScopesMet:
 
     def enter_split(self, frame: Frame) -> int:
         """A split scope is entered; gives its number."""
-        open_now = scopes.open_frames()
-        self.replicas.home = scopes.home_of(open_now)
-        if scopes.stage_of(open_now) is None and scopes.replica_of(open_now) is None:
+        open_now = open_frames()
+        self.replicas.home = home_of(open_now)
+        if stage_of(open_now) is None and replica_of(open_now) is None:
             self.beside.append(frame)
         return number_in(self.splits, frame)
 
@@ -123,7 +133,7 @@ class ScopesMet:
         stages = self.replicas.settle(list(self.stages.values()))
         asked, most = self.pipeline.micro_batch, max(stage.replicas for stage in stages)
         alike = self.replicas.apart or (summed and asked <= most)
-        known = [()] * len(stages) if alike else speeds(stages, scopes.worker_speeds())
+        known = [()] * len(stages) if alike else speeds(stages, worker_speeds())
         self.stages = {stage.key: replace(stage, speeds=each) for stage, each in zip(stages, known, strict=True)}
         self.pipeline = replace(self.pipeline, micro_batch=max(asked, most) if asked > 1 else enough(known, most))
 
@@ -139,7 +149,7 @@ def number_in(met: list[Frame], frame: Frame) -> int:
 class Replicas:
     """The replica scopes that a trace has met: which stood around which stage, and which around all of the step.
 
-    >>> from whale_nebula.scopes import Site
+    >>> from whale_nebula.site import Site
     >>> three = Frame("replica", {"count": 3}, Site("train.py", 4))
     >>> met = Replicas()
     >>> met.enter(three)
@@ -159,7 +169,7 @@ class Replicas:
     @property
     def several(self) -> bool:
         """Whether a batch may have to be cut for the replicas of a stage; asked while their number may yet be open."""
-        return any((frame.options["count"] or scopes.most_workers()) > 1 for frame in self._all)
+        return any((frame.options["count"] or most_workers()) > 1 for frame in self._all)
 
     @property
     def _all(self) -> Sequence[Frame]:
@@ -177,9 +187,9 @@ class Replicas:
                     mend="leave one of the two out",
                 )
                 warn_once(self.around.site, warning, frame.site)
-        frames = scopes.open_frames()
-        self.home = scopes.home_of(frames)
-        apart = scopes.apart_of(frames, frame)
+        frames = open_frames()
+        self.home = home_of(frames)
+        apart = apart_of(frames, frame)
         if apart is None:
             return
         if self.apart is not None and replace(self.apart, where="") != replace(apart, where=""):
@@ -189,21 +199,21 @@ class Replicas:
                 why=f"a step is copied to all clusters as a whole: {apart}; and there: {self.apart}",
                 mend="one nb.replica(sync_every=...) around the whole step",
             )
-        self.apart, self.slow, self.home = apart, frame, scopes.own_home(frames)
+        self.apart, self.slow, self.home = apart, frame, own_home(frames)
 
     def enter_compress(self, frames: Sequence[Frame]) -> None:
         """A compress scope is entered: inside a copy that each cluster trains, it says how differences cross."""
-        within = self.slow is not None and self.slow in frames and scopes.stage_of(frames) is None
-        found = scopes.apart_of(frames, self.slow) if within else None
+        within = self.slow is not None and self.slow in frames and stage_of(frames) is None
+        found = apart_of(frames, self.slow) if within else None
         if self.apart is not None and found is not None:
             self.apart = replace(self.apart, codec=found.codec)
 
     def enter_stage(self, key: str, frames: Sequence[Frame], site: object) -> None:
         """A stage is entered inside these scopes."""
-        frame = scopes.replica_of(frames) or self.around
+        frame = replica_of(frames) or self.around
         if frame is not None:
             self.holding.add(frame)
-        stage = scopes.stage_of(frames)
+        stage = stage_of(frames)
         named = None if stage is None or self.apart is None else stage.options.get("cluster")
         if named is not None and self.slow is not None:
             raise OptionError(
@@ -230,7 +240,7 @@ class Replicas:
         if not stages and frame is None:
             return [Stage("stage0", self.home)]
         if not stages:
-            count = _count(frame) or scopes.workers_in(self.home)
+            count = _count(frame) or workers_in(self.home)
             where = str(frame.site) if frame and (count > 1 or self.apart) else ""
             return [Stage("stage0", self.home, where, count, shared_slots=_shares_slots(frame))]
         if self.apart is not None:
@@ -254,7 +264,7 @@ class Replicas:
         frame = self.of.get(stage.key)
         if frame is None:
             return 1
-        return _count(frame) or max(1, scopes.workers_in(stage.cluster) // inside[frame, stage.cluster])
+        return _count(frame) or max(1, workers_in(stage.cluster) // inside[frame, stage.cluster])
 
 
 def _count(frame: Frame | None) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import scopes
 from whale_nebula.capture.mirror import COPIED, SPLIT, in_order
 from whale_nebula.capture.places import warn_once
 from whale_nebula.capture.scopes_met import REPLICA, SPLIT_STAGE, number_in
@@ -17,7 +16,8 @@ from whale_nebula.errors import NebulaWarning, OptionError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Program, Split, Stage
 from whale_nebula.passes.effects import is_read
-from whale_nebula.scopes import Frame
+from whale_nebula.scopes.frames import Frame
+from whale_nebula.scopes.identity import workers_in
 from whale_nebula.tf import private as tf_private
 
 _SIBLINGS = {REPLICA: COPIED, SPLIT_STAGE: SPLIT}
@@ -110,7 +110,7 @@ def _count(stage: Stage, frames: Sequence[Frame], among: int) -> int:
     """How many devices a stage has for its pieces: where no scope says so, the workers of its cluster are shared
     `among` the split stages there.
     """
-    usual = max(1, scopes.workers_in(stage.cluster) // max(1, among))
+    usual = max(1, workers_in(stage.cluster) // max(1, among))
     counts = {frame.options["count"] or usual: frame for frame in frames}
     if len(counts) > 1:
         (one, first), (other, second) = list(counts.items())[:2]

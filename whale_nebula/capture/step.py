@@ -11,7 +11,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from whale_nebula import scopes
 from whale_nebula.capture import tracing
 from whale_nebula.capture.arguments import Declared, key_of
 from whale_nebula.capture.assemble import assemble
@@ -32,6 +31,7 @@ from whale_nebula.feed.checks import absent_in
 from whale_nebula.feed.inputs import Partial
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.branches import Aliases, unbundle
+from whale_nebula.scopes.frames import numbering, watched_anew
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 
@@ -226,7 +226,7 @@ def _trace_begun(tensors: Sequence[Any], owner: Any, **options: Any) -> Iterator
     places = Places() if placed_models() else None
     graph = tf.compat.v1.get_default_graph()
     trace = Tracing(graph, tensors, bottlenecks=Bottlenecks(owner), places=places, **options)
-    with tracing.tracing(trace), scopes.numbering(), scopes.watched_anew():
+    with tracing.tracing(trace), numbering(), watched_anew():
         if isinstance(owner, keras.Model):
             trace.met.meet_model(stages_of(owner))
         yield trace

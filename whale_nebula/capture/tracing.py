@@ -10,14 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import scopes
 from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.mirror import COMPRESS, COPIED, SPLIT, STAGE
 from whale_nebula.capture.scopes_met import ScopesMet, number_in
 from whale_nebula.capture.splits import mark_variables
 from whale_nebula.capture.surroundings import check_strategy
 from whale_nebula.errors import BoundaryInBodyError
-from whale_nebula.scopes import Frame
+from whale_nebula.scopes.frames import Frame, open_frames
 from whale_nebula.tf import private as tf_private
 
 
@@ -167,7 +166,7 @@ def _meet_scope(trace: Tracing, frame: Frame) -> dict[str, str | int]:
         trace.met.replicas.enter(frame)
         return {COPIED: 1} if current_here() is not None else {}
     if frame.kind == "compress":
-        trace.met.replicas.enter_compress(scopes.open_frames())
+        trace.met.replicas.enter_compress(open_frames())
     if frame.kind not in ("stage", "compress", "split"):
         return {}
     graph = tf.compat.v1.get_default_graph()

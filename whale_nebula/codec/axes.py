@@ -22,7 +22,7 @@ from whale_nebula.codec.objects import Reduced, Structure
 from whale_nebula.codec.packing import Dims, Part
 from whale_nebula.codec.structures import LOOKED_AT, RENEWED
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.tf.lazy import tf
+from whale_nebula.tf import tf
 
 _PRODUCTS = 12  # that make axes orthonormal again
 _ROWS = 3  # times so many rows as columns, or more: else what the axes themselves take is not won back

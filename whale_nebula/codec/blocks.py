@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from whale_nebula.codec.packing import Part
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.tf.lazy import tf
+from whale_nebula.tf import tf
 
 _GOLDEN = 0x9E3779B9
 

@@ -26,7 +26,7 @@ from whale_nebula.codec.objects import Codec
 from whale_nebula.codec.packing import Dims, Mask, Part, join, keep, pack_mask, put_back, split, unpack_mask
 from whale_nebula.codec.precisions import Integers, is_integers
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
-from whale_nebula.tf.lazy import tf
+from whale_nebula.tf import tf
 from whale_nebula.wire.tensor import Bytes
 
 Ids = npt.NDArray[np.int64]

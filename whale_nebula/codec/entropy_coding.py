@@ -366,12 +366,8 @@ def _search_finest(
 
 
 def _fitting(single: Numbers, distance: float) -> _Fitting:
-    integers = _whole_numbers(single, distance)
+    integers = np.clip(np.rint(single / np.float32(distance)), -MOST_SYMBOL, MOST_SYMBOL).astype(np.int16)
     return _Fitting(distance, integers, pack(integers))
-
-
-def _whole_numbers(single: Numbers, distance: float) -> Integers:
-    return np.clip(np.rint(single / np.float32(distance)), -MOST_SYMBOL, MOST_SYMBOL).astype(np.int16)
 
 
 def _longer(rows: _Rows, integers: Integers, distance: float, whole: bool) -> float:

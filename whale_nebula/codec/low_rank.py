@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from whale_nebula.tf.lazy import tf
+from whale_nebula.tf import tf
 
 Matrix = npt.NDArray[Any]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 from whale_nebula.codec import blocks
@@ -47,15 +48,15 @@ class Codec:
         """The simple codecs that this one is made of, in the order in which they encode."""
         return (self,)
 
-    @property
+    @cached_property
     def structure(self) -> Structure | None:
         """Its structure, if it has one."""
-        return None
+        return next((each for each in self.members if isinstance(each, Structure)), None)
 
-    @property
+    @cached_property
     def precision(self) -> Precision | None:
         """Its precision, if it has one."""
-        return None
+        return next((each for each in self.members if isinstance(each, Precision)), None)
 
     @property
     def returned(self) -> Codec:
@@ -129,16 +130,6 @@ class Chain(Codec):
             raise _bad_chain(self.members)
 
     @property
-    def structure(self) -> Structure | None:
-        """The first of the two."""
-        return self.members[0].structure
-
-    @property
-    def precision(self) -> Precision | None:
-        """The second."""
-        return self.members[1].precision
-
-    @property
     def returned(self) -> Codec:
         """The structure's, and the same precision."""
         structure, precision = self.members
@@ -180,11 +171,6 @@ class Precision(Codec, ABC):
     """What a number takes that is rounded to the nearest, in nanoseconds; None where that is not known."""
     by_chance: ClassVar[Cost | None] = None
     """And one of a gradient, that is rounded to be right on average; None where it takes the same."""
-
-    @property
-    def precision(self) -> Precision:
-        """Itself."""
-        return self
 
     def cost(self, count: int, *, back: bool = False) -> Cost | None:
         """What so many numbers take, or of a gradient (`back`); None where that is not known."""
@@ -255,11 +241,6 @@ class Structure(Codec, ABC):
     """Whether what it leaves of half precision is float32."""
     careful: ClassVar[bool] = False
     """Whether a NaN or an infinity passes, and never enters what it remembers: then nobody has to look for them."""
-
-    @property
-    def structure(self) -> Structure:
-        """Itself."""
-        return self
 
     @property
     def returned(self) -> Codec:

@@ -11,7 +11,7 @@ from whale_nebula.codec.costs import CAST, Cost
 from whale_nebula.codec.objects import Codec, Compressed, Precision
 from whale_nebula.codec.packing import Dims, Part
 from whale_nebula.errors import OptionError
-from whale_nebula.tf.lazy import tf
+from whale_nebula.tf import tf
 from whale_nebula.wire.tensor import Bytes
 
 

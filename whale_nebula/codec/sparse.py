@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.tf.lazy import tf
+from whale_nebula.tf import tf
 
 Positions = npt.NDArray[np.int32]
 

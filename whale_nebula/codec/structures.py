@@ -16,7 +16,7 @@ from whale_nebula.codec.objects import Reduced, Structure
 from whale_nebula.codec.packing import Dims, Part
 from whale_nebula.errors import OptionError
 from whale_nebula.errors.text import did_you_mean
-from whale_nebula.tf.lazy import tf
+from whale_nebula.tf import tf
 
 BASES = ("shared", "learned")
 RENEWED = 50  # steps, after which a shared basis is made anew

@@ -21,7 +21,9 @@ from whale_nebula.errors import OptionError
 
 NONE, AUTO = "none", "auto"
 AUTO_LADDER = ("none", "fp16", "int8", "int4")
-NONFINITE = ("raise", "skip")
+SKIP = "skip"
+"""What `nonfinite` says where a step with a NaN is to be left out."""
+NONFINITE = ("raise", SKIP)
 
 
 @dataclass(frozen=True)
@@ -347,5 +349,5 @@ def _conditions(way: Way, back: bool, rungs: Sequence[str] = ()) -> Iterator[str
         yield f"only rows that {way.mask} marks" if way.mask else _MARKED
     if way.zstd:
         yield "then zstd where that helps"
-    if way.nonfinite == "skip":
+    if way.nonfinite == SKIP:
         yield "a step with a NaN is skipped"

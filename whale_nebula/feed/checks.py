@@ -14,7 +14,7 @@ from whale_nebula.errors import AbsentInputError, OptionError
 from whale_nebula.errors.text import did_you_mean, list_names
 from whale_nebula.feed.rows import Rows
 from whale_nebula.ir.program import Leaf
-from whale_nebula.tf.lazy import tf
+from whale_nebula.tf import tf
 
 
 def absent_error(name: str, reader: str, where: str) -> AbsentInputError:

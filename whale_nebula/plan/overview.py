@@ -17,7 +17,6 @@ from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanOnce, PlanStage, PlanTied
 from whale_nebula.plan.timing import assumptions_of, times
 from whale_nebula.plan.work import Holdings, Work, fragments_of, made_in, parameters, writes
-from whale_nebula.wire.frame import wire_bytes
 
 
 @dataclass(frozen=True)
@@ -51,20 +50,6 @@ class Overview:
         """Sizes of what clusters exchange once a step."""
         return Exchanged(self.cut, self.shapes)
 
-    def exchange_seconds(self) -> float:
-        """For how long clusters wait for what they exchange once a step: round after round, each for its slowest."""
-        rounds: dict[tuple[int, int], dict[tuple[str, str], int]] = {}
-        for each in self.cut.exchange:
-            together = rounds.setdefault((each.phase, each.round), {})
-            ends = each.source, each.destination
-            together[ends] = together.get(ends, 0) + wire_bytes(self.exchanged.nbytes(each, self.rows) or 0)
-
-        def travels(ends: tuple[str, str], size: int) -> float:
-            line = self.links.between(*ends)
-            return line.delay + (8 * size / line.rate if line.rate else 0.0)
-
-        return sum(max(travels(ends, size) for ends, size in together.items()) for together in rounds.values())
-
     def stages(self) -> dict[str, PlanStage]:
         """The stages by name, in their order."""
         keys = [stage.key for stage in self.cut.program.stages]
@@ -72,7 +57,7 @@ class Overview:
 
     def boundaries(self) -> tuple[PlanBoundary, ...]:
         """The boundaries, in the order of their making."""
-        return tuple(self._boundary(boundary) for boundary in self.cut.boundaries)
+        return tuple(self._crossing(each, *self._directions(each)) for each in self.cut.boundaries)
 
     def advice(self, plan: Plan) -> tuple[str, ...]:
         """Which codecs cost more time than they save, by the steps that the plan foretells; once a line of the script,
@@ -217,9 +202,6 @@ class Overview:
         )
 
     # ------------------------------------------------------------------ what crosses, what runs once
-    def _boundary(self, boundary: Boundary) -> PlanBoundary:
-        return self._crossing(boundary, *self._directions(boundary))
-
     def _crossing(self, boundary: Boundary, there: Direction, returns: Direction) -> PlanBoundary:
         """A boundary whose tensor, and gradient, cross so."""
         program, back = self.cut.program, boundary.backward

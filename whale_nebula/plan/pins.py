@@ -59,9 +59,9 @@ class Pins:
                 f"{plan.name} is not planned as it was pinned{f' as {pin}' if pin != plan.name else ''}",
                 where=source,
                 why=difference,
-                mend=(_NAMED if pin != plan.name else _LAYERS if _differs_in_numbers_alone(plan, pinned) else "")
-                + "change it back; or pin it anew: whale-nebula show train.py --save plan.json, "
-                "or nb.plan(model, x, y).save(path);\nor leave plan= out of nb.init",
+                mend="change it back; or pin it anew: whale-nebula show train.py --save plan.json, "
+                "or nb.plan(model, x, y).save(path);\nor leave plan= out of nb.init; if it is the same model and Keras "
+                'has numbered it anew: keras.Model(..., name="mine"), and a name for each layer and the optimizer',
             )
 
     def miss(self, name: str) -> None:
@@ -86,25 +86,6 @@ class Pins:
                 file, _, line = self.site.rpartition(":")
                 what = f"{name} has a pinned plan, and no such step was run"
                 _warn(what, steps, f"leave {source} out of plan=", Site(file, int(line)))
-
-
-_NAMED = (
-    'if it is the same model: name it and its layers, keras.Model(..., name="mine"), or build it after '
-    "keras.backend.clear_session(), and pin it anew;\n"
-)
-
-
-_LAYERS = (
-    'if it is the same model: name its layers and its optimizer, layers.Dense(8, name="encoder"), '
-    'optimizers.Adam(name="adam"), or build it after '
-    "keras.backend.clear_session(), and pin it anew;\n"
-)
-
-
-def _differs_in_numbers_alone(one: Plan, other: Plan) -> bool:
-    """Whether two plans differ in nothing but the numbers that Keras gives to layers without a name."""
-    lines = [sorted(re.sub(r"_\d+\b", "", line) for line in plan.lines) for plan in (one, other)]
-    return lines[0] == lines[1]
 
 
 def _strip_number(name: str) -> str:

@@ -29,6 +29,19 @@ class Plan:
     the example; `lines` is the canonical text of the program, which `program_digest` is the hash of;
     `exchange_seconds` is how long clusters wait, once a step, for what their updates need of each other. Of stages that
     are split, `layouts` says by its name how a tensor lies on the devices, and `collectives` what crosses between them.
+
+    >>> import json
+    >>> import tensorflow as tf
+    >>> import whale_nebula as nb
+    >>> @nb.function
+    ... def double(x):
+    ...     with nb.stage(cluster="gpu"):
+    ...         return 2.0 * x
+    >>> plan = nb.plan(double, tf.TensorSpec([None, 4]))
+    >>> plan.to_svg()[:40], plan.to_html().splitlines()[0], json.loads(plan.to_json())["stages"]["gpu"]["cluster"]
+    ('<svg xmlns="http://www.w3.org/2000/svg" ', '<!doctype html>', 'gpu')
+    >>> print(plan.text_after("cut").splitlines()[2])
+    forward of gpu on local/0
     """
 
     name: str
@@ -106,17 +119,7 @@ class Plan:
         return plan_text(self)
 
     def text_after(self, name: str) -> str:
-        """The program as text after the pass of this name ("capture": before the first): what `show --after` prints.
-
-        >>> import tensorflow as tf
-        >>> import whale_nebula as nb
-        >>> @nb.function
-        ... def double(x):
-        ...     with nb.stage(cluster="gpu"):
-        ...         return 2.0 * x
-        >>> print(nb.plan(double, tf.TensorSpec([None, 4])).text_after("cut").splitlines()[2])
-        forward of gpu on local/0
-        """
+        """The program as text after the pass of this name ("capture": before the first): what `show --after` prints."""
         if self.passes is None:
             raise StateError("this plan comes from a file, which holds no program between passes", mend=_ANEW)
         return self.passes(name)
@@ -126,48 +129,17 @@ class Plan:
         return plan_mermaid(self)
 
     def to_html(self) -> str:
-        """The plan as one HTML file that needs nothing else: a graph to move about in, the schedule, tables.
-
-        >>> import tensorflow as tf
-        >>> import whale_nebula as nb
-        >>> @nb.function
-        ... def double(x):
-        ...     with nb.stage(cluster="gpu"):
-        ...         return 2.0 * x
-        >>> nb.plan(double, tf.TensorSpec([None, 4])).to_html().splitlines()[0]
-        '<!doctype html>'
-        """
+        """The plan as one HTML file that needs nothing else: a graph to move about in, the schedule, tables."""
         return plan_html(self)
 
     def to_svg(self) -> str:
-        """The plan's graph as a picture: SVG that needs nothing else. A notebook shows it for a plan by itself.
-
-        >>> import tensorflow as tf
-        >>> import whale_nebula as nb
-        >>> @nb.function
-        ... def double(x):
-        ...     with nb.stage(cluster="gpu"):
-        ...         return 2.0 * x
-        >>> nb.plan(double, tf.TensorSpec([None, 4])).to_svg()[:40]
-        '<svg xmlns="http://www.w3.org/2000/svg" '
-        """
+        """The plan's graph as a picture: SVG that needs nothing else. A notebook shows it for a plan by itself."""
         return plan_svg(self)
 
     _repr_svg_ = to_svg
 
     def to_json(self) -> str:
-        """The plan as JSON: what `save` writes, but for the program's text, which is long.
-
-        >>> import json
-        >>> import tensorflow as tf
-        >>> import whale_nebula as nb
-        >>> @nb.function
-        ... def double(x):
-        ...     with nb.stage(cluster="gpu"):
-        ...         return 2.0 * x
-        >>> json.loads(nb.plan(double, tf.TensorSpec([None, 4])).to_json())["stages"]["gpu"]["cluster"]
-        'gpu'
-        """
+        """The plan as JSON: what `save` writes, but for the program's text, which is long."""
         return file.to_json(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from whale_nebula.ir.routing import row_name, take_counts
 from whale_nebula.plan.records import PlanStage
-from whale_nebula.schedule import Hop, Line, Span, Timeline, Work, limits, pace, simulate
+from whale_nebula.schedule.lines import Hop, Line, Work, pace
+from whale_nebula.schedule.schedules import limits
+from whale_nebula.schedule.simulate import Span, Timeline, simulate
 from whale_nebula.wire.frame import wire_bytes
 
 if TYPE_CHECKING:

@@ -88,16 +88,18 @@ _STEP = "step"
 def chrome_trace(report: Report) -> dict[str, Any]:
     """The trace as JSON has it; the step itself is an event too, so that nothing is ever empty."""
     lanes = _lanes(report)
-    processes = list(dict.fromkeys(process for process, _ in lanes.values()))
-    events = [_process(number, name) for number, name in enumerate(processes, 1)]
-    events += [
-        _thread(processes.index(process) + 1, number, name)
-        for number, (lane, (process, name)) in enumerate(lanes.items(), 1)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(name for name, _ in lanes.values()), 1)}
+    threads = {lane: (numbers[name], number) for number, (lane, (name, _)) in enumerate(lanes.items(), 1)}
+    events = [
+        _name_lane("process_name", number, 0, name if name == _STEP else f"cluster {name}")
+        for name, number in numbers.items()
     ]
-    threads = {lane: (processes.index(p) + 1, number) for number, (lane, (p, _)) in enumerate(lanes.items(), 1)}
+    events += [_name_lane("thread_name", *threads[lane], name) for lane, (_, name) in lanes.items()]
     whole = Span(ONCE, f"step {report.step} of {report.program}", 0.0, report.step_seconds)
-    events += [_event(span, *threads[span.lane]) for span in _order_spans([whole, *report.spans])]
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": _about(report)}
+    ordered = sorted([whole, *report.spans], key=lambda span: (span.start, -span.end))
+    events += [_event(span, *threads[span.lane]) for span in ordered]
+    about = {"program": report.program, "step": report.step, "worker": report.worker, "time": report.time}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
 def _lanes(report: Report) -> dict[str, tuple[str, str]]:
@@ -112,17 +114,8 @@ def _lanes(report: Report) -> dict[str, tuple[str, str]]:
     return lanes
 
 
-def _process(number: int, name: str) -> dict[str, Any]:
-    shown = name if name == _STEP else f"cluster {name}"
-    return {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": shown}}
-
-
-def _thread(process: int, number: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": "thread_name", "pid": process, "tid": number, "args": {"name": name}}
-
-
-def _order_spans(spans: Iterable[Span]) -> list[Span]:
-    return sorted(spans, key=lambda span: (span.start, -span.end))
+def _name_lane(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def _event(span: Span, process: int, thread: int) -> dict[str, Any]:
@@ -137,7 +130,3 @@ def _event(span: Span, process: int, thread: int) -> dict[str, Any]:
         "dur": round(1e6 * max(span.end - span.start, 0.0), 3),
         "args": {name: value for name, value in about.items() if value is not None},
     }
-
-
-def _about(report: Report) -> dict[str, Any]:
-    return {"program": report.program, "step": report.step, "worker": report.worker, "time": report.time}

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from whale_nebula.report.lines import gap, per_second
 from whale_nebula.report.records import LinkReport, duration, size
-from whale_nebula.report.saved import document
-from whale_nebula.report.serial import to_plain
+from whale_nebula.report.saved import document, to_plain
 from whale_nebula.report.text import of_link, of_stage, report_text
 
 if TYPE_CHECKING:

@@ -104,7 +104,8 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
       bottleneck: stage gpu waits 60 % of the step; what for, the simulator says once two steps have been measured
     """
     whose = report.program if report.worker == ALONE else f"{report.program} in {report.worker}"
-    lines = [f"step {report.step} of {whose}: {duration(report.step_seconds)}, {_many(report.micro_batches)}"]
+    many = f"{report.micro_batches} micro-batch{'es' * (report.micro_batches != 1)}"
+    lines = [f"step {report.step} of {whose}: {duration(report.step_seconds)}, {many}"]
     if report.scalars:
         lines.append(f"  returned: {scalars_text(report)}")
     prediction = report.prediction
@@ -119,7 +120,7 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
     lines += [
         f"  link {name}: {_link(link, links.get(name), of_link(report, name))}" for name, link in report.links.items()
     ]
-    lines += _boundaries(report)
+    lines += [f"  {line}" for line in boundary_lines(report.boundaries)]
     if report.meetings is not None:
         lines.append(f"  meetings {report.meetings}")
     if (once := _once(report)) is not None:
@@ -129,14 +130,6 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
     if report.straggler:
         lines.append(f"  straggler: {report.straggler}")
     return "\n".join([*lines, *(f"  note: {note}" for note in report.notes)])
-
-
-def _boundaries(report: Report) -> list[str]:
-    return [f"  {line}" for line in boundary_lines(report.boundaries)]
-
-
-def _many(count: int) -> str:
-    return f"{count} micro-batch{'es' * (count != 1)}"
 
 
 def scalars_text(report: Report) -> str:

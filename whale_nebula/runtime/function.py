@@ -14,11 +14,10 @@ from whale_nebula.errors import NebulaWarning, OptionError
 from whale_nebula.errors.text import did_you_mean, list_names
 from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack
-from whale_nebula.scopes import calling_site
 from whale_nebula.scopes import options as values
 from whale_nebula.scopes.observer import observer
 from whale_nebula.scopes.options import check_signature
-from whale_nebula.site import script_site
+from whale_nebula.site import calling_site, script_site
 from whale_nebula.tf import private as tf_private
 
 

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from whale_nebula import scopes
 from whale_nebula.capture import keras_copies, keras_scopes
 from whale_nebula.capture.arguments import Declared
 from whale_nebula.capture.keras_scopes import bears_scopes
 from whale_nebula.capture.patches import install as install
 from whale_nebula.capture.placed import changes, placements_in
 from whale_nebula.runtime.run import current_run
-from whale_nebula.scopes import Placement
+from whale_nebula.scopes.frames import open_frames, stage_of
 from whale_nebula.scopes.observer import met_plain, observer
+from whale_nebula.scopes.placing import Placement
 from whale_nebula.tf import private as tf_private
 
 Original = Callable[..., Any]
@@ -78,8 +78,8 @@ def _share_files(kind: str) -> None:
 
 def _inside() -> bool:
     """Whether this is called inside scopes that say something of a whole step: copies of it, say."""
-    frames = scopes.open_frames()
-    return scopes.stage_of(frames) is None and any(frame.kind in _CUTTING for frame in frames)
+    frames = open_frames()
+    return stage_of(frames) is None and any(frame.kind in _CUTTING for frame in frames)
 
 
 def _forget(model: Any, inside: bool) -> None:

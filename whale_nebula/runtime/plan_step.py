@@ -30,13 +30,14 @@ from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanLink
 from whale_nebula.plan.splits import list_collectives, list_layouts
 from whale_nebula.plan.timing import count_in_flight
+from whale_nebula.report.prediction import rounds_seconds
 from whale_nebula.report.records import duration, size
 from whale_nebula.runtime.local_sgd.topology import dims_of, sites_of, weights_of
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.compiled import Workshop
 from whale_nebula.runtime.step.engine import prepare_compilation
 from whale_nebula.runtime.step.results import returned_names
-from whale_nebula.runtime.step.traffic import bounded_links, link_reports
+from whale_nebula.runtime.step.traffic import Traffic, link_reports
 
 
 def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int, run: Run) -> Sequence[str]:
@@ -102,11 +103,12 @@ def _plan(
     returned = returned_names(captured.structured_outputs)
     workshop = functools.cache(lambda: Workshop(captured.graph, captured.aliases))
     overview = Overview(cut, rows, run.links, shapes, model if step.endswith("_step") else "", returned)
+    traffic = Traffic(cut, [stage.cluster for stage in cut.program.stages], run.links, shapes)
     plan = Plan(
         name=name,
         stages=overview.stages(),
         boundaries=overview.boundaries(),
-        links=_links(cut, rows, run, overview),
+        links=_links(traffic, rows),
         once=overview.once(),
         tied=overview.tied(),
         micro_batch=pipeline.micro_batch,
@@ -120,25 +122,22 @@ def _plan(
             "intra_op": tf.config.threading.get_intra_op_parallelism_threads(),
             "inter_op": tf.config.threading.get_inter_op_parallelism_threads(),
         },
-        notes=(*cut.notes, *fallbacks(cut, rows)),
+        notes=tuple(cut.notes),
         lines=canonical_lines(cut.program),
-        exchange_seconds=overview.exchange_seconds(),
+        exchange_seconds=rounds_seconds(traffic.rounds(tuple(rows))),
         layouts=list_layouts(cut),
         collectives=list_collectives(cut, rows[0], len(rows)),
         definition=functools.partial(_graph_def, cut, workshop),
     )  # fmt: skip
-    return replace(plan, notes=(*plan.notes, *overview.advice(plan)))
+    return replace(plan, notes=(*plan.notes, *fallbacks(plan), *overview.advice(plan)))
 
 
-def _links(cut: Cut, rows: Sequence[int], run: Run, overview: Overview) -> dict[str, PlanLink]:
+def _links(traffic: Traffic, rows: Sequence[int]) -> dict[str, PlanLink]:
     """The lines that this step uses; sizes by the formula that links count by."""
-    clusters = [stage.cluster for stage in cut.program.stages]
-    exchanged = overview.exchanged
-    unsure = bounded_links(cut, clusters, exchanged)
     found: dict[str, PlanLink] = {}
-    for name, link in link_reports(cut, clusters, rows, exchanged).items():
-        line, sent = run.links.between(*name.split("->")), (link.payload_bytes, link.bytes, link.frames)
-        found[name] = PlanLink(str(line), *sent, line.rate, line.delay, at_most=name in unsure)
+    for name, link in link_reports(traffic.cut, traffic.hosts, rows, traffic.exchanged).items():
+        line, sent = traffic.lines.between(*name.split("->")), (link.payload_bytes, link.bytes, link.frames)
+        found[name] = PlanLink(str(line), *sent, line.rate, line.delay, at_most=name in traffic.at_most)
     return found
 
 

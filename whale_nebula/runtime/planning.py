@@ -24,9 +24,8 @@ from whale_nebula.runtime.function import NebulaFunction
 from whale_nebula.runtime.keras import as_fit_packs, keras_step
 from whale_nebula.runtime.plan_step import plan_step
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared_inputs
-from whale_nebula.scopes import calling_site
 from whale_nebula.scopes.options import check_signature
-from whale_nebula.site import script_site
+from whale_nebula.site import calling_site, script_site
 
 __all__ = ["Plan", "plan"]
 

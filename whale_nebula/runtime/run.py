@@ -22,11 +22,11 @@ from whale_nebula.launch.seeding import keep_generators, seed_all
 from whale_nebula.plan.pins import Pinned, Pins, pins
 from whale_nebula.report.published import forget, watch
 from whale_nebula.report.watchers import OUTPUTS, Seen, audience
-from whale_nebula.scopes import calling_site, deal_to, options
-from whale_nebula.scopes.identity import LOCAL
+from whale_nebula.scopes import options
+from whale_nebula.scopes.identity import LOCAL, deal_to
 from whale_nebula.scopes.observer import observer
 from whale_nebula.scopes.options import check_signature, scope
-from whale_nebula.site import script_site
+from whale_nebula.site import calling_site, script_site
 
 
 @dataclass(frozen=True)

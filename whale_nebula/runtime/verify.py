@@ -40,8 +40,8 @@ from whale_nebula.runtime.step.engine import Engine, plain_function
 from whale_nebula.runtime.step.results import Absent
 from whale_nebula.runtime.step.rollback import Whereabouts, uncut_step
 from whale_nebula.runtime.step.step import declared_inputs
-from whale_nebula.scopes import calling_site
 from whale_nebula.scopes.options import check_signature
+from whale_nebula.site import calling_site
 from whale_nebula.tf import private as tf_private
 
 _NUDGES = 3

@@ -67,7 +67,7 @@ class Watcher(Protocol):
 
 
 class Recorder(Protocol):
-    """Takes down what is written, instead of running it; see `parsing`."""
+    """Takes down what is written, instead of running it."""
 
     def scope(self, frame: Frame, around: Sequence[Frame], missing: str | None) -> None:
         """A scope was entered inside `around`; `missing` names what has no engine yet."""

@@ -25,16 +25,9 @@ def cluster(layout: str | Iterable[str] = "all", *, name: str | None = None) -> 
     `layout` is "all" or names of clusters; `name` is the cluster of stages inside that name none.
 
     >>> import whale_nebula as nb
-    >>> from whale_nebula.scopes import parsing
-    >>> with parsing() as tree, nb.cluster(["gpu", "npu"]):
-    ...     with nb.stage():
-    ...         pass
-    ...     with nb.stage(name="decoder"):
-    ...         pass
-    >>> print(tree, end="")
-    cluster layout=gpu,npu
-      stage stage0 on gpu
-      stage decoder on npu
+    >>> with nb.cluster(["gpu", "npu"]) as frame:
+    ...     frame.options["layout"]
+    ('gpu', 'npu')
     """
     layout = values.layout(layout)
     if name is not None:
@@ -73,24 +66,8 @@ def replica(
     comes; no cluster is more than `staleness` rounds ahead of the slowest.
 
     >>> import whale_nebula as nb
-    >>> from whale_nebula.scopes import parsing
-    >>> with parsing() as tree, nb.cluster():
-    ...     with nb.replica(3), nb.stage(cluster="gpu"):
-    ...         pass
-    ...     with nb.replica(5), nb.stage(cluster="npu"):
-    ...         pass
-    >>> print(tree, end="")
-    cluster
-      replica count=3
-        stage gpu on gpu
-      replica count=5
-        stage npu on npu
-    >>> with parsing() as tree, nb.cluster(["gpu", "npu"]), nb.compress(int4=True), nb.replica(sync_every=100):
-    ...     pass
-    >>> print(tree, end="")
-    cluster layout=gpu,npu
-      compress codec=int4
-        replica sync_every=100
+    >>> nb.replica(3), nb.replica(sync_every=100).options["mode"]
+    (nb.replica(count=3), 'sync')
     """
     apart = compressing.check_apart_options(dict(locals()))
     options = {"count": None if count is None else values.count("count", count), **apart}
@@ -108,16 +85,8 @@ def stage(*, cluster: str | None = None, name: str | None = None) -> Opens:
     is `stage<n>`, the n-th entry in its `nb.cluster` block.
 
     >>> import whale_nebula as nb
-    >>> from whale_nebula.scopes import parsing
-    >>> with parsing() as tree, nb.cluster():
-    ...     with nb.stage(cluster="gpu"):
-    ...         pass
-    ...     with nb.stage(cluster="npu", name="decoder"):
-    ...         pass
-    >>> print(tree, end="")
-    cluster
-      stage gpu on gpu
-      stage decoder on npu
+    >>> nb.stage(cluster="npu", name="decoder")
+    nb.stage(cluster='npu', name='decoder')
     """
     for option, value in (("cluster", cluster), ("name", name)):
         if value is not None:
@@ -163,13 +132,8 @@ def split(count: int | None = None, *, axis: int = -1) -> Opens:
     there are as many devices as the stage's cluster has workers.
 
     >>> import whale_nebula as nb
-    >>> from whale_nebula.scopes import parsing
-    >>> with parsing() as tree, nb.cluster(), nb.stage(cluster="gpu"), nb.split(2, axis=0):
-    ...     pass
-    >>> print(tree, end="")
-    cluster
-      stage gpu on gpu
-        split count=2 axis=0
+    >>> nb.split(2, axis=0)
+    nb.split(count=2, axis=0)
     """
     options = {"count": None if count is None else values.count("count", count), "axis": values.integer("axis", axis)}
     return Scope("split", options)

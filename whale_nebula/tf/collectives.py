@@ -105,47 +105,40 @@ def hash_key(text: str) -> int:
     return int.from_bytes(sha256(text.encode()).digest()[:4], "big") >> 1 or 1
 
 
+def _member(size: int, group: int, instance: Any) -> dict[str, Any]:
+    """What every op of a collective is told: its group, and which of the group's collectives it is."""
+    return {"group_size": size, "group_key": group, "instance_key": instance, "communication_hint": "auto"}
+
+
 def reduce(tensor: Any, size: int, group: int, instance: Any, op: str) -> Any:
     """The sum ("Add") or the maximum ("Max") over the members of a group; all give the same shape. TensorFlow's own
     timeout is not used: it keeps memory for each sum until it ends.
     """
-    found = tf.raw_ops.CollectiveReduceV2(
-        input=tensor, group_size=size, group_key=group, instance_key=instance, ordering_token=[], merge_op=op,
-        final_op="Id", communication_hint="auto",
-    )  # fmt: skip
+    member = _member(size, group, instance)
+    found = tf.raw_ops.CollectiveReduceV2(input=tensor, ordering_token=[], merge_op=op, final_op="Id", **member)
     found.set_shape(tensor.shape)
     return found
 
 
 def gather(tensor: Any, size: int, group: int, instance: Any) -> Any:
     """What all members have, one behind the other along the first axis, which has one entry of each."""
-    found = tf.raw_ops.CollectiveGatherV2(
-        input=tensor, group_size=size, group_key=group, instance_key=instance, ordering_token=[],
-        communication_hint="auto",
-    )  # fmt: skip
+    found = tf.raw_ops.CollectiveGatherV2(input=tensor, ordering_token=[], **_member(size, group, instance))
     found.set_shape(tf.TensorShape([size]).concatenate(tensor.shape[1:]))
     return found
 
 
 def exchange(tensor: Any, size: int, group: int, instance: Any) -> Any:
     """From each member the entry of the first axis that is for this one; that axis is as long as the group."""
-    found = tf.raw_ops.CollectiveAllToAllV2(
-        input=tensor, group_size=size, group_key=group, instance_key=instance, ordering_token=[],
-        communication_hint="auto",
-    )  # fmt: skip
+    found = tf.raw_ops.CollectiveAllToAllV2(input=tensor, ordering_token=[], **_member(size, group, instance))
     found.set_shape(tensor.shape)
     return found
 
 
 def send(tensor: Any, size: int, group: int, instance: Any) -> Any:
     """Give a tensor to all other members."""
-    return tf.raw_ops.CollectiveBcastSendV2(
-        input=tensor, group_size=size, group_key=group, instance_key=instance, communication_hint="auto"
-    )
+    return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **_member(size, group, instance))
 
 
 def receive(shape: Any, dtype: Any, size: int, group: int, instance: Any) -> Any:
     """Take what another member sends; its shape has to be known."""
-    return tf.raw_ops.CollectiveBcastRecvV2(
-        group_size=size, group_key=group, instance_key=instance, shape=shape, T=dtype, communication_hint="auto"
-    )
+    return tf.raw_ops.CollectiveBcastRecvV2(shape=shape, T=dtype, **_member(size, group, instance))

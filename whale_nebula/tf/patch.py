@@ -1,11 +1,33 @@
-"""`Patch`: an attribute of TensorFlow or Keras that is replaced for a while, by any number of threads."""
+"""`Patch`: an attribute of TensorFlow or Keras that is replaced for a while, by any number of threads. And everything
+private of them that ops need which a step replaces, beside `tf_private`: random draws and synchronized moments. Each
+function has a contract test in tests/contract.
+
+What `tf.random.normal`, `tf.nn.dropout` and the like are made of keeps how much it has drawn in a kernel, where nobody
+can read it. The kernel is a Philox generator: its key is the op's first seed, its counter begins at the second, and
+each draw moves the counter on as `RngReadAndSkip` does. So the same numbers can be had from a variable.
+
+Keras asks one function of its TensorFlow backend for the moments of `BatchNormalization(synchronized=True)`: without a
+`tf.distribute` strategy they are those of the batch.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.tf.versions import require_supported
+
+require_supported()  # what follows is where it is in these versions only
+
+from keras.src.backend.tensorflow import nn  # noqa: E402
+from tensorflow.python.ops import gen_random_ops, resource_variable_ops  # noqa: E402
 
 
 class Patch:
@@ -58,3 +80,79 @@ def apply_patches(patches: Sequence[Patch]) -> Iterator[None]:
         for patch in patches:
             applied.enter_context(patch.apply())
         yield
+
+
+_PHILOX = 1
+_STATELESS = {
+    "random_uniform": tf.raw_ops.StatelessRandomUniformV2,
+    "random_standard_normal": tf.raw_ops.StatelessRandomNormalV2,
+    "truncated_normal": tf.raw_ops.StatelessTruncatedNormalV2,
+    "random_uniform_int": tf.raw_ops.StatelessRandomUniformIntV2,
+}
+_MAKERS: Mapping[str, Any] = MappingProxyType({name: getattr(gen_random_ops, name) for name in _STATELESS})
+
+Asked = Callable[[int, int], Any]
+
+
+def patch_draws(asked: Asked) -> list[Patch]:
+    """Ask `asked(seed, seed2)` for a variable of `fresh_state` where a seeded random op is made.
+
+    The op then draws from that; where the answer is None, the op is made as ever.
+    """
+    return [Patch(gen_random_ops, name, functools.partial(_draw_counter, name, asked)) for name in _MAKERS]
+
+
+def _draw_counter(name: str, asked: Asked, /, *args: Any, **kwargs: Any) -> Any:
+    bound = inspect.signature(_MAKERS[name]).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    state = asked(int(given["seed"] or 0), int(given["seed2"] or 0)) if given["seed"] or given["seed2"] else None
+    if state is None:
+        return _MAKERS[name](*args, **kwargs)
+    kept = {key: value for key, value in given.items() if key not in ("seed", "seed2", "shape", "name")}
+    with tf.name_scope(given["name"] or name):
+        shape = tf.convert_to_tensor(given["shape"])
+        resource_variable_ops.variable_accessed(state)
+        many = tf.cast(tf.reduce_prod(shape), tf.uint64)  # the next draw gets other numbers
+        before = tf.raw_ops.RngReadAndSkip(resource=state.handle, alg=_PHILOX, delta=many)
+        counter, key = tf.split(tf.bitcast(before, tf.uint64), [2, 1])
+        return _STATELESS[name](shape=shape, counter=counter, key=key, alg=_PHILOX, **kept)
+
+
+def fresh_state(seed: int, seed2: int, name: str) -> Any:
+    """A variable with what a kernel with these seeds begins with: the counter's two numbers, and the key.
+
+    It is no variable of the function that is traced, so nobody is asked how to make it.
+    """
+    with tf.init_scope():
+        first = tf.constant([0, seed2, seed], tf.int64)
+        return resource_variable_ops.ResourceVariable(first, trainable=False, name=name)
+
+
+_compute = nn._compute_moments_sync
+
+Answer = Callable[[Any, Sequence[int], bool], tuple[Any, Any] | None]
+
+
+def patch_moments(answer: Answer) -> Patch:
+    """Ask `answer(tensor, axes, keepdims)` for the mean and the variance of synchronized moments.
+
+    Where it is None, Keras goes on.
+    """
+
+    def compute(x: Any, axes: Sequence[int], keepdims: bool = False) -> Any:
+        found = answer(x, axes, keepdims)
+        return _compute(x, axes, keepdims) if found is None else found
+
+    return Patch(nn, "_compute_moments_sync", compute)
+
+
+def unmark(op: Any, name: str) -> None:
+    """Take an attribute off an op of the graph being traced."""
+    op._clear_attr(name)
+
+
+def readers(tensor: Any) -> list[tuple[Any, int]]:
+    """The ops of a graph that read a tensor, each with the number of the input where it does."""
+    found = dict.fromkeys(tensor.consumers())
+    return [(op, place) for op in found for place, read in enumerate(op.inputs) if read is tensor]

@@ -18,7 +18,8 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.scripts.refusals.telling import batch, fit, functional, marked, sub, told, two
 from whale_nebula.errors import NestingError, StateError
-from whale_nebula.scopes import hints, open_frames
+from whale_nebula.scopes import hints
+from whale_nebula.scopes.frames import open_frames
 from whale_nebula.tf import private as tf_private
 
 layers = keras.layers

@@ -9,7 +9,7 @@ import whale_nebula as nb
 from tests.unit.capture import built
 from tests.unit.capture.built import X, Y, two_stages
 from whale_nebula.errors import StageIdentityError
-from whale_nebula.scopes import numbering
+from whale_nebula.scopes.frames import numbering
 
 
 @pytest.mark.parametrize("first", [{"cluster": "a", "name": "s"}, {"cluster": "s"}])

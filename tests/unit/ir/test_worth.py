@@ -38,8 +38,7 @@ def one_after_the_other(ways: Sequence[Direction]) -> float:
 def test_the_papers_svd_at_nine_tenths_costs_more_than_it_saves() -> None:
     """Their own table has it: 2.10 s a step, where fp16 alone takes 1.60 s."""
     (said,) = told("svd(0.9) >> fp16")
-    assert said.startswith("warning: b0, gpu to npu: svd(0.9) takes one core ")
-    assert " a step, to encode and to decode, and saves 170 ms of the line beside fp16 alone, so a step takes " in said
+    assert said.startswith("warning: b0, gpu to npu: with svd(0.9) a step takes ")
     assert said.endswith(": leave svd out, train.py:12")
 
 
@@ -55,35 +54,22 @@ def test_with_more_micro_batches_the_same_svd_is_not_worth_it() -> None:
 
 def test_on_a_fast_line_no_codec_is_worth_it() -> None:
     (said,) = told("int8", line="10gbit,1ms")
-    assert said.startswith("warning: b0, gpu to npu: 'int8' takes one core ")
     there, back = directions("int8", line="10gbit,1ms")
     whole = [each.crossing_by("none") for each in (there, back)]
     steps = (duration(one_after_the_other(ways)) for ways in ((there, back), whole))
-    assert f" of the line, so a step takes {' instead of '.join(steps)}: " in said
-    assert said.endswith(": leave nb.compress out, train.py:12")
-
-
-def test_what_takes_the_time_is_named_and_the_gradient_gets_another_codec_where_that_is_better() -> None:
-    """On a line of gigabits a cast pays, and the int8 of gradients, which is the default, does not."""
-    (said,) = told("fp16", line="5gbit,1ms")
-    there, back = directions("fp16", line="5gbit,1ms")
-    half = replace(back, way="fp16")
-    before, after = (duration(one_after_the_other([there, each])) for each in (back, half))
-    assert said.startswith("warning: b0, gpu to npu: 'int8' of its gradient takes one core ")
-    assert f"so a step takes {before} instead of {after}: " in said
-    assert said.endswith(': nb.compress(..., backward="fp16"), train.py:12')
-    assert told("fp16", "fp16", line="5gbit,1ms") == told("fp16", "none", line="5gbit,1ms") == []
+    steps_text = " instead of ".join(steps)
+    assert said == f"warning: b0, gpu to npu: with int8 a step takes {steps_text}: leave nb.compress out, train.py:12"
 
 
 def test_both_directions_are_named_where_both_cost_too_much() -> None:
     (said,) = told("fp16", line="1000gbit,1ms")
-    assert "'fp16' and, of its gradient, 'int8' take one core " in said
+    assert "with fp16 and int8 a step takes " in said
     assert said.endswith(": leave nb.compress out, train.py:12")
 
 
 def test_a_structure_without_a_precision_is_compared_with_the_tensor_itself() -> None:
     (said,) = told("svd(0.95)", "none", line="1gbit,1ms")
-    assert "'svd(0.95)' takes one core" in said and said.endswith("leave nb.compress out, train.py:12")
+    assert "with svd(0.95) a step takes" in said and said.endswith("leave nb.compress out, train.py:12")
 
 
 def test_a_structure_that_is_left_out_costs_nothing() -> None:
@@ -152,7 +138,7 @@ def test_a_plan_warns_with_the_line_to_change_and_says_what_codecs_take() -> Non
     assert boundary.codec_seconds and boundary.codec_seconds > 0.1
     assert boundary.backward_codec_seconds and boundary.backward_codec_seconds < boundary.codec_seconds
     (warning,) = [note for note in given.notes if note.startswith("warning: ")]
-    assert "b0, gpu to npu: svd(0.9)" in warning and f"leave svd out, {__file__}:" in warning
+    assert "b0, gpu to npu: with svd(0.9)" in warning and f"leave svd out, {__file__}:" in warning
     text = given.to_text()
     assert warning in text and "as svd(0.9) >> fp16" in text and "as int8" in text
     assert "b0: to encode and decode that takes one core about 289 ms + 31.4 ms a step" in text
@@ -180,7 +166,7 @@ def test_it_is_warned_of_just_where_the_step_that_is_foretold_gets_longer(
     assert (both < alone) is worth
     assert len(warnings) == (not worth)
     for warning in warnings:
-        assert f"so a step takes {duration(both)} instead of {duration(alone)}: leave svd out, " in warning
+        assert f"a step takes {duration(both)} instead of {duration(alone)}: leave svd out, " in warning
 
 
 def test_one_line_of_code_is_warned_of_once() -> None:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
+from tests.unit.scopes.parsing import parsing
 from whale_nebula.errors import OptionError
 from whale_nebula.models import Sizes, transformer
-from whale_nebula.scopes import parsing
 
 SMALL = Sizes(vocabulary=11, length=6, width=8, heads=2, blocks=3)
 

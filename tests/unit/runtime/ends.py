@@ -11,9 +11,8 @@ import tensorflow as tf
 from whale_nebula.codec.deltas import LIMIT
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.report.records import BoundaryReport
-from whale_nebula.runtime.exchange.crossing import AT
 from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
-from whale_nebula.runtime.exchange.state import At, States, Tally
+from whale_nebula.runtime.exchange.state import AT, At, States, Tally
 from whale_nebula.transport.protocol import Packed, check_packed
 
 THERE, BACK = "b0 a->b", "b0 b->a"

@@ -14,7 +14,7 @@ from tests.unit.passes.programs import apart, cut, program_of
 from whale_nebula.codec import packing
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.passes.batch import entries_per_row
-from whale_nebula.runtime.exchange.channels import Channels
+from whale_nebula.runtime.exchange.crossing import Channels
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.spec import Value

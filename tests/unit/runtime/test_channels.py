@@ -13,9 +13,7 @@ from tests.unit.runtime.ends import Pair
 from whale_nebula.codec.sizes import extra_bytes, payload_bytes
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.runtime.exchange.channels import Models
-from whale_nebula.runtime.exchange.crossing import AT
-from whale_nebula.runtime.exchange.state import ChannelState, Residue, States, Tally
+from whale_nebula.runtime.exchange.state import AT, ChannelState, Models, Residue, States, Tally
 from whale_nebula.transport.protocol import Packed
 
 COLUMNS = 48

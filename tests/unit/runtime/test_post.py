@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests.unit.passes.examples import DESCENT, TWO_STAGES
 from tests.unit.passes.programs import apart, cut
 from whale_nebula.errors import DeadlineError
-from whale_nebula.runtime.exchange.channels import Channels
+from whale_nebula.runtime.exchange.crossing import Channels
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.transport import MemoryNetwork

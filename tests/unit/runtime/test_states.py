@@ -7,8 +7,8 @@ import numpy as np
 from tests.unit.passes.examples import SKIP
 from tests.unit.passes.programs import apart, cut
 from whale_nebula.ir.routing import Routing
-from whale_nebula.runtime.exchange.crossing import AT, Crossings
-from whale_nebula.runtime.exchange.state import ChannelState, States
+from whale_nebula.runtime.exchange.crossing import Crossings
+from whale_nebula.runtime.exchange.state import AT, ChannelState, States
 
 CHANNEL = "gpu->npu float32[?,4] 1"
 FULL = f"model 0: {CHANNEL}"

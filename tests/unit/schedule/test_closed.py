@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import closed_form as closed
-from whale_nebula.schedule import Timeline, Work, simulate, uniform
+from whale_nebula.schedule.lines import Work, uniform
+from whale_nebula.schedule.simulate import Timeline, simulate
 
 Shape = tuple[int, int, float, float, float, float]  # p, m, t_f, t_b, x, λ
 

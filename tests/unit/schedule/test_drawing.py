@@ -5,7 +5,9 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.schedule import Hop, Line, Span, Timeline, Work, draw, picture, simulate
+from whale_nebula.schedule.drawing import draw, picture
+from whale_nebula.schedule.lines import Hop, Line, Work
+from whale_nebula.schedule.simulate import Span, Timeline, simulate
 
 
 def test_a_narrow_drawing_has_digits() -> None:

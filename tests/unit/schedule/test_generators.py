@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.errors import OptionError
-from whale_nebula.schedule import SCHEDULES, Backward, Forward, Fused, instructions, limit_of, to_text
+from whale_nebula.schedule.schedules import SCHEDULES, Backward, Forward, Fused, instructions, limit_of, to_text
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "schedules.txt"
 names = st.sampled_from(sorted(SCHEDULES))

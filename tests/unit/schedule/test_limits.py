@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.errors import OptionError
-from whale_nebula.schedule import SCHEDULES, Pace, limit_of, limits, pace, uniform
-from whale_nebula.schedule.lines import Work
+from whale_nebula.schedule.lines import Work, pace, uniform
+from whale_nebula.schedule.schedules import SCHEDULES, Pace, limit_of, limits
 
 
 def alike(stages: int, compute: float, seconds: float, delay: float = 0.0) -> Pace:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from whale_nebula.schedule import Hop, Line, Work, hop_of_seconds, pace, uniform
+from whale_nebula.schedule.lines import Hop, Line, Work, hop_of_seconds, pace, uniform
 
 
 def test_work_without_a_backward() -> None:

@@ -7,7 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.ir.routing import Routing, Seat, by_speed, enough
-from whale_nebula.schedule import SCHEDULES, Work, draw, limits, simulate, uniform
+from whale_nebula.schedule.drawing import draw
+from whale_nebula.schedule.lines import Work, uniform
+from whale_nebula.schedule.schedules import SCHEDULES, limits
+from whale_nebula.schedule.simulate import simulate
 
 
 def test_one_feeds_eight_as_fast_as_it_can() -> None:

@@ -8,18 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_nebula.errors import OptionError
-from whale_nebula.schedule import (
-    SCHEDULES,
-    Hop,
-    Line,
-    Timeline,
-    Work,
-    hop_of_seconds,
-    instructions,
-    run_lists,
-    simulate,
-    uniform,
-)
+from whale_nebula.schedule.lines import Hop, Line, Work, hop_of_seconds, uniform
+from whale_nebula.schedule.schedules import SCHEDULES, instructions
+from whale_nebula.schedule.simulate import Timeline, run_lists, simulate
 
 Hops = dict[tuple[int, int], Hop]
 EVEN = Work(1.0, 2.0)

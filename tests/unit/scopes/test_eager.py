@@ -9,8 +9,10 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import NebulaWarning
-from whale_nebula.scopes import Site, hints, open_frames
+from whale_nebula.scopes import hints
+from whale_nebula.scopes.frames import open_frames
 from whale_nebula.scopes.placing import placement
+from whale_nebula.site import Site
 
 
 @pytest.fixture(autouse=True)

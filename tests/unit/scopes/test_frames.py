@@ -8,7 +8,16 @@ import pytest
 
 import whale_nebula as nb
 from whale_nebula import scopes
-from whale_nebula.scopes import Frame, open_frames, reenter
+from whale_nebula.scopes.frames import (
+    Frame,
+    add_watcher,
+    cluster_block_of,
+    compress_of,
+    open_frames,
+    pipeline_of,
+    reenter,
+    stage_of,
+)
 
 
 class Diary:
@@ -39,7 +48,7 @@ def own_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def diary() -> Diary:
     made = Diary()
-    scopes.add_watcher(made)
+    add_watcher(made)
     return made
 
 
@@ -66,7 +75,7 @@ def test_everything_closes_when_the_body_raises(diary: Diary) -> None:
 
 
 def test_a_watcher_that_raises_leaves_the_scope_closed(diary: Diary) -> None:
-    scopes.add_watcher(Diary(refuses="stage"))
+    add_watcher(Diary(refuses="stage"))
     with nb.cluster() as cluster:
         with pytest.raises(ValueError, match="stage"), nb.stage():
             pass
@@ -124,7 +133,7 @@ def test_a_scope_in_a_layers_call_beats_those_it_was_built_in() -> None:
             assert open_frames() == (anew,)
         with nb.compress(bf16=True) as narrower:
             assert open_frames() == (*frames, narrower)
-            assert scopes.compress_of(open_frames()) is narrower
+            assert compress_of(open_frames()) is narrower
         assert open_frames() == frames
 
 
@@ -159,11 +168,11 @@ def test_what_is_found_among_frames() -> None:
         nb.compress("bf16") as last,
     ):
         frames = open_frames()
-    assert scopes.cluster_block_of(frames) is cluster
-    assert scopes.pipeline_of(frames) is pipeline
-    assert scopes.stage_of(frames) is stage
-    assert scopes.compress_of(frames) is last
-    assert scopes.stage_of(()) is None
+    assert cluster_block_of(frames) is cluster
+    assert pipeline_of(frames) is pipeline
+    assert stage_of(frames) is stage
+    assert compress_of(frames) is last
+    assert stage_of(()) is None
 
 
 def test_a_touched_scope_touches_those_around_it() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
+from tests.unit.scopes.parsing import parsing
 from whale_nebula.errors import NestingError
-from whale_nebula.scopes import open_frames, parsing
+from whale_nebula.scopes.frames import open_frames
 
 MAKE: dict[str, Callable[[], Any]] = {
     "cluster": nb.cluster,

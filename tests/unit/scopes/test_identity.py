@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
+from tests.unit.scopes.parsing import parsing
 from whale_nebula.errors import NestingError, OptionError, StageIdentityError
-from whale_nebula.scopes import Frame, deal_to, numbering, open_frames, parsing, reenter
+from whale_nebula.scopes.frames import Frame, numbering, open_frames, reenter
+from whale_nebula.scopes.identity import deal_to
 from whale_nebula.scopes.placing import placement
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from whale_nebula import scopes
+from tests.unit.scopes.parsing import parsing
 from whale_nebula.codec import BF16, FP16, INT8, SVD, TopK
 from whale_nebula.errors import OptionError
-from whale_nebula.scopes import apart_of, parsing
+from whale_nebula.scopes.compressing import apart_of
+from whale_nebula.scopes.frames import open_frames
 
 
 def options(scope: Any) -> dict[str, Any]:
@@ -134,7 +135,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*holds no step")
 
 def said(**options: Any) -> str:
     with nb.cluster(["gpu", "npu"]), nb.compress(int4=True), nb.replica(**options):
-        apart = apart_of(scopes.open_frames())
+        apart = apart_of(open_frames())
         return str(apart)
 
 
@@ -187,7 +188,7 @@ def test_codecs_of_samples_are_none_for_weights(compress: dict[str, Any]) -> Non
         nb.compress(**compress),
         nb.replica(sync_every=4),
     ):
-        apart_of(scopes.open_frames())
+        apart_of(open_frames())
 
 
 def test_it_is_drawn_with_what_is_unusual() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
+from tests.unit.scopes.parsing import parsing
 from whale_nebula.errors import NotYetError
-from whale_nebula.scopes import open_frames, parsing
+from whale_nebula.scopes.frames import open_frames
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "scopes"
 Program = Callable[[], Any]

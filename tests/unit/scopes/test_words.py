@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
+from tests.unit.scopes.parsing import parsing
 from whale_nebula.errors import NebulaError, OptionError, ScopeError
-from whale_nebula.scopes import options, parsing
+from whale_nebula.scopes import options
 
 SCOPES = ("cluster", "replica", "pipeline", "stage", "split", "compress", "gathered")
 

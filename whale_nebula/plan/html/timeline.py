@@ -21,7 +21,7 @@ from whale_nebula.plan.timing import (
     step_text,
     times,
 )
-from whale_nebula.schedule import Span
+from whale_nebula.schedule.simulate import Span
 
 if TYPE_CHECKING:
     from whale_nebula.plan.plan import Plan

@@ -17,10 +17,11 @@ from whale_nebula.codec.deltas import Cache
 from whale_nebula.codec.objects import PLAIN, Codec, Structure
 from whale_nebula.codec.packing import Dims, Payload, join, read_payload, split, write_payload
 from whale_nebula.codec.sizes import elides, fitting, nbytes
-from whale_nebula.codec.way import NONE, Way
+from whale_nebula.codec.way import NONE, SKIP, Way
 from whale_nebula.errors import NonFiniteError, RemoteProtocolError
-from whale_nebula.runtime.exchange.crossing import AT, LANE, SKIP
 from whale_nebula.runtime.exchange.state import (
+    AT,
+    LANE,
     At,
     ChannelState,
     Residue,

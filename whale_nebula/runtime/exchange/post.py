@@ -18,8 +18,7 @@ import tensorflow as tf
 from whale_nebula.errors import DeadlineError, RemoteProtocolError
 from whale_nebula.ir.routing import Seat
 from whale_nebula.runtime.exchange.auto import Outlook
-from whale_nebula.runtime.exchange.channels import Channels
-from whale_nebula.runtime.exchange.crossing import Crossing, Lane
+from whale_nebula.runtime.exchange.crossing import Channels, Crossing, Lane
 from whale_nebula.runtime.exchange.state import At, Residue, Tally
 from whale_nebula.runtime.step.clock import StageClock
 from whale_nebula.spec import Value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,9 +15,13 @@ import tensorflow as tf
 from whale_nebula.codec.objects import Codec
 from whale_nebula.codec.way import NONE, Way
 from whale_nebula.report.records import BoundaryReport
-from whale_nebula.runtime.exchange.crossing import AT
 from whale_nebula.transport.protocol import Packed
 from whale_nebula.wire.frame import frame_count, wire_bytes
+
+AT = " at "
+"""Between a channel's name and the host whose end of it a state is of."""
+LANE = " by "
+"""Between its name and the hosts that it joins, where replicas make several channels of one boundary."""
 
 codec_name = functools.cache(str)
 """The text of a codec, which is asked for with every tensor."""
@@ -100,6 +105,33 @@ class States:
         """As it was."""
         self.held.clear()
         self.held.update(saved)
+
+
+@dataclass
+class Models:
+    """The models of a run, numbered as their first programs come, which is the same order in every process.
+
+    >>> class Variable: ...
+    >>> models, ours, theirs = Models(), [Variable(), Variable()], [Variable()]
+    >>> models.number(ours), models.number(theirs), models.number(ours[1:])
+    (0, 1, 0)
+    """
+
+    _known: list[list[weakref.ref[Any]]] = field(default_factory=list)
+
+    def number(self, variables: Iterable[Any]) -> int:
+        """The model of a program with these variables."""
+        given = list(variables)
+        for number, refs in enumerate(self._known):
+            if any(ref() is each for ref in refs for each in given):
+                refs.extend(weakref.ref(each) for each in given if all(ref() is not each for ref in refs))
+                return number
+        self._known.append([weakref.ref(each) for each in given])
+        return len(self._known) - 1
+
+    def find_gone(self) -> set[int]:
+        """The models of which nothing is left."""
+        return {number for number, refs in enumerate(self._known) if refs and all(ref() is None for ref in refs)}
 
 
 class At(NamedTuple):

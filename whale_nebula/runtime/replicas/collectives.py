@@ -27,8 +27,8 @@ from whale_nebula.ir.graph import REPLICA_SUM
 from whale_nebula.runtime.session.server_filter import restrict_port
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import collectives as tf_collectives
+from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf import replaced_ops
 from whale_nebula.tf.private import runtime_started, traced_often
 
 BUCKET_BYTES = 1 << 21
@@ -325,7 +325,7 @@ class ReplicaSums:
         for (name, spec), mark in zip(self._name_sums(fragment), marks, strict=True):
             own = tf.ensure_shape(mark.op.inputs[0], spec.shape)
             (total,) = self._group(fragment).sum([own], name)
-            for reader, place in replaced_ops.readers(mark):
+            for reader, place in tf_patch.readers(mark):
                 tf_private.set_input(reader, place, total)
             found[mark.ref()] = total
         return found

@@ -24,7 +24,7 @@ from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import Stage
 from whale_nebula.ir.routing import Routing, Seat
 from whale_nebula.report.records import LinkReport
-from whale_nebula.runtime.exchange.channels import Channels
+from whale_nebula.runtime.exchange.crossing import Channels
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.replicas.bucketed_allreduce import BucketedAllReduce

@@ -34,9 +34,8 @@ from whale_nebula.passes.split import check_devices, check_held, hosts_of_splits
 from whale_nebula.report.published import begin, publish
 from whale_nebula.report.records import StageReport
 from whale_nebula.report.report import Report
-from whale_nebula.runtime.exchange.channels import Models
 from whale_nebula.runtime.exchange.crossing import Crossings, has_codecs
-from whale_nebula.runtime.exchange.state import States, StepLines
+from whale_nebula.runtime.exchange.state import Models, States, StepLines
 from whale_nebula.runtime.local_sgd.clusters import OfClusters, of_clusters
 from whale_nebula.runtime.replicas.collectives import replica_sums
 from whale_nebula.runtime.run import Run, current_run

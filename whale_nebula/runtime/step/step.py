@@ -15,7 +15,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from whale_nebula import scopes
 from whale_nebula.capture.arguments import Declared, alive
 from whale_nebula.capture.placed import changes
 from whale_nebula.capture.step import Signature, capture, signature
@@ -27,6 +26,8 @@ from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.engine import Engine, engine
 from whale_nebula.runtime.variables.reads import make_all_collective
 from whale_nebula.scopes import hints
+from whale_nebula.scopes.frames import around as scopes_around
+from whale_nebula.scopes.frames import hold_something
 from whale_nebula.scopes.observer import observer
 from whale_nebula.spec import Spec
 from whale_nebula.tf import private as tf_private
@@ -195,7 +196,7 @@ class Step:
     def run(self, arguments: Arguments, unpack: Unpack = positional) -> Any:
         """Run one step on the given arguments (name and value each)."""
         check_surroundings()
-        scopes.hold_something()
+        hold_something()
         with self._lock:
             layout, tensors = signature(arguments, self.whole, declared_inputs())
             watching = observer()
@@ -235,7 +236,7 @@ class Step:
         whether they are a batch at all.
         """
         self._forget_others()
-        around = scopes.around()
+        around = scopes_around()
         if (around, layout.key) not in self.engines:
             forms = [form for scope, form in self.forms if scope == around]
             wide = next((self.engines[around, form.key] for form in forms if takes(form, layout)), None)
@@ -284,6 +285,6 @@ class Step:
         finally:
             captured.begin(lambda variable: True)  # nothing, unless the step was refused
         make_all_collective(models, run)
-        self.engines[scopes.around(), layout.key] = found
-        self.forms.append((scopes.around(), layout))
+        self.engines[scopes_around(), layout.key] = found
+        self.forms.append((scopes_around(), layout))
         return found

@@ -12,10 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import scopes
 from whale_nebula.capture.keras_scopes import bears_scopes
 from whale_nebula.runtime.run import Run, current_run, opened_run
 from whale_nebula.runtime.variables.remote import SUFFIX, Ledger, Plain, load_own, own_path, save_own
+from whale_nebula.scopes.compressing import apart_of
+from whale_nebula.scopes.frames import open_frames
 from whale_nebula.tf import callbacks as tf_callbacks
 
 WRITES = ("save", "save_weights", "export")
@@ -88,9 +89,7 @@ def _call_after_meeting(name: str, plain: Plain, *args: Any, **kwargs: Any) -> A
 
     Inside the scopes the step itself meets the others. A model that was built in them is never outside.
     """
-    inside = name in _TRAINS and (
-        scopes.apart_of(scopes.open_frames()) or bears_scopes(getattr(plain, "__self__", None))
-    )
+    inside = name in _TRAINS and (apart_of(open_frames()) or bears_scopes(getattr(plain, "__self__", None)))
     run = None if inside else opened_run()
     if run is not None:
         run.settle()

@@ -1,4 +1,4 @@
-"""Parse scopes written as a tree of text; used by tests and documentation."""
+"""Scopes as a tree of text, taken down and not run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from whale_nebula.scopes import public
 from whale_nebula.scopes.frames import Frame, Stack, standing
 
 
@@ -75,8 +76,6 @@ def describe_scope(frame: Frame) -> str:
     """
     if frame.kind == "stage":
         return f"stage {frame.key} on {frame.cluster}"
-    from whale_nebula.scopes import public  # it imports this module
-
     parameters = inspect.signature(getattr(public, frame.kind)).parameters
     unusual = {name: value for name, value in frame.options.items() if value != parameters[name].default}
     texts = {n: ",".join(map(str, value)) if isinstance(value, tuple) else value for n, value in unusual.items()}
