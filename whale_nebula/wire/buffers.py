@@ -202,10 +202,19 @@ class Assembly:
         self._tensor: tuple[Header, Bytes] | None = None  # the tensor whose chunks are coming in
         self._received = 0  # of that tensor, in bytes
 
+    def keep(self, header: Header, chunk: Bytes) -> bool:
+        """Take the only chunk of a tensor as it lies where it came, if nobody can change it there: it is not copied."""
+        if self._tensor is not None or header.length != header.whole or chunk.flags.writeable:
+            return False
+        self._check(header)
+        self._tensor = _common(header), chunk
+        return True
+
     def place(self, header: Header) -> Bytes:
         """Where the chunk of this (checked) header belongs."""
         if self._tensor is None and header.offset == 0:
-            self._tensor, self._received = (_common(header), self._allocate(header)), 0
+            self._check(header)
+            self._tensor, self._received = (_common(header), _allocate(header.whole)), 0
         if self._tensor is None or header.offset != self._received or _common(header) != self._tensor[0]:
             raise RemoteProtocolError("a chunk does not continue the tensor that is being received")
         return self._tensor[1][header.offset : header.offset + header.length]
@@ -222,7 +231,8 @@ class Assembly:
             raise RemoteProtocolError("a bool that is neither 0 nor 1")
         return [TensorArrived(header, array_from(data, header.dtype, header.dims))]
 
-    def _allocate(self, header: Header) -> Bytes:
+    def _check(self, header: Header) -> None:
+        """Refuse a tensor that the plan, or this link's limit, does not allow."""
         raw = raw_bytes(header.dtype, header.dims)
         if self._expect is not None and (bound := self._expect(header)) is not None:
             dtype = dtype_of(header.dtype)
@@ -238,10 +248,13 @@ class Assembly:
                 )
         if (size := max(header.whole, raw)) > self._limit:
             raise RemoteProtocolError(f"a tensor of {size} bytes is above this link's limit of {self._limit}")
-        try:
-            return np.empty(header.whole, np.uint8)
-        except MemoryError:
-            raise RemoteProtocolError(f"no memory for a tensor of {header.whole} bytes") from None
+
+
+def _allocate(size: int) -> Bytes:
+    try:
+        return np.empty(size, np.uint8)
+    except MemoryError:
+        raise RemoteProtocolError(f"no memory for a tensor of {size} bytes") from None
 
 
 def _common(header: Header) -> Header:

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from abc import ABC, abstractmethod
+from functools import partial
 
 from whale_nebula.errors import NebulaError, TransportError
 from whale_nebula.transport.base import CarrierState, Receiver, lost_error
@@ -211,7 +212,8 @@ class AwaitingCarrier(GrpcCarrier):
                 raise TransportError("a further lane of a connection that is no more")
             connection = present
             connection.add(knock.lane, lane)
-        return connection.hearer(knock.lane, lambda frame: self._hear(connection, frame))
+        connection.hold(knock.lane, lane)
+        return partial(self._hear, connection)
 
     def _keep(self) -> None:
         attempt = 0
