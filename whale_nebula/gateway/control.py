@@ -251,4 +251,4 @@ class ControlStreams:
 
 
 def _of_head(head: Head) -> bytes:
-    return encode_control({"kind": "HEAD", "head": head.as_dict()})
+    return encode_control({"kind": "HEAD", "head": head._asdict()})

@@ -33,13 +33,12 @@ from whale_nebula.wire.tensor import Bytes
 
 @dataclass(frozen=True, slots=True)
 class CarrierState:
-    """How a carrier stands, `since` when (time.monotonic), how many connections there were, and the last trouble.
+    """How a carrier stands, how many connections there were, and the last trouble.
 
     `refusal` is why the last attempt was refused, where that may heal: an expired certificate, which may be renewed.
     """
 
     connected: bool = False
-    since: float = 0.0
     connections: int = 0
     trouble: str = ""
     refusal: NebulaError | None = None

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from enum import Enum, auto
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -65,14 +64,15 @@ class Replay:
         if ack > self.next:
             raise RemoteProtocolError(f"frame {ack} is asked for, and only {self.next - FIRST} were sent")
 
-    def acknowledge(self, ack: int) -> Acknowledged:
+    def acknowledge(self, ack: int) -> list[Acknowledged]:
         """All frames before this number have come; an older number than one told before says nothing new."""
         self.check(ack)
         before = len(self._kept), self.bytes
         while self._kept and self.oldest < ack:
             head, chunk = self._kept.popleft()
             self.bytes -= len(head) + chunk.size
-        return Acknowledged(before[0] - len(self._kept), before[1] - self.bytes)
+        done = Acknowledged(before[0] - len(self._kept), before[1] - self.bytes)
+        return [done] if done.frames else []
 
     def since(self, number: int) -> list[Packet]:
         """What is to be sent again to a side that expects this number."""
@@ -91,34 +91,23 @@ T = TypeVar("T")
 _MOST_HELD = 1 << 14
 
 
-class Turn(Enum):
-    """What a frame's number says of it."""
-
-    DUE = auto()
-    EARLY = auto()
-    TWICE = auto()
-
-
 class Arrivals(Generic[T]):
     """The order of what comes. A frame that is early is held, in all up to `window` bytes; 0 allows no gap."""
 
     def __init__(self, window: int = 0) -> None:
         self.expected = FIRST
+        self.bytes = 0  # of early frames
         self._window = window
         self._held: dict[int, tuple[T, int]] = {}
-        self.bytes = 0
 
-    def turn(self, number: int) -> Turn:
-        """Whether the frame with this number is the next, came before, or must wait."""
-        if number == self.expected:
-            return Turn.DUE
+    def add(self, number: int, frame: T, size: int) -> None:
+        """The frame with this number has come: it is due, or is held until those before it have come."""
         if number < self.expected or number in self._held:
-            return Turn.TWICE
-        return Turn.EARLY
-
-    def hold(self, number: int, frame: T, size: int) -> None:
-        """Keep an early frame until those before it have come."""
-        size = held_bytes(size)
+            raise RemoteProtocolError(
+                f"frame {number} came twice over one connection",
+                why="it is sent again only over the next one, if it was lost with this one",
+            )
+        size = held_bytes(size) if number > self.expected else 0
         if self.bytes + size > self._window or number - self.expected > _MOST_HELD:
             raise RemoteProtocolError(
                 f"frame {number} came where frame {self.expected} was due",
@@ -127,12 +116,15 @@ class Arrivals(Generic[T]):
         self._held[number] = (frame, size)
         self.bytes += size
 
-    def advance(self) -> T | None:
-        """The due frame was taken; gives the one that is due now, if it was held."""
+    @property
+    def due(self) -> T | None:
+        """The frame that is to be taken next, if it has come."""
+        return self._held[self.expected][0] if self.expected in self._held else None
+
+    def advance(self) -> None:
+        """The due frame was taken."""
+        self.bytes -= self._held.pop(self.expected)[1]
         self.expected += 1
-        frame, size = self._held.pop(self.expected, (None, 0))
-        self.bytes -= size
-        return frame
 
     def forget(self) -> None:
         """Let go what is held: it comes again on the next connection."""

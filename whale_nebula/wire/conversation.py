@@ -27,7 +27,6 @@ from whale_nebula.wire.buffers import (
     Packet,
     Replay,
     TensorArrived,
-    Turn,
     held_bytes,
 )
 from whale_nebula.wire.frame import (
@@ -293,27 +292,19 @@ class Conversation:
                 f"a frame of epoch {header.epoch} in epoch {self.epoch}", why="it is left from an earlier run"
             )
         elif header.kind in BARE:
-            events += self._let_go(header.ack)
+            events += self._replay.acknowledge(header.ack)
         else:
-            turn = self._arrivals.turn(header.sequence)
-            if turn is Turn.TWICE:
-                raise RemoteProtocolError(
-                    f"frame {header.sequence} came twice over one connection",
-                    why="it is sent again only over the next one, if it was lost with this one",
-                )
-            if turn is Turn.EARLY:
-                self._arrivals.hold(header.sequence, (header, payload), HEADER_BYTES + payload.size)
+            self._arrivals.add(header.sequence, (header, payload), HEADER_BYTES + payload.size)
             if self._heard + self._arrivals.bytes > self._replay.budget + _OVERRUN_BYTES:
                 raise RemoteProtocolError(
                     f"frame {header.sequence} came where {self._heard + self._arrivals.bytes} bytes are not "
                     "acknowledged",
                     why=f"the budget of both sides is {self._replay.budget} bytes",
                 )
-            following: _Frame | None = (header, payload) if turn is Turn.DUE else None
-            while following is not None:
-                events += self._take(*following)
-                self._heard += held_bytes(HEADER_BYTES + following[1].size)
-                following = self._arrivals.advance()
+            while (due := self._arrivals.due) is not None:
+                events += self._take(*due)
+                self._heard += held_bytes(HEADER_BYTES + due[1].size)
+                self._arrivals.advance()
 
     def _take(self, header: Header, payload: Bytes) -> list[Event]:
         """The events of the frame that is due. One that is refused has changed nothing."""
@@ -339,7 +330,7 @@ class Conversation:
                 self._open_into(self._assembly.place(plain), header, payload)
             events = [*self._assembly.finish_chunk(plain)]
         self._theirs = side
-        return [*self._let_go(header.ack), *events]
+        return [*self._replay.acknowledge(header.ack), *events]
 
     def _open_into(self, place: Bytes, header: Header, payload: Bytes) -> Bytes:
         if self._sealer is None:
@@ -347,10 +338,6 @@ class Conversation:
         else:
             self._sealer.open(header, payload, place)
         return place
-
-    def _let_go(self, ack: int) -> list[Event]:
-        done = self._replay.acknowledge(ack)
-        return [done] if done.frames else []
 
     # Greetings.
 
@@ -388,7 +375,7 @@ class Conversation:
             self._sealer = Sealer(material, self._here, self._there)
         self._replay.budget = min(self._replay.budget, theirs.budget)
         self._ack_bytes = min(ACK_BYTES, self._replay.budget // 4)
-        return [*self._let_go(theirs.acknowledged), Opened(self._replay.since(theirs.received), resumed)]
+        return [*self._replay.acknowledge(theirs.acknowledged), Opened(self._replay.since(theirs.received), resumed)]
 
 
 def _require_side(side: Side | None) -> Side:

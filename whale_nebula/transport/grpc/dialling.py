@@ -166,7 +166,7 @@ class DiallingCarrier(GrpcCarrier):
             if trouble is not None and not self._closed:
                 self._look_into(trouble)  # what it raises stands for itself
                 attempt += 1
-            if not self._rest(self._back_off(attempt)):
+            if not self._rest(self._deadlines.retry_pause(attempt)):
                 return
 
     def _live_through_one(self) -> bool:
