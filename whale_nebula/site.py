@@ -1,13 +1,19 @@
-"""Source lines of the user's script: of calls and of ops."""
+"""Source lines of the user's script: of calls and of ops; and tracebacks that end there."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
+
+from whale_nebula.errors import NebulaError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _OURS = str(Path(__file__).resolve().parent) + "/"
 _PYTHONS_OWN = str(Path(os.__file__).parent) + "/"
@@ -112,3 +118,29 @@ class Origin(str):
     def said(self) -> str:
         """The layer in words; nothing where there is none."""
         return f"{self.kind or 'layer'} {self.layer!r}" if self.layer else ""
+
+
+def short_traceback(function: Callable[P, T]) -> Callable[P, T]:
+    """Let errors of ours that a public call raises begin at that call.
+
+    As those of Keras and TensorFlow, tracebacks are whole again after `keras.config.disable_traceback_filtering()`.
+
+    >>> @short_traceback
+    ... def call():
+    ...     raise NebulaError("no")
+    >>> try: call()
+    ... except NebulaError as error: print(error.__traceback__.tb_next.tb_next)
+    None
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except NebulaError as error:
+            keras = sys.modules.get("keras")
+            if keras is not None and not keras.config.is_traceback_filtering_enabled():
+                raise
+            raise error.with_traceback(None)  # noqa: B904 - it is the same error
+
+    return wrapper

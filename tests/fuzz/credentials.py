@@ -165,7 +165,7 @@ class Heads:
     def __init__(self, folder: Path) -> None:
         self.gate = Home.at(folder / "certs").credentials(GATE)
         self.file = folder / "heads.jsonl"
-        self.head = Head.sign(self.gate, 7, "0" * 64).as_dict()
+        self.head = Head.sign(self.gate, 7, "0" * 64)._asdict()
 
     def attack(self, draw: Draw) -> None:
         said = altered(draw, self.head)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from textwrap import shorten
 from typing import Any
 
-from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.scopes import options
 from whale_nebula.scopes.frames import current_stack
 from whale_nebula.scopes.options import check_signature
 from whale_nebula.scopes.placing import placement
+from whale_nebula.site import short_traceback
 
 
 @check_signature

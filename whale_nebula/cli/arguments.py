@@ -114,8 +114,6 @@ NOTHING = 3
 NO_DATA = 65
 """A file that holds something else."""
 NO_FILE = 66
-ORPHANED = 71
-"""A worker whose launcher is gone."""
 LEFT = 75
 """The workers were asked to end (SIGTERM, SIGINT, SIGHUP), and left between two steps: start them again."""
 CONFIG = 78

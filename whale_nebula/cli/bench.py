@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Options, Parser, remark, tell
 from whale_nebula.config import Config, load
-from whale_nebula.errors import ConfigError, CredentialsError, DeadlineError, NebulaError, TransportError
+from whale_nebula.errors import ConfigError, CredentialsError, NebulaError, TransportError
 from whale_nebula.errors.text import did_you_mean
-from whale_nebula.launch import gateways
+from whale_nebula.launch import attach, gateways
 from whale_nebula.launch.link_advice import LineFound, advise, describe_asymmetry, path_of, save
-from whale_nebula.launch.link_measurement import Seat, measure, others, table
+from whale_nebula.launch.link_measurement import measure, others, table
+from whale_nebula.launch.placed import Echoed, identities, start_placed
 from whale_nebula.launch.placement import Asked, Placement, everything, is_local, settle_ports
 from whale_nebula.launch.resolve import resolve
-from whale_nebula.security import Credentials, Files, Identity
+from whale_nebula.security import Credentials, Identity
+from whale_nebula.transport.grpc.links import Place
 
 _DESCRIPTION = """\
 Measure the line between clusters over what a run uses: the first worker of each cluster, gRPC, mutual TLS, and the
@@ -53,7 +51,7 @@ _OPTIONS: Options = {
     "--all": (None, "both ends on this machine, as two processes, with certificates that live as long"),
     "--clusters": ("A,B", "with --all and without a config: names for the two ends"),
     "--json": (None, "print one JSON object"),
-    "--told": (None, argparse.SUPPRESS),  # by --all, over its standard input
+    "--told": (None, argparse.SUPPRESS),  # to the ends that --all starts
 }
 
 
@@ -73,11 +71,10 @@ def main(argv: Sequence[str]) -> int:
     if words[0] != "link":
         made.error(f"there is no bench {words[0]!r}: {did_you_mean(words[0], ['link'])}")
     given = made.read(words[1:])
-    if given.told:
-        return be_told()
-    _check(made, given)
+    if not given.told:
+        _check(made, given)
     try:
-        return _run(given)
+        return _be_end(float(given.seconds)) if given.told else _run(given)
     except NebulaError as error:
         code = arguments.CONFIG if isinstance(error, ConfigError | CredentialsError) else arguments.FAILED
         return tell(error, as_json=given.json, code=code)
@@ -107,10 +104,10 @@ def _run(given: argparse.Namespace) -> int:
         why = "both ends are on this machine: this is what it can carry, and no line to write in a config"
         print(_json(found, None) if given.json else "\n\n".join(f"{table(each)}\n  {why}" for each in found))
         return arguments.DONE
-    found, seat = [], seat_of(config, given.config, given.cluster, given.to)
-    addresses = ", ".join(f"{there} at {seat.gateway or where}" for there, where in seat.peers.items())
-    remark(f"{seat.here} measures the line to {addresses}; it must be started there, too")
-    for each in measure(seat, seconds=seconds, patience=config.patience, tell=remark):
+    found, place = [], place_of(config, given.config, given.cluster, given.to)
+    addresses = ", ".join(f"{there} at {place.gateway or where}" for there, where in place.peers.items())
+    remark(f"{place.here} measures the line to {addresses}; it must be started there, too")
+    for each in measure(place, seconds=seconds, patience=config.patience, tell=remark):
         found.append(each)
         path = path_of(given.config, *each.clusters)
         try:
@@ -142,10 +139,10 @@ def _text(found: LineFound, config: Config) -> str:
 
 
 _HERE_PATIENCE = 60.0
-_COMMAND = ["-m", "whale_nebula.cli.main", "bench", "link", "--told"]
+_COMMAND = ("-m", "whale_nebula.cli.main", "bench", "link", "--told")
 
 
-def seat_of(config: Config, path: str, cluster: str, to: str | None) -> Seat:
+def place_of(config: Config, path: str, cluster: str, to: str | None) -> Place:
     """Where this end is, and where the others are."""
     placement = resolve(config, os.environ, Asked(cluster, 0, local=is_local)).placement
     here, gateway = f"{cluster}/0", config.clusters[cluster].gateway if cluster in config.clusters else None
@@ -161,7 +158,7 @@ def seat_of(config: Config, path: str, cluster: str, to: str | None) -> Seat:
         credentials.check_is(Identity.of_worker(config.run_name, here))
     alone, everyone = Placement((here,), placement.addresses), tuple(placement.addresses)
     listen = None if gateway else gateways.listen_here(config, alone, remark)[here]  # behind a gateway both ends dial
-    return Seat(config.run_name, here, peers, listen, gateway, credentials, everyone=everyone)
+    return Place(config.run_name, here, peers, listen, gateway, credentials, everyone=everyone)
 
 
 # ---------------------------------------------------------------------- both ends on this machine
@@ -171,68 +168,32 @@ def both_here(config: Config, clusters: Sequence[str], seconds: float) -> list[L
     if len(known) < 2:
         why, mend = "two clusters must be named", "bench link --all --clusters gpu,npu"
         raise ConfigError("a line has two ends", why=why, mend=mend)
-    workers = [f"{cluster}/0" for cluster in known]
+    workers = tuple(f"{cluster}/0" for cluster in known)
     everybody = everything(config, clusters, is_local)
-    placement = settle_ports(Placement(tuple(workers), {each: everybody.addresses[each] for each in workers}))
+    placement = settle_ports(Placement(workers, {each: everybody.addresses[each] for each in workers}))
     limit = _HERE_PATIENCE + len(workers) ** 2 * (30 * seconds + 10)
-    shared = {"run": config.run_name, "addresses": dict(placement.addresses), "seconds": seconds}
-    with gateways.for_one_run(config, workers) as files, contextlib.ExitStack() as held:
-        running = []
-        for here in workers:
-            own = {"here": here, "files": files[here].as_dict() if here in files else None, "aloud": here == workers[0]}
-            running.append(held.enter_context(_run_end({**shared, **own})))
-        outputs = [_output(worker, process, limit) for worker, process in zip(workers, running, strict=True)]
-    lines = [LineFound.from_json(text) for output in outputs for text in json.loads(output)]
+    with gateways.for_one_run(config, workers) as files:
+        ends = identities(placement, config, files, gateways=False, everywhere=True)
+        with start_placed([*_COMMAND, "--seconds", f"{seconds}"], ends, output=Echoed(echo=_echo)) as job:
+            result = job.wait(limit).check()
+    lines = [LineFound.from_json(text) for outcome in result.outcomes.values() for text in json.loads(outcome.out)]
     found = {(each.first, each.second): each for each in lines}  # both ends have found the same
     return [found[pair] for pair in sorted(found)]
 
 
-@contextlib.contextmanager
-def _run_end(told: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
-    """An end as a process of its own, which ends with this one, whatever happens."""
-    command = [sys.executable, *_COMMAND]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            if process.stdin is not None:
-                process.stdin.write(json.dumps(told) + "\n")
-                process.stdin.flush()
-            yield process
-        finally:
-            process.kill()
+def _echo(worker: str, name: str, line: str) -> None:
+    if name == "err":
+        print(line, end="", file=sys.stderr)
 
 
-def _output(worker: str, process: subprocess.Popen[str], limit: float) -> str:
-    """What an end prints. Its standard input stays open, because it ends when that is closed."""
-    late = threading.Timer(limit, process.kill)
-    late.start()
-    try:
-        output = process.stdout.read() if process.stdout is not None else ""
-        code = process.wait()
-    finally:
-        late.cancel()
-    if code != arguments.DONE:
-        raise DeadlineError(f"the end {worker} on this machine has failed, with {code}", why="its words stand above")
-    return output
-
-
-def be_told() -> int:
-    """Be an end that another process has started: it says where in one line, and holds the pipe open."""
-    said = json.loads(sys.stdin.readline())
-
-    def leave_with_launcher() -> None:
-        while sys.stdin.read(1):
-            pass
-        os._exit(arguments.ORPHANED)
-
-    threading.Thread(target=leave_with_launcher, name="nebula-leash", daemon=True).start()
-    here, addresses = said["here"], said["addresses"]
-    credentials = None if said["files"] is None else Credentials.of(Files.from_dict(said["files"]))
-    peers = {worker: where for worker, where in addresses.items() if worker != here}
-    seat = Seat(said["run"], here, peers, addresses[here], credentials=credentials)
-    say: Callable[[str], None] = remark if said["aloud"] else lambda text: None
-    try:
-        found = list(measure(seat, seconds=float(said["seconds"]), patience=_HERE_PATIENCE, tell=say))
-    except NebulaError as error:
-        return tell(error, as_json=False)
+def _be_end(seconds: float) -> int:
+    """Be one of the ends that `both_here` has started; the first of them says what it does."""
+    own = attach()
+    if own is None or own.listen is None:
+        raise ConfigError("no launcher has started this end", mend="whale-nebula bench link --all --clusters gpu,npu")
+    credentials = None if own.security is None else Credentials.of(own.security)
+    place = Place(own.run_id, own.worker, own.addresses, own.listen, credentials=credentials)
+    say: Callable[[str], None] = remark if own.worker == own.workers[0] else lambda text: None
+    found = list(measure(place, seconds=seconds, patience=_HERE_PATIENCE, tell=say))
     print(json.dumps([each.to_json() for each in found]), flush=True)
     return arguments.DONE

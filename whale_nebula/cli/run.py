@@ -15,11 +15,12 @@ from types import FrameType
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import SIGNALLED, Options, Parser, remark, tell
 from whale_nebula.config import Config, load
+from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, NebulaError, RemoteFailureError
 from whale_nebula.launch import Job, Outcome, Result, gateways
 from whale_nebula.launch.ending import last_sentence, last_word, same_cause
 from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
-from whale_nebula.launch.placement import PORT, Asked, Placement, cluster_of, everything, is_local, settle_ports
+from whale_nebula.launch.placement import PORT, Asked, Placement, everything, is_local, settle_ports
 from whale_nebula.launch.processes import Board, Sink
 from whale_nebula.launch.resolve import Resolved, resolve
 from whale_nebula.report.screen import Screen, terminal

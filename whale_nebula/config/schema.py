@@ -132,6 +132,15 @@ def _pair(place: Place, key: object, clusters: Collection[str]) -> tuple[str, st
     raise place.wrong(f"{key!r} is no pair of clusters", mend=f'{{("{a}", "{b}"): "60mbit,20ms"}}')
 
 
+def cluster_of(worker: str) -> str:
+    """The cluster of a worker or gateway, by its name.
+
+    >>> cluster_of("gpu/0"), cluster_of("npu/gateway")
+    ('gpu', 'npu')
+    """
+    return worker.rpartition("/")[0]
+
+
 PATIENCE_SECONDS = 120.0
 GATEWAY_GRACE_SECONDS = 30.0
 SHOWS = ("none", "lines", "live")

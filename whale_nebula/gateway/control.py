@@ -19,9 +19,8 @@ from whale_nebula.security.audit import Head, KeptHeads
 from whale_nebula.security.identity import Identity
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
-from whale_nebula.wire.frame import HEADER_BYTES, Flag, Header, Kind, checksum, pack, unpack
-from whale_nebula.wire.message import decode_message, encode_message
-from whale_nebula.wire.tensor import dtype_code
+from whale_nebula.wire.frame import HEADER_BYTES, Kind, checksum, chunks, pack, unpack
+from whale_nebula.wire.message import decode_message, encode_message, message_header
 
 _MOST = 64 << 10
 
@@ -32,10 +31,9 @@ def encode_control(message: Mapping[str, Any]) -> bytes:
     >>> read(encode_control({"kind": "KEPT", "seq": 99}))
     {'kind': 'KEPT', 'seq': 99}
     """
-    data = encode_message(message)
-    size = len(data)
-    header = Header(Kind.CONTROL, Flag.LAST, dtype=dtype_code("uint8"), dims=(size,), length=size, whole=size)
-    return pack(header, checksum(np.frombuffer(data, np.uint8))) + data
+    payload = np.frombuffer(encode_message(message), np.uint8)
+    [(header, chunk)] = chunks(message_header(payload.size), payload)
+    return pack(header, checksum(chunk)) + chunk.tobytes()
 
 
 def read(frame: bytes) -> dict[str, Any]:
@@ -253,4 +251,4 @@ class ControlStreams:
 
 
 def _of_head(head: Head) -> bytes:
-    return encode_control({"kind": "HEAD", "head": head.as_dict()})
+    return encode_control({"kind": "HEAD", "head": head._asdict()})

@@ -13,8 +13,9 @@ from collections.abc import Callable, Set
 from enum import Enum
 from typing import NamedTuple
 
+from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import IdentityError, NebulaError, NotAllowedError, TransportError
-from whale_nebula.gateway.site import UNLISTED, Site, cluster_of
+from whale_nebula.gateway.site import UNLISTED, Site
 from whale_nebula.security import CurrentCredentials, Peer
 from whale_nebula.security.identity import GATEWAY, WORKER, Call, Identity, check_call
 from whale_nebula.transport.grpc.connection import Lane

@@ -10,6 +10,7 @@ from functools import partial
 
 from cryptography.hazmat.primitives import hashes
 
+from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, TransportError
 from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.gateway.entry import Entry, FinalErrors, Purpose, Quotas, admit, connections, entry
@@ -17,7 +18,7 @@ from whale_nebula.gateway.journal import Journal
 from whale_nebula.gateway.liveness import Health, Liveness, State
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
 from whale_nebula.gateway.route import Route
-from whale_nebula.gateway.site import Site, cluster_of
+from whale_nebula.gateway.site import Site
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, Prover, check_live
 from whale_nebula.security.audit import AuditLog, Head, KeptHeads
 from whale_nebula.security.identity import GATEWAY

@@ -5,7 +5,6 @@ streams.
 from __future__ import annotations
 
 import logging
-import random
 import secrets
 import threading
 import time
@@ -164,7 +163,6 @@ class Pacer:
 
 
 _LOG = logging.getLogger("whale_nebula.gateway")
-_DRAWN = random.SystemRandom()
 _HEAD_START_SECONDS = 0.3
 _SHORT_SECONDS = 1.0  # less is not worth a word
 _STALE_SECONDS = 45.0  # after which a stream that the other gateway has dialled is known to be alive, or is gone
@@ -323,7 +321,7 @@ class Route:
 
     def _pause(self, attempt: int) -> float:
         """How long to wait before another attempt: a gateway that is started again is wanted at once."""
-        return self._deadlines.retry_pause(min(attempt, _SLOWEST), _DRAWN.random())
+        return self._deadlines.retry_pause(min(attempt, _SLOWEST))
 
     def _go(self) -> bool:
         """Open the control stream and stay as long as it lasts; whether that was longer than a moment."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from whale_nebula.config import Config
 from whale_nebula.config.place import Place, address
-from whale_nebula.config.schema import PATIENCE_SECONDS
+from whale_nebula.config.schema import PATIENCE_SECONDS, cluster_of
 from whale_nebula.errors import ConfigError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security.files import Files
@@ -18,17 +18,6 @@ from whale_nebula.security.identity import GATEWAY, Identity
 
 UNLISTED = 8
 """How many workers a cluster is thought to have which does not list them."""
-RUN = "run"
-"""The name of a run whose config names none."""
-
-
-def cluster_of(worker: str) -> str:
-    """The cluster of a worker or gateway.
-
-    >>> cluster_of("gpu/0"), cluster_of("npu/gateway")
-    ('gpu', 'npu')
-    """
-    return worker.rpartition("/")[0]
 
 
 @dataclass(frozen=True)
@@ -97,14 +86,9 @@ class Site:
                 mend=f'clusters: {{{cluster}: {{gateway: "10.77.0.1:7100"}}}}',
             )
         base = Path(os.path.abspath(path)).parent
-        workers = {
-            f"{each.name}/{number}": worker.address
-            for each in config.clusters.values()
-            for number, worker in enumerate(each.workers)
-        }
-        identity = Identity(config.run or RUN, cluster, GATEWAY)
+        identity = Identity(config.run_name, cluster, GATEWAY)
         files = None if config.security.insecure else Files.of(config.security, identity, base)
-        return cls.in_run(config, identity, at, workers, files, base / "audit")
+        return cls.in_run(config, identity, at, config.addresses, files, base / "audit")
 
     @classmethod
     def in_run(

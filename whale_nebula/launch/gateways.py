@@ -16,9 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from whale_nebula.config import Config
+from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, TransportError
 from whale_nebula.gateway.site import Site
-from whale_nebula.launch.placement import ANY, Placement, cluster_of, host_of, listening, settle_ports
+from whale_nebula.launch.placement import ANY, Placement, host_of, listening, settle_ports
 from whale_nebula.security import Credentials, Files, Identity, ephemeral
 from whale_nebula.security.identity import name
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whale_nebula.config.schema import Line
+from whale_nebula.config.schema import Line, cluster_of
 from whale_nebula.errors import TransportError
 
 FOLDER = "line"
@@ -57,7 +57,7 @@ class LineFound:
     @property
     def clusters(self) -> tuple[str, str]:
         """The two clusters that the line joins."""
-        return self.first.rpartition("/")[0], self.second.rpartition("/")[0]
+        return cluster_of(self.first), cluster_of(self.second)
 
     @property
     def bits(self) -> float:

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -18,15 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import whale_nebula
+from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, RemoteProtocolError, RunError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.launch.link_advice import DIRECT, THROUGH, Crossing, LineFound
 from whale_nebula.report.records import size
+from whale_nebula.transport import Key, Link
 from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.grpc.options import congestion_control, lanes
 from whale_nebula.transport.peer import PeerLink
-from whale_nebula.transport.protocol import Key, Link
 from whale_nebula.wire.buffers import Bound
 from whale_nebula.wire.message import SESSION, build_message
 
@@ -305,40 +306,26 @@ def _version(package: str) -> str | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Seat(Place):
-    """A worker's place, for which only some of the others are there; `everyone` are all workers of the run, as frames
-    and gateways number them.
-    """
-
-    everyone: tuple[str, ...] = ()
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        """All workers of the run, whether they take part or not."""
-        return self.everyone or (*self.peers, self.here)
-
-
-def measure(seat: Seat, *, seconds: float, patience: float, tell: Callable[[str], None]) -> Iterator[LineFound]:
-    """Measure the lines to all peers of a seat, one after the other in an order that all ends know.
+def measure(place: Place, *, seconds: float, patience: float, tell: Callable[[str], None]) -> Iterator[LineFound]:
+    """Measure the lines to all peers of a place, one after the other in an order that all ends know.
 
     Who is waited for is told as well; nobody is waited for longer than `patience`.
     """
     joined = GrpcLinks(
-        seat, expect=expect_tensor, deadlines=Deadlines(patience=patience), announce=lambda wait: tell(str(wait))
+        place, expect=expect_tensor, deadlines=Deadlines(patience=patience), announce=lambda wait: tell(str(wait))
     )
     try:
-        for there in sorted(seat.peers, key=lambda each: sorted((seat.here, each))):
-            yield _measure_link(seat, joined.links[there], seconds, patience, tell)
+        for there in sorted(place.peers, key=lambda each: sorted((place.here, each))):
+            yield _measure_link(place, joined.links[there], seconds, patience, tell)
     finally:
         joined.close()
 
 
 def _measure_link(
-    seat: Seat, link: PeerLink, seconds: float, patience: float, tell: Callable[[str], None]
+    place: Place, link: PeerLink, seconds: float, patience: float, tell: Callable[[str], None]
 ) -> LineFound:
-    end = End(link, leads=seat.here < link.there, seconds=seconds, patience=patience, tell=tell)
-    path = THROUGH if seat.through_gateway(link.there) else DIRECT
+    end = End(link, leads=place.here < link.there, seconds=seconds, patience=patience, tell=tell)
+    path = THROUGH if place.through_gateway(link.there) else DIRECT
     try:
         found = end.measure(sheet(), path, time.time())
     except (DeadlineError, LinkClosedError) as error:
@@ -350,7 +337,7 @@ def _add_command(error: NebulaError, there: str, path: str, *, came: bool) -> Ne
     """The same error with the command that is missing, if the other end has never come."""
     if came:
         return error
-    command = f"whale-nebula bench link --config clusters.yaml --cluster {there.rpartition('/')[0]}"
+    command = f"whale-nebula bench link --config clusters.yaml --cluster {cluster_of(there)}"
     gateways = "start the gateways of both clusters, and " if path == THROUGH else ""
     return type(error)(
         error.what, where=error.where, why=error.why, mend=f"{gateways}run there, at the same time: {command}"

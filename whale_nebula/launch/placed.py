@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whale_nebula.config import Config, load
+from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch import gateways as gateway_processes
 from whale_nebula.launch.attach import VARIABLE, Identity
 from whale_nebula.launch.job import Job, Reader
-from whale_nebula.launch.placement import ANY, Placement, cluster_of, settle_ports
+from whale_nebula.launch.placement import ANY, Placement, settle_ports
 from whale_nebula.launch.processes import Board, Echo, KeptOutput, Relay, Shown, Sink
 from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS
 from whale_nebula.security.files import Files
@@ -159,12 +160,13 @@ def _pipe_to(worker: str, ends: dict[str, int]) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
-class _Kept(Output):
+class Echoed(Output):
     """Output that is kept for the job's result, and echoed line by line."""
 
     echo: Echo | None = None
 
     def reader(self, worker: str, process: subprocess.Popen[bytes], picture: int | None) -> Reader:
+        """Keep what a worker writes."""
         return KeptOutput(worker, process, self.echo)
 
 
@@ -209,4 +211,4 @@ def spawn(
         if gateways:
             stack.enter_context(gateway_processes.running(config, placement, security))
         told = identities(placement, config, security, everywhere=True)
-        yield stack.enter_context(start_placed(argv, told, output=_Kept(echo=echo), silence=silence, env=env, cwd=cwd))
+        yield stack.enter_context(start_placed(argv, told, output=Echoed(echo=echo), silence=silence, env=env, cwd=cwd))

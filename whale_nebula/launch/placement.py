@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from whale_nebula.config import Cluster, Config
+from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError
 from whale_nebula.errors.text import did_you_mean
 
@@ -70,15 +71,6 @@ class Declined(NamedTuple):
 
 
 Resolver = Callable[[Config, Mapping[str, str], Asked], Placement | Declined]
-
-
-def cluster_of(worker: str) -> str:
-    """The cluster of a worker.
-
-    >>> cluster_of("gpu/0")
-    'gpu'
-    """
-    return worker.rpartition("/")[0]
 
 
 def host_of(address: str) -> str:

@@ -12,12 +12,11 @@ from whale_nebula.capture.step import bind
 from whale_nebula.capture.tracing import current, uncut_on_purpose
 from whale_nebula.errors import NebulaWarning, OptionError
 from whale_nebula.errors.text import did_you_mean, list_names
-from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack
 from whale_nebula.scopes import options as values
 from whale_nebula.scopes.observer import observer
 from whale_nebula.scopes.options import check_signature
-from whale_nebula.site import calling_site, script_site
+from whale_nebula.site import calling_site, script_site, short_traceback
 from whale_nebula.tf import private as tf_private
 
 

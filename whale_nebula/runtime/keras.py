@@ -11,11 +11,10 @@ import tensorflow as tf
 
 from whale_nebula.capture.surroundings import foreign_strategy
 from whale_nebula.errors import UnsupportedError
-from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, positional
 from whale_nebula.runtime.variables.reads import make_collective, remember_results
-from whale_nebula.site import script_site
+from whale_nebula.site import script_site, short_traceback
 
 Run = Callable[[Any], Any]
 

@@ -17,8 +17,8 @@ import whale_nebula
 from whale_nebula.capture.step import Captured, Signature
 from whale_nebula.codec.sizes import fitting, nbytes
 from whale_nebula.codec.way import parse_way
-from whale_nebula.feed.batch import micro_batches
 from whale_nebula.feed.checks import Missing, absent_in
+from whale_nebula.feed.inputs import micro_batches
 from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import Program

@@ -15,7 +15,6 @@ from typing import Any
 from whale_nebula.config import Config, Links, load, parse_links, quantities
 from whale_nebula.errors import ConfigError, NebulaWarning, OptionError, StateError
 from whale_nebula.errors.text import closest, did_you_mean, list_names
-from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.feed.checks import compared_by, names_any
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.seeding import keep_generators, seed_all
@@ -26,7 +25,7 @@ from whale_nebula.scopes import options
 from whale_nebula.scopes.identity import LOCAL, deal_to
 from whale_nebula.scopes.observer import observer
 from whale_nebula.scopes.options import check_signature, scope
-from whale_nebula.site import calling_site, script_site
+from whale_nebula.site import calling_site, script_site, short_traceback
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from whale_nebula.capture.patches import STATE
 from whale_nebula.capture.step import Signature, plainly, signature
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.errors import AbsentInputError, OptionError
-from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.feed.inputs import Partial
 from whale_nebula.passes.batch import DRAWN_ANEW, lines_of
 from whale_nebula.passes.effects import is_random
@@ -41,7 +40,7 @@ from whale_nebula.runtime.step.results import Absent
 from whale_nebula.runtime.step.rollback import Whereabouts, uncut_step
 from whale_nebula.runtime.step.step import declared_inputs
 from whale_nebula.scopes.options import check_signature
-from whale_nebula.site import calling_site
+from whale_nebula.site import calling_site, short_traceback
 from whale_nebula.tf import private as tf_private
 
 _NUDGES = 3

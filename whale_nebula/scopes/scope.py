@@ -9,11 +9,10 @@ from types import MappingProxyType, TracebackType
 from typing import NamedTuple, NoReturn
 
 from whale_nebula.errors import NestingError, NotYetError
-from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.scopes import hints, identity
 from whale_nebula.scopes.frames import Block, Frame, Stack, current_stack, keep_stack, open_frames, standing
 from whale_nebula.scopes.options import no_decorator
-from whale_nebula.site import Site, calling_site, runs_now
+from whale_nebula.site import Site, calling_site, runs_now, short_traceback
 
 LEVELS = ("cluster", "replica", "pipeline", "stage", "split")
 

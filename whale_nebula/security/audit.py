@@ -241,7 +241,7 @@ class AuditLog:
             self._write("renewed", self._about())
         ended, link = (b"", self._link) if end is None else self._forge(self._link, chain.END, end)
         head = Head.sign(present, *link)
-        line, link = self._forge(link, chain.HEAD, {"head": head.as_dict()})
+        line, link = self._forge(link, chain.HEAD, {"head": head._asdict()})
         self._put(ended + line)
         self._link = link
         self._signed.append(head)
@@ -405,10 +405,6 @@ class Head(NamedTuple):
         keys = escape_foreign_text(", ".join(sorted(map(str, said))), 200)
         raise AuditError("this is no head of an audit log", why=f"it holds {keys}")
 
-    def as_dict(self) -> dict[str, Any]:
-        """The head as plain JSON."""
-        return self._asdict()
-
     def trim(self) -> Head:
         """The same without what a peer may have written around the certificate."""
         shown = files.certificate(self.certificate, "the head of an audit log")
@@ -482,7 +478,7 @@ class KeptHeads:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
-                file.write(b"\n" * self._is_torn() + canonical(head.as_dict()) + b"\n")
+                file.write(b"\n" * self._is_torn() + canonical(head._asdict()) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:

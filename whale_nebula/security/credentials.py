@@ -7,7 +7,6 @@ import threading
 import time
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from pathlib import Path
 
 from whale_nebula.errors import CredentialsError, IdentityError, WrongNameError
 from whale_nebula.errors.text import escape_foreign_text
@@ -38,13 +37,8 @@ class Credentials:
     stamps: tuple[Stamp, ...] = field(repr=False, default=())
 
     @classmethod
-    def load(cls, ca: str | Path, cert: str | Path, key: str | Path, revoked: str | Path | None = None) -> Credentials:
-        """Read the files, and check that they belong together, that no other user can read the key, and the dates."""
-        return _load(Files(Path(ca), Path(cert), Path(key), None if revoked is None else Path(revoked)), None)
-
-    @classmethod
     def of(cls, paths: Files) -> Credentials:
-        """`load`, from the files in one."""
+        """Read the files, and check that they belong together, that no other user can read the key, and the dates."""
         return _load(paths, None)
 
     @property

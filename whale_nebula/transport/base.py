@@ -1,6 +1,6 @@
-"""What links stand on: the common part of their ends, and the interface of carriers.
+"""The link of two workers, as the runtime calls it, and the interface of the carriers on which links stand.
 
-An end receives from a mailbox, checks keys, counts, and reports why nothing arrives. A carrier carries whole frames
+A link receives from a mailbox, checks keys, counts, and reports why nothing arrives. A carrier carries whole frames
 between two workers and may break; a link works above it. It knows nothing of what it carries. It makes its connection
 again whenever it breaks; what was in flight then is lost, and the link above sends it again.
 """
@@ -8,10 +8,12 @@ again whenever it breaks; what was in flight then is lost, and the link above se
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import (
     DeadlineError,
     InputMismatchError,
@@ -31,20 +33,22 @@ from whale_nebula.wire.tensor import Bytes
 
 @dataclass(frozen=True, slots=True)
 class CarrierState:
-    """How a carrier stands, `since` when (time.monotonic), how many connections there were, and the last trouble.
+    """How a carrier stands, how many connections there were, and the last trouble.
 
     `refusal` is why the last attempt was refused, where that may heal: an expired certificate, which may be renewed.
     """
 
     connected: bool = False
-    since: float = 0.0
     connections: int = 0
     trouble: str = ""
     refusal: NebulaError | None = None
 
 
 class Receiver(Protocol):
-    """A link, as its carrier calls it: from the carrier's threads, for one connection in order."""
+    """A link, as its carrier calls it: from the carrier's threads, for one connection at a time.
+
+    A carrier of several lanes may give frames out of their order, but none before those of the greeting.
+    """
 
     def up(self, connection: int) -> None:
         """There is a fresh connection, the `connection`-th: greet over it."""
@@ -91,8 +95,12 @@ BYE = "BYE"
 FAIL = "FAIL"
 
 
-class LinkEnd:
-    """The receiving half of a link end, over a mailbox, and the checks and sums of the sending half."""
+class Link(ABC):
+    """One worker's end of the link to one other worker. Every method may be called from any thread.
+
+    Deadlines are seconds from now. What a wait raises: `DeadlineError` when they pass, `LinkClosedError`
+    when the other worker is gone, `RemoteFailureError` when it has said that it failed. `on_sent` may be set.
+    """
 
     def __init__(self, inbox: Mailbox) -> None:
         self.here = inbox.here
@@ -102,8 +110,19 @@ class LinkEnd:
         self._counting = threading.Lock()
         self._totals = LinkTotals()
 
+    @abstractmethod
+    def send(self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None) -> None:
+        """Hand a tensor over. It does not wait for the line, at most for room in a full buffer.
+
+        The array must not be written to afterwards. `raw_bytes` is its size before a codec (a `Packed` knows it),
+        `size` its size where the object itself has no `nbytes`. What is sent as a `Packed` is received as one.
+        """
+
     def receive(self, key: Key, deadline: float) -> Payload:
-        """Wait for the tensor with this key. Keys may be asked for in any order, each once."""
+        """Wait for the tensor with this key. Keys may be asked for in any order, each once.
+
+        What comes must not be written to either.
+        """
         self._check(key, self.there, self.here)
         return self._inbox.take(key, deadline)
 
@@ -112,6 +131,10 @@ class LinkEnd:
         self._check(key, self.there, self.here)
         self._inbox.later(key)
 
+    @abstractmethod
+    def post(self, message: Mapping[str, Any]) -> None:
+        """Hand over a control message: a JSON object with a `kind` (HELLO, AGREE ...)."""
+
     def take(self, kind: str, deadline: float) -> dict[str, Any]:
         """Wait for the next control message of this kind."""
         return self._inbox.take_message(kind, deadline)
@@ -119,6 +142,14 @@ class LinkEnd:
     def totals(self) -> LinkTotals:
         """What was sent over this end so far."""
         return self._totals
+
+    @abstractmethod
+    def fail(self, reason: Mapping[str, Any]) -> None:
+        """Tell the other worker that this one failed and why; it overtakes tensors that wait for the line."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End in order: what was sent before still arrives. Closing twice does nothing."""
 
     def _count_message(self, size: int) -> int:
         """Count one control message; gives its bytes on the wire."""
@@ -166,7 +197,7 @@ def lost_error(there: str, why: str) -> NebulaError:
 
 def absent_error(there: str, where: str, seconds: float, why: str) -> NebulaError:
     """The other worker was waited for, and was never there."""
-    command = f"whale-nebula run --config clusters.yaml --cluster {there.rpartition('/')[0]}"
+    command = f"whale-nebula run --config clusters.yaml --cluster {cluster_of(there)}"
     return DeadlineError(
         f"worker '{there}' did not come within {round(seconds, 1):g} s",
         where=where,

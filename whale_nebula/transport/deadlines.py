@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 _BACKLOG_BYTES = 4 << 20  # what a sender's kernel may hold of one connection: a ping queues behind it
 _SPAN_SECONDS = 1.0
+_DRAWN = random.SystemRandom()  # `random` itself is the script's: what it draws next is no business of a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,9 @@ class Deadlines:
         """
         return max(self.patience, 2 * waiting / rate) if rate else self.patience
 
-    def retry_pause(self, attempt: int, draw: float) -> float:
+    def retry_pause(self, attempt: int, draw: float | None = None) -> float:
         """How long to wait before the `attempt`-th try (from 0) to connect again; `draw` is random in [0, 1)."""
+        draw = _DRAWN.random() if draw is None else draw
         return min(2.0, 0.05 * 2.0 ** min(attempt, 16)) * (0.5 + draw)
 
 

@@ -221,9 +221,10 @@ class Mailbox:
             if key in self._taken[key.program]:
                 raise LocalProtocolError(f"{key} was received already", why="every tensor is received once")
             self._awaited.add(key)
-        with self._asking(lambda: self._tensors.get(key), deadline), self._changed:
+        find = partial(self._tensors.get, key)
+        with self._asking(find, deadline), self._changed:
             try:
-                came = self._wait(lambda: self._tensors.get(key), deadline, promised=key in self._promised)
+                came = self._wait(find, deadline, promised=key in self._promised)
             finally:
                 self._awaited.discard(key)
                 self._promised.discard(key)

@@ -16,7 +16,7 @@ from whale_nebula.errors import LocalProtocolError
 from whale_nebula.transport.base import (
     BYE,
     FAIL,
-    LinkEnd,
+    Link,
     closed_by_error,
     closed_here_error,
     failed_error,
@@ -58,7 +58,7 @@ class EmulatedLine:
             return Passage(start, left, left + self._delay)
 
 
-class MemoryLink(LinkEnd):
+class MemoryLink(Link):
     """One worker's end of a link inside this process."""
 
     def __init__(self, inbox: Mailbox, outbox: Mailbox, line: EmulatedLine) -> None:

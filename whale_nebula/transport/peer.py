@@ -32,7 +32,7 @@ from whale_nebula.transport.base import (
     FAIL,
     Carrier,
     CarrierState,
-    LinkEnd,
+    Link,
     absent_error,
     closed_by_error,
     closed_here_error,
@@ -49,18 +49,16 @@ from whale_nebula.wire.buffers import Acknowledged, Bound, MessageArrived, Tenso
 from whale_nebula.wire.conversation import BUDGET_BYTES, Answer, Conversation, Opened
 from whale_nebula.wire.frame import Header, Kind, chunks, frame_count, pack
 from whale_nebula.wire.greeting import Greeting, Prover
-from whale_nebula.wire.message import check_message, encode_message
-from whale_nebula.wire.tensor import dtype_code
+from whale_nebula.wire.message import check_message, encode_message, message_header
 
 _LOG = logging.getLogger("whale_nebula.transport")
 _SEAL_BYTES = 16
 _CHANCES = 8  # for a frame to come undamaged, and for a greeting to be right
 _SHORT_SECONDS = 1.0  # a connection that is made again within this time is not worth a word
 _LONGEST_REASON = 4096
-_UINT8 = dtype_code("uint8")
 
 
-class PeerLink(LinkEnd):
+class PeerLink(Link):
     """One worker's end of a link to a worker in another process, over a carrier.
 
     `greeting` says who both are, and in which run. `expect` says what the plan allows for a key (None: nobody expects
@@ -192,8 +190,7 @@ class PeerLink(LinkEnd):
 
     def _parcel(self, message: Mapping[str, Any]) -> Parcel:
         payload = np.frombuffer(encode_message(message), np.uint8)
-        here, there = self._numbers
-        return Parcel(Header(Kind.CONTROL, source=here, destination=there, dtype=_UINT8, dims=payload.shape), payload)
+        return Parcel(message_header(payload.size, *self._numbers), payload)
 
     def _put(self, parcel: Parcel) -> None:
         self._inbox.check_open()

@@ -1,11 +1,11 @@
-"""The transport interface of the runtime: tensors by key, control messages by kind, totals, orderly close."""
+"""What crosses a link: tensors by their keys, as payloads, what of them a plan allows, and how much was sent."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -159,52 +159,6 @@ class LinkTotals:
 
 Sent: TypeAlias = Callable[[Key, int, float, float], None]
 """Is told of a tensor that was sent: its key, its bytes on the wire, and when it held the line (time.monotonic)."""
-
-
-class Link(Protocol):
-    """One worker's end of the link to one other worker. Every method may be called from any thread.
-
-    Deadlines are seconds from now. What a wait raises: `DeadlineError` when they pass, `LinkClosedError`
-    when the other worker is gone, `RemoteFailureError` when it has said that it failed. `on_sent` may be set.
-    """
-
-    on_sent: Sent | None
-
-    @property
-    def here(self) -> str:
-        """The worker that holds this end."""
-
-    @property
-    def there(self) -> str:
-        """The worker at the other end."""
-
-    def send(self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None) -> None:
-        """Hand a tensor over. It does not wait for the line, at most for room in a full buffer.
-
-        The array must not be written to afterwards. `raw_bytes` is its size before a codec (a `Packed` knows it),
-        `size` its size where the object itself has no `nbytes`. What is sent as a `Packed` is received as one.
-        """
-
-    def receive(self, key: Key, deadline: float) -> Payload:
-        """Wait for the tensor with this key. Keys may be asked for in any order, each once."""
-
-    def later(self, key: Key) -> None:
-        """Say that the tensor with this key will be received, but perhaps after those of later steps."""
-
-    def post(self, message: Mapping[str, Any]) -> None:
-        """Hand over a control message: a JSON object with a `kind` (HELLO, AGREE ...)."""
-
-    def take(self, kind: str, deadline: float) -> dict[str, Any]:
-        """Wait for the next control message of this kind."""
-
-    def totals(self) -> LinkTotals:
-        """What was sent over this end so far."""
-
-    def fail(self, reason: Mapping[str, Any]) -> None:
-        """Tell the other worker that this one failed and why; it overtakes tensors that wait for the line."""
-
-    def close(self) -> None:
-        """End in order: what was sent before still arrives. Closing twice does nothing."""
 
 
 ExpectKey: TypeAlias = Callable[[Key], Bound | None]

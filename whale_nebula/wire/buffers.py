@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from enum import Enum, auto
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -65,14 +64,15 @@ class Replay:
         if ack > self.next:
             raise RemoteProtocolError(f"frame {ack} is asked for, and only {self.next - FIRST} were sent")
 
-    def acknowledge(self, ack: int) -> Acknowledged:
+    def acknowledge(self, ack: int) -> list[Acknowledged]:
         """All frames before this number have come; an older number than one told before says nothing new."""
         self.check(ack)
         before = len(self._kept), self.bytes
         while self._kept and self.oldest < ack:
             head, chunk = self._kept.popleft()
             self.bytes -= len(head) + chunk.size
-        return Acknowledged(before[0] - len(self._kept), before[1] - self.bytes)
+        done = Acknowledged(before[0] - len(self._kept), before[1] - self.bytes)
+        return [done] if done.frames else []
 
     def since(self, number: int) -> list[Packet]:
         """What is to be sent again to a side that expects this number."""
@@ -91,34 +91,23 @@ T = TypeVar("T")
 _MOST_HELD = 1 << 14
 
 
-class Turn(Enum):
-    """What a frame's number says of it."""
-
-    DUE = auto()
-    EARLY = auto()
-    TWICE = auto()
-
-
 class Arrivals(Generic[T]):
     """The order of what comes. A frame that is early is held, in all up to `window` bytes; 0 allows no gap."""
 
     def __init__(self, window: int = 0) -> None:
         self.expected = FIRST
+        self.bytes = 0  # of early frames
         self._window = window
         self._held: dict[int, tuple[T, int]] = {}
-        self.bytes = 0
 
-    def turn(self, number: int) -> Turn:
-        """Whether the frame with this number is the next, came before, or must wait."""
-        if number == self.expected:
-            return Turn.DUE
+    def add(self, number: int, frame: T, size: int) -> None:
+        """The frame with this number has come: it is due, or is held until those before it have come."""
         if number < self.expected or number in self._held:
-            return Turn.TWICE
-        return Turn.EARLY
-
-    def hold(self, number: int, frame: T, size: int) -> None:
-        """Keep an early frame until those before it have come."""
-        size = held_bytes(size)
+            raise RemoteProtocolError(
+                f"frame {number} came twice over one connection",
+                why="it is sent again only over the next one, if it was lost with this one",
+            )
+        size = held_bytes(size) if number > self.expected else 0
         if self.bytes + size > self._window or number - self.expected > _MOST_HELD:
             raise RemoteProtocolError(
                 f"frame {number} came where frame {self.expected} was due",
@@ -127,12 +116,15 @@ class Arrivals(Generic[T]):
         self._held[number] = (frame, size)
         self.bytes += size
 
-    def advance(self) -> T | None:
-        """The due frame was taken; gives the one that is due now, if it was held."""
+    @property
+    def due(self) -> T | None:
+        """The frame that is to be taken next, if it has come."""
+        return self._held[self.expected][0] if self.expected in self._held else None
+
+    def advance(self) -> None:
+        """The due frame was taken."""
+        self.bytes -= self._held.pop(self.expected)[1]
         self.expected += 1
-        frame, size = self._held.pop(self.expected, (None, 0))
-        self.bytes -= size
-        return frame
 
     def forget(self) -> None:
         """Let go what is held: it comes again on the next connection."""
@@ -202,10 +194,19 @@ class Assembly:
         self._tensor: tuple[Header, Bytes] | None = None  # the tensor whose chunks are coming in
         self._received = 0  # of that tensor, in bytes
 
+    def keep(self, header: Header, chunk: Bytes) -> bool:
+        """Take the only chunk of a tensor as it lies where it came, if nobody can change it there: it is not copied."""
+        if self._tensor is not None or header.length != header.whole or chunk.flags.writeable:
+            return False
+        self._check(header)
+        self._tensor = _common(header), chunk
+        return True
+
     def place(self, header: Header) -> Bytes:
         """Where the chunk of this (checked) header belongs."""
         if self._tensor is None and header.offset == 0:
-            self._tensor, self._received = (_common(header), self._allocate(header)), 0
+            self._check(header)
+            self._tensor, self._received = (_common(header), _allocate(header.whole)), 0
         if self._tensor is None or header.offset != self._received or _common(header) != self._tensor[0]:
             raise RemoteProtocolError("a chunk does not continue the tensor that is being received")
         return self._tensor[1][header.offset : header.offset + header.length]
@@ -222,7 +223,8 @@ class Assembly:
             raise RemoteProtocolError("a bool that is neither 0 nor 1")
         return [TensorArrived(header, array_from(data, header.dtype, header.dims))]
 
-    def _allocate(self, header: Header) -> Bytes:
+    def _check(self, header: Header) -> None:
+        """Refuse a tensor that the plan, or this link's limit, does not allow."""
         raw = raw_bytes(header.dtype, header.dims)
         if self._expect is not None and (bound := self._expect(header)) is not None:
             dtype = dtype_of(header.dtype)
@@ -238,10 +240,13 @@ class Assembly:
                 )
         if (size := max(header.whole, raw)) > self._limit:
             raise RemoteProtocolError(f"a tensor of {size} bytes is above this link's limit of {self._limit}")
-        try:
-            return np.empty(header.whole, np.uint8)
-        except MemoryError:
-            raise RemoteProtocolError(f"no memory for a tensor of {header.whole} bytes") from None
+
+
+def _allocate(size: int) -> Bytes:
+    try:
+        return np.empty(size, np.uint8)
+    except MemoryError:
+        raise RemoteProtocolError(f"no memory for a tensor of {size} bytes") from None
 
 
 def _common(header: Header) -> Header:

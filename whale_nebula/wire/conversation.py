@@ -27,7 +27,6 @@ from whale_nebula.wire.buffers import (
     Packet,
     Replay,
     TensorArrived,
-    Turn,
     held_bytes,
 )
 from whale_nebula.wire.frame import (
@@ -45,15 +44,14 @@ from whale_nebula.wire.frame import (
     unpack,
 )
 from whale_nebula.wire.greeting import Exchange, Greeting, Introduction, Prover, Sealer
-from whale_nebula.wire.message import Side, State, Word, decode_message, encode_message, is_lines, speak
-from whale_nebula.wire.tensor import Bytes, dtype_code
+from whale_nebula.wire.message import Side, State, Word, decode_message, encode_message, is_lines, message_header, speak
+from whale_nebula.wire.tensor import Bytes
 
 BUDGET_BYTES = 40 << 20
 """With what lies at a receiver before it holds its sender, and one message, a link takes 64 MiB of memory at most."""
 ACK_BYTES = BUDGET_BYTES // 4
 GREETING_BYTES = 64 << 10
 _OVERRUN_BYTES = FRAME_CAP + 4 * CHUNK_BYTES  # the last frame of a tensor goes beyond the budget, and so do messages
-_UINT8 = dtype_code("uint8")
 _ENDED = (State.DRAINED, State.FAILED)
 
 
@@ -81,7 +79,8 @@ class Conversation:
     """What worker `here` and worker `there` (their numbers on the wire) say to each other.
 
     `expect` and `limit` bound what may arrive, as for `Assembly`; `budget` is how many bytes are kept until they are
-    acknowledged; `window` how many may arrive too early (more than 0 where several connections carry the frames).
+    acknowledged; `window` how many may arrive too early (more than 0 where several connections carry the frames, none
+    of which overtakes the greeting).
     While `flows` is false nothing more is acknowledged, so the other side stalls once its budget is used up, and more
     than that is refused. With a `prover` both sides prove who they are, and with `sealed` nobody else can read what
     they send.
@@ -112,9 +111,6 @@ class Conversation:
         self._ours, self._theirs = Side(), Side()
         self._replay = Replay(budget)
         self._arrivals = Arrivals[_Frame](window)
-        self._window = window
-        self._waiting: list[_Frame] = []  # for the greeting to be over
-        self._waiting_bytes = 0
         self._assembly = Assembly(expect, limit=limit)
         self._connected = False
         self._error: NebulaError | None = None
@@ -181,7 +177,6 @@ class Conversation:
         self._error = None
         self._ours, self._theirs = self._ours.cut(), self._theirs.cut()
         self._arrivals.forget()
-        self._waiting, self._waiting_bytes = [], 0
 
     # What goes out.
 
@@ -245,11 +240,8 @@ class Conversation:
 
     def _greeting_packet(self, message: Mapping[str, Any]) -> Packet:
         payload = np.frombuffer(encode_message(message), np.uint8)
-        [(header, chunk)] = chunks(self._greeting_header(self._here, self._there, payload.size), payload)
+        [(header, chunk)] = chunks(message_header(payload.size, self._here, self._there), payload)
         return pack(header, checksum(chunk)), chunk
-
-    def _greeting_header(self, source: int, destination: int, size: int) -> Header:
-        return Header(Kind.CONTROL, source=source, destination=destination, dtype=_UINT8, dims=(size,))
 
     # What comes in.
 
@@ -276,6 +268,7 @@ class Conversation:
         return events
 
     def _receive(self, message: bytes | bytearray | memoryview, events: list[Event]) -> None:
+        """Check a frame, and take it if it is one of the greeting, has no number, or is the next in order."""
         if len(message) < HEADER_BYTES:
             raise DamagedFrameError(f"{len(message)} bytes came, which is less than a frame's header")
         data = np.frombuffer(message, np.uint8)
@@ -290,44 +283,28 @@ class Conversation:
             )
         if checksum(payload) != crc:
             raise DamagedFrameError("the checksum of a frame's payload is wrong")
-        self._sort((header, payload), events)
-
-    def _sort(self, frame: _Frame, events: list[Event]) -> None:
-        """Greetings, frames before their time, frames without a number, and all others, which are taken in order."""
-        header, payload = frame
         if header.epoch == 0:
-            self._greet(frame, events)
-        elif not self.ready:  # it overtook the greeting on another connection
-            self._waiting.append(frame)
-            self._waiting_bytes += held_bytes(HEADER_BYTES + payload.size)
-            if self._waiting_bytes > self._window:
-                raise RemoteProtocolError("a frame came before the greeting was over")
+            self._greet(header, payload, events)
+        elif not self.ready:
+            raise RemoteProtocolError("a frame came before the greeting was over")
         elif header.epoch != self.epoch:
             raise RemoteProtocolError(
                 f"a frame of epoch {header.epoch} in epoch {self.epoch}", why="it is left from an earlier run"
             )
         elif header.kind in BARE:
-            events += self._let_go(header.ack)
+            events += self._replay.acknowledge(header.ack)
         else:
-            turn = self._arrivals.turn(header.sequence)
-            if turn is Turn.TWICE:
-                raise RemoteProtocolError(
-                    f"frame {header.sequence} came twice over one connection",
-                    why="it is sent again only over the next one, if it was lost with this one",
-                )
-            if turn is Turn.EARLY:
-                self._arrivals.hold(header.sequence, frame, HEADER_BYTES + payload.size)
+            self._arrivals.add(header.sequence, (header, payload), HEADER_BYTES + payload.size)
             if self._heard + self._arrivals.bytes > self._replay.budget + _OVERRUN_BYTES:
                 raise RemoteProtocolError(
                     f"frame {header.sequence} came where {self._heard + self._arrivals.bytes} bytes are not "
                     "acknowledged",
                     why=f"the budget of both sides is {self._replay.budget} bytes",
                 )
-            following = frame if turn is Turn.DUE else None
-            while following is not None:
-                events += self._take(*following)
-                self._heard += held_bytes(HEADER_BYTES + following[1].size)
-                following = self._arrivals.advance()
+            while (due := self._arrivals.due) is not None:
+                events += self._take(*due)
+                self._heard += held_bytes(HEADER_BYTES + due[1].size)
+                self._arrivals.advance()
 
     def _take(self, header: Header, payload: Bytes) -> list[Event]:
         """The events of the frame that is due. One that is refused has changed nothing."""
@@ -349,10 +326,11 @@ class Conversation:
         if message is not None:
             events = [MessageArrived(plain, message)]
         else:
-            self._open_into(self._assembly.place(plain), header, payload)
+            if self._sealer is not None or not self._assembly.keep(plain, payload):
+                self._open_into(self._assembly.place(plain), header, payload)
             events = [*self._assembly.finish_chunk(plain)]
         self._theirs = side
-        return [*self._let_go(header.ack), *events]
+        return [*self._replay.acknowledge(header.ack), *events]
 
     def _open_into(self, place: Bytes, header: Header, payload: Bytes) -> Bytes:
         if self._sealer is None:
@@ -361,15 +339,10 @@ class Conversation:
             self._sealer.open(header, payload, place)
         return place
 
-    def _let_go(self, ack: int) -> list[Event]:
-        done = self._replay.acknowledge(ack)
-        return [done] if done.frames else []
-
     # Greetings.
 
-    def _greet(self, frame: _Frame, events: list[Event]) -> None:
-        header, payload = frame
-        [(known, _)] = chunks(self._greeting_header(self._there, self._here, payload.size), payload)
+    def _greet(self, header: Header, payload: Bytes, events: list[Event]) -> None:
+        [(known, _)] = chunks(message_header(payload.size, self._there, self._here), payload)
         if header != known or payload.size > GREETING_BYTES:
             raise RemoteProtocolError("a frame without an epoch is no greeting")
         message = decode_message(payload.tobytes())
@@ -383,10 +356,6 @@ class Conversation:
         else:
             events += self._open(message)
         self._theirs = side
-        if word is Word.AUTH:
-            waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
-            for each in waiting:
-                self._sort(each, events)
 
     def _open(self, message: Mapping[str, Any]) -> list[Event]:
         """The other side has proven itself: go on where it says that it is."""
@@ -406,7 +375,7 @@ class Conversation:
             self._sealer = Sealer(material, self._here, self._there)
         self._replay.budget = min(self._replay.budget, theirs.budget)
         self._ack_bytes = min(ACK_BYTES, self._replay.budget // 4)
-        return [*self._let_go(theirs.acknowledged), Opened(self._replay.since(theirs.received), resumed)]
+        return [*self._replay.acknowledge(theirs.acknowledged), Opened(self._replay.since(theirs.received), resumed)]
 
 
 def _require_side(side: Side | None) -> Side:

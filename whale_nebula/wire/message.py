@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
 from whale_nebula.wire.frame import MESSAGE_BYTES, Header, Kind
+from whale_nebula.wire.tensor import dtype_code
 
 SESSION = "SESSION"
 _MOST_BYTES = 256 << 10
@@ -31,6 +32,7 @@ _MOST_TEXTS = 1 << 18
 MOST_WAITING = 64
 """How many messages of one kind may wait to be taken. Each is answered, or said once, so there are a few at most."""
 _MOST_NUMBER = (1 << 64) - 1
+_UINT8 = dtype_code("uint8")
 
 
 class Word(StrEnum):
@@ -250,6 +252,11 @@ def decode_message(data: bytes) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
         raise RemoteProtocolError("a control message is no object with a 'kind'")
     return message
+
+
+def message_header(size: int, source: int = 0, destination: int = 0) -> Header:
+    """The header of a control message of so many bytes, as `chunks` takes it."""
+    return Header(Kind.CONTROL, source=source, destination=destination, dtype=_UINT8, dims=(size,))
 
 
 def _find_excess(data: bytes) -> str | None:

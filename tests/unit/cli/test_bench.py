@@ -70,18 +70,7 @@ def test_both_ends_here(capsys: Capture) -> None:
     assert all(each["there"] > 0 for each in line["crossings"])
 
 
-def test_an_end_leaves_with_who_started_it() -> None:
-    command = [sys.executable, *bench_ends._COMMAND]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as end:
-        assert end.stdin is not None
-        here, there = free_address(), free_address()
-        told = {"run": "mt", "here": "gpu/0", "addresses": {"gpu/0": here, "npu/0": there}}
-        end.stdin.write(json.dumps({**told, "files": None, "seconds": 1, "aloud": False}) + "\n")
-        end.stdin.close()
-        assert end.wait(30) == arguments.ORPHANED
-
-
-class TestTheSeat:
+class TestThePlace:
     CLUSTERS = """\
 run: mt
 clusters:
@@ -96,31 +85,31 @@ clusters:
         return str(tmp_path / "c.yaml")
 
     def test_goes_through_the_gateway_as_a_run_does(self, path: str) -> None:
-        seat = bench_ends.seat_of(load(path), path, "gpu", None)
-        assert (seat.here, seat.gateway, seat.listen) == ("gpu/0", "127.0.0.1:27100", None)
-        assert list(seat.peers) == ["npu/0", "tpu/0"]
-        assert seat.workers == ("gpu/0", "gpu/1", "npu/0", "tpu/0")  # gateways know frames by their places in all
+        place = bench_ends.place_of(load(path), path, "gpu", None)
+        assert (place.here, place.gateway, place.listen) == ("gpu/0", "127.0.0.1:27100", None)
+        assert list(place.peers) == ["npu/0", "tpu/0"]
+        assert place.workers == ("gpu/0", "gpu/1", "npu/0", "tpu/0")  # gateways know frames by their places in all
 
     def test_measures_one_line_if_that_is_asked_for(self, path: str) -> None:
-        assert list(bench_ends.seat_of(load(path), path, "gpu", "tpu").peers) == ["tpu/0"]
+        assert list(bench_ends.place_of(load(path), path, "gpu", "tpu").peers) == ["tpu/0"]
         with pytest.raises(ConfigError, match="nobody at the other end") as caught:
-            bench_ends.seat_of(load(path), path, "gpu", "npuu")
+            bench_ends.place_of(load(path), path, "gpu", "npuu")
         assert "did you mean 'npu'" in caught.value.mend
 
     def test_listens_everywhere_for_nobody_who_proves_nothing(self, path: str) -> None:
         Path(path).write_text(re.sub(r', gateway: "[^"]*"', "", Path(path).read_text()))
         with pytest.raises(ConfigError, match="no address of this host"):
-            bench_ends.seat_of(load(path), path, "tpu", None)
+            bench_ends.place_of(load(path), path, "tpu", None)
 
     def test_is_nowhere_where_only_the_others_have_gateways(self, path: str) -> None:
         Path(path).write_text(Path(path).read_text().replace(', gateway: "192.0.2.4:27300"', ""))
         with pytest.raises(ConfigError, match="cluster 'tpu' has no gateway, and 'gpu' and 'npu' have one"):
-            bench_ends.seat_of(load(path), path, "tpu", None)
+            bench_ends.place_of(load(path), path, "tpu", None)
 
     def test_needs_its_certificates(self, path: str) -> None:
         Path(path).write_text(self.CLUSTERS)
         with pytest.raises(CredentialsError):
-            bench_ends.seat_of(load(path), path, "gpu", None)
+            bench_ends.place_of(load(path), path, "gpu", None)
         assert bench.main(["link", "--config", path, "--cluster", "gpu"]) == arguments.CONFIG
 
 

@@ -11,7 +11,6 @@ import pytest
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Parser, misspelt, split
 from whale_nebula.cli.run import parser
-from whale_nebula.launch.attach import EXIT_ORPHANED
 from whale_nebula.launch.ending import EXIT_LEFT
 
 OPTIONS = {"--json": (None, ""), "--links": ("LINE", ""), "--html": ("FILE", "")}
@@ -89,5 +88,5 @@ def test_so_has_its_help() -> None:
 
 
 def test_workers_end_with_the_same_numbers() -> None:
-    assert (EXIT_LEFT, EXIT_ORPHANED, SIGNALLED[1]) == (arguments.LEFT, arguments.ORPHANED, arguments.INTERRUPTED)
+    assert (EXIT_LEFT, SIGNALLED[1]) == (arguments.LEFT, arguments.INTERRUPTED)
     assert [arguments.shell_code(code) for code in (0, 3, -9)] == [0, 3, 137]

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.errors import AbsentInputError, BatchAxisError
-from whale_nebula.feed.batch import cut, micro_batches, rows_of
 from whale_nebula.feed.checks import Missing, fingerprints
+from whale_nebula.feed.inputs import count_rows, cut, micro_batches
 from whale_nebula.feed.rows import AllRows, Feed, RowsRead, Within, own_rows, sizes
 from whale_nebula.ir.program import Leaf
 from whale_nebula.ir.routing import Routing
@@ -43,7 +43,7 @@ def test_slices_are_the_batch_in_order() -> None:
 def test_a_leaf_that_is_no_batch_is_named_with_the_mend() -> None:
     other = Leaf(1, "table", Spec("float32", (None,)))
     with pytest.raises(BatchAxisError, match="'table' has 5 rows, and 'x' has 7") as caught:
-        rows_of([X, other], [tf.zeros([7, 2]), tf.zeros(5)])
+        count_rows([X, other], [tf.zeros([7, 2]), tf.zeros(5)])
     assert "whole=('table',)" in caught.value.mend
 
 

@@ -94,7 +94,7 @@ class TestHeads:
         gpu.lane.end("a test")
         head = Head.sign(Credentials.of(files["gpu/gateway"]), 7, "ab" * 32)
         gpu.control.send_head(head)
-        assert control.read(gpu.next(gpu.joined()))["head"] == head.as_dict()
+        assert control.read(gpu.next(gpu.joined()))["head"] == head._asdict()
 
 
 class TestWhoIsGone:

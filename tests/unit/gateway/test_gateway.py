@@ -59,12 +59,16 @@ def files() -> Iterator[dict[str, Files]]:
 
 @pytest.fixture
 def make(tmp_path: Path, files: dict[str, Files]) -> Iterator[Callable[..., Town]]:
-    """A town of which gateways and workers run."""
+    """A town of which gateways run; where they have `met`, workers too."""
     with contextlib.ExitStack() as stack:
 
         def one(**options: Any) -> Town:
+            met = options.pop("met", False)
             made = stack.enter_context(town(tmp_path, options.pop("files", files), **options))
             made.start()
+            if met:
+                made.join()
+                made.meet()
             return made
 
         yield one
@@ -86,9 +90,7 @@ def actions(site: Site, *names: str) -> list[dict[str, Any]]:
 class TestWhatCrosses:
     @pytest.mark.parametrize("dials", [CLUSTERS, ("gpu",), ("npu",)])
     def test_either_gateway_may_dial(self, make: Callable[..., Town], dials: tuple[str, ...]) -> None:
-        made = make(dials=dials)
-        made.join()
-        made.meet()
+        made = make(dials=dials, met=True)
         made.cross(range(3), size=1 << 19)
         fars = [made.gateways[one]._pair(*pair).half(Side.FAR) for one, pair in PAIRS.items()]
         assert sorted(half.dialled for half in fars if half is not None) == [False, True]
@@ -107,9 +109,7 @@ class TestWhatCrosses:
             made.cross(range(3))
 
     def test_what_a_codec_made_crosses_sealed_as_it_was(self, make: Callable[..., Town]) -> None:
-        made = make()
-        made.join()
-        made.meet()
+        made = make(met=True)
         packed = Packed(np.arange(200, dtype=np.uint8), codec=3, state=9, dtype="float32", dims=(10, 64))
         made.link(GPU, NPU).send(key(0), packed)
         again = made.link(NPU, GPU).receive(key(0), SOON)
@@ -119,9 +119,7 @@ class TestWhatCrosses:
         self, make: Callable[..., Town], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(options, "lanes", lambda: 4)
-        made = make()
-        made.join()
-        made.meet()
+        made = make(met=True)
         halves = [made.gateways[one]._pair(*pair).half(side) for one, pair in PAIRS.items() for side in Side]
         until(lambda: all(half is not None and len(half.connection._lanes) == 4 for half in halves))
         made.cross(range(5), size=1 << 20)
@@ -135,9 +133,7 @@ class TestWhatCrosses:
         made.meet()
 
     def test_a_paced_line_is_no_faster_than_its_rate(self, make: Callable[..., Town]) -> None:
-        made = make(rate=4e6)
-        made.join()
-        made.meet()
+        made = make(rate=4e6, met=True)
         made.cross(range(1))
         waited: list[float] = []
 
@@ -152,17 +148,13 @@ class TestWhatCrosses:
 
 class TestWhatBreaks:
     def test_a_worker_that_connects_anew_breaks_the_old_streams(self, make: Callable[..., Town]) -> None:
-        made = make()
-        made.join()
-        made.meet()
+        made = make(met=True)
         made.link()._carrier.drop("a test")
         made.cross(range(2))
         assert {each["side"] for each in actions(made.sites["gpu"], "end")} == {"near", "far"}
 
     def test_a_worker_that_is_killed_is_named_to_the_other_at_once(self, make: Callable[..., Town]) -> None:
-        made = make()
-        made.join()
-        made.meet()
+        made = make(met=True)
         until(lambda: NPU in made.gateways["npu"]._liveness._open)
         made.kill(NPU)
         with pytest.raises(LinkClosedError, match="worker 'npu/0' is gone: its gateway has seen") as raised:
@@ -172,9 +164,7 @@ class TestWhatBreaks:
         assert (gone["object"], gone["state"]) == (NPU, "dead")
 
     def test_a_worker_that_is_started_again_begins_without_the_past(self, make: Callable[..., Town]) -> None:
-        made = make()
-        made.join()
-        made.meet()
+        made = make(met=True)
         until(lambda: all(worker in made.gateways[worker[:3]]._liveness._open for worker in (GPU, NPU)))
         made.kill(NPU)
         made.kill(GPU)
@@ -208,9 +198,7 @@ class TestWhatIsSaid:
             until(lambda: any(each.startswith("gateway 'npu/gateway' is there, after") for each in caplog.messages))
 
     def test_of_workers_that_end_in_order_nothing_bad(self, make: Callable[..., Town]) -> None:
-        made = make()
-        made.join()
-        made.meet()
+        made = make(met=True)
         until(lambda: all(worker in made.gateways[worker[:3]]._liveness._open for worker in (GPU, NPU)))
         made.cross(range(2))
         made.leave()
@@ -337,9 +325,9 @@ class TestWhatIsRefused:
         home.issue(GPU, NPU, "gpu/gateway", "npu/gateway")
         shutil.copytree(home.folder, tmp_path / "npu")
         folders = {"gpu": home.folder, "npu": tmp_path / "npu"}
-        made = make(files={name: Files.under(folders[name[:3]], home.identity(name)) for name in ALL}, dials=(dials,))
-        made.join()
-        made.meet()
+        made = make(
+            files={name: Files.under(folders[name[:3]], home.identity(name)) for name in ALL}, dials=(dials,), met=True
+        )
         revoke(folders["npu"], home.authority, [home.of(GPU).serial], "a test")
         with pytest.raises(IdentityError, match="the certificate of gpu/0 was revoked"):
             made.link(NPU, GPU).receive(key(0), SOON)
@@ -368,9 +356,7 @@ class TestRevokedOnTheHostsOfOneSide:
         self, tmp_path: Path, make: Callable[..., Town], dials: tuple[str, ...]
     ) -> None:
         home = Certificates(tmp_path / "home")
-        made = make(files=self.files(home, NPU, "npu/gateway"), dials=dials, deadlines=IMPATIENT)
-        made.join()
-        made.meet()
+        made = make(files=self.files(home, NPU, "npu/gateway"), dials=dials, deadlines=IMPATIENT, met=True)
         npu, far = made.gateways["npu"], made.gateways["npu"]._pair(NPU, GPU).half(Side.FAR)
         until(lambda: npu._routes["gpu"].control.lanes)
         [trunk] = npu._routes["gpu"].control.lanes
@@ -395,9 +381,7 @@ class TestRevokedOnTheHostsOfOneSide:
         monkeypatch.setattr(security_files, "now", lambda: present() + later[0])
         home.issue(GPU, NPU, "gpu/gateway", days=7.0)
         home.issue("npu/gateway", days=1.0)
-        made = make(files={name: Files.under(home.folder, home.identity(name)) for name in ALL})
-        made.join()
-        made.meet()
+        made = make(files={name: Files.under(home.folder, home.identity(name)) for name in ALL}, met=True)
         route, tried, call = made.gateways["gpu"]._routes["npu"], [0], Route._call
 
         def count(route: Route, *args: Any) -> int:
@@ -415,9 +399,7 @@ class TestRevokedOnTheHostsOfOneSide:
 
     def test_a_gateway_is_left_by_its_own_workers(self, tmp_path: Path, make: Callable[..., Town]) -> None:
         home = Certificates(tmp_path / "home")
-        made = make(files=self.files(home, NPU), deadlines=IMPATIENT)
-        made.join()
-        made.meet()
+        made = make(files=self.files(home, NPU), deadlines=IMPATIENT, met=True)
         self.revoke(home, "npu/gateway")
         with pytest.raises(IdentityError, match="certificate of npu/gateway was revoked"):
             made.link(NPU, GPU).receive(key(0, GPU, NPU), SOON)
@@ -449,9 +431,7 @@ class TestItsEnd:
         assert not [each for each in caplog.messages if "the audit log is closed" in each]
 
     def test_every_stream_that_was_opened_has_its_end(self, make: Callable[..., Town]) -> None:
-        made = make()
-        made.join()
-        made.meet()
+        made = make(met=True)
         for gateway in made.gateways.values():
             gateway.stop("a test")
         for site in made.sites.values():
@@ -472,7 +452,7 @@ class TestAuditHeads:
         with files.ca.open("ab") as file:  # as ca.pem is copied to the host while the gateway runs
             file.write((new.folder / "ca.pem").read_bytes())
         head = Head.sign(new.of("npu/gateway"), 7, "ab" * 32)
-        gateway._routes["npu"].control.hear(control.encode_control({"kind": "HEAD", "head": head.as_dict()}))
+        gateway._routes["npu"].control.hear(control.encode_control({"kind": "HEAD", "head": head._asdict()}))
         gateway.stop("a test")
         assert list(read_heads(gateway.site.heads)) == [head]
 

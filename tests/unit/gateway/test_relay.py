@@ -169,10 +169,13 @@ class TestParting:
 
 
 class TestTwoAttemptsThatCross:
+    def meeting(self, **options: bool) -> tuple[Meeting, Half, Half]:
+        """A worker has come, and its gateway is about to dial."""
+        made = Meeting(**options)
+        return made, made.come(NEAR)[0], made.half(FAR, dialled=True)[0]
+
     def test_while_ours_is_on_its_way_theirs_is_refused(self) -> None:
-        meeting = Meeting()
-        near, _ = meeting.come(NEAR)
-        half, _ = meeting.half(FAR, dialled=True)
+        meeting, near, half = self.meeting()
         with meeting.pair.attempt(half, near) as needed:
             assert needed
             for take in (meeting.pair.give_way, lambda: meeting.come(FAR)):
@@ -183,9 +186,7 @@ class TestTwoAttemptsThatCross:
 
     def test_ours_gives_way_once_it_takes_too_long_and_they_dial_again(self) -> None:
         """Its address may lead nowhere, and each attempt takes seconds: theirs would find no gap between two."""
-        meeting = Meeting()
-        near, _ = meeting.come(NEAR)
-        half, _ = meeting.half(FAR, dialled=True)
+        meeting, near, half = self.meeting()
         with meeting.pair.attempt(half, near):
             meeting.now += 1.5
             with pytest.raises(TransportError, match="have crossed"):
@@ -198,9 +199,7 @@ class TestTwoAttemptsThatCross:
         assert near.partner is theirs
 
     def test_who_yields_takes_theirs_and_drops_his_own(self) -> None:
-        meeting = Meeting(yields=True)
-        near, _ = meeting.come(NEAR)
-        half, _ = meeting.half(FAR, dialled=True)
+        meeting, near, half = self.meeting(yields=True)
         with meeting.pair.attempt(half, near):
             meeting.pair.give_way()
             assert half.connection.over
@@ -209,9 +208,7 @@ class TestTwoAttemptsThatCross:
         assert near.partner is theirs
 
     def test_theirs_is_late_once_ours_stands_but_not_if_they_insist(self) -> None:
-        meeting = Meeting()
-        near, _ = meeting.come(NEAR)
-        half, _ = meeting.half(FAR, dialled=True)
+        meeting, near, half = self.meeting()
         meeting.pair.reach(half, near)
         with pytest.raises(TransportError, match="have crossed"):
             meeting.come(FAR)

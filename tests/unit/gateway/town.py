@@ -15,8 +15,9 @@ import numpy as np
 
 from tests.unit.transport.cable import GPU, NPU, SOON, close_all, step
 from tests.unit.transport.crossing import free_address
+from whale_nebula.config.schema import cluster_of
 from whale_nebula.gateway.gateway import Gateway
-from whale_nebula.gateway.site import Site, cluster_of
+from whale_nebula.gateway.site import Site
 from whale_nebula.security import Credentials, Files, ephemeral
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.links import GrpcLinks, Place

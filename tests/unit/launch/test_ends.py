@@ -16,8 +16,9 @@ from whale_nebula.config.schema import Line
 from whale_nebula.errors import DeadlineError, IdentityError, NebulaError, RemoteProtocolError, RunError
 from whale_nebula.launch import link_measurement
 from whale_nebula.launch.link_advice import LineFound
-from whale_nebula.launch.link_measurement import SIZES, End, Seat, expect_tensor, measure, others
+from whale_nebula.launch.link_measurement import SIZES, End, expect_tensor, measure, others
 from whale_nebula.security import Credentials, ephemeral
+from whale_nebula.transport.grpc.links import Place
 from whale_nebula.transport.memory import MemoryNetwork
 from whale_nebula.transport.protocol import Key
 
@@ -154,12 +155,12 @@ def test_the_first_worker_of_every_other_cluster_is_at_the_other_end() -> None:
 
 
 @pytest.fixture(scope="module")
-def seats() -> Iterator[dict[str, Seat]]:
+def places() -> Iterator[dict[str, Place]]:
     """Three clusters on loopback."""
     addresses = {worker: free_address() for worker in (GPU, NPU, TPU)}
     files = ephemeral("mt", addresses)
     yield {
-        worker: Seat(
+        worker: Place(
             "mt",
             worker,
             {there: address for there, address in addresses.items() if there != worker},
@@ -172,11 +173,13 @@ def seats() -> Iterator[dict[str, Seat]]:
 
 
 class TestOverMutualTLS:
-    def test_all_pairs_are_measured_one_after_the_other(self, seats: dict[str, Seat]) -> None:
-        with ThreadPoolExecutor(len(seats)) as pool:
+    def test_all_pairs_are_measured_one_after_the_other(self, places: dict[str, Place]) -> None:
+        with ThreadPoolExecutor(len(places)) as pool:
             waiting = {
-                worker: pool.submit(lambda seat=seat: list(measure(seat, seconds=SHORT, patience=SOON, tell=silence)))
-                for worker, seat in seats.items()
+                worker: pool.submit(
+                    lambda place=place: list(measure(place, seconds=SHORT, patience=SOON, tell=silence))
+                )
+                for worker, place in places.items()
             }
             found = {worker: each.result(3 * SOON) for worker, each in waiting.items()}
         pairs = {worker: [(each.first, each.second) for each in lines] for worker, lines in found.items()}
@@ -185,24 +188,24 @@ class TestOverMutualTLS:
         assert line.crossings == found[NPU][0].crossings
         assert (line.path, line.broken) == ("direct", 0)
 
-    def test_who_does_not_come_is_named_with_the_command_that_is_missing(self, seats: dict[str, Seat]) -> None:
-        seat = replace(seats[NPU], peers={GPU: seats[GPU].listen})
+    def test_who_does_not_come_is_named_with_the_command_that_is_missing(self, places: dict[str, Place]) -> None:
+        place = replace(places[NPU], peers={GPU: places[GPU].listen})
         told: list[str] = []
         with pytest.raises(DeadlineError) as caught:
-            list(measure(seat, seconds=SHORT, patience=1.5, tell=told.append))
+            list(measure(place, seconds=SHORT, patience=1.5, tell=told.append))
         assert "'gpu/0' did not come within 1.5 s" in caught.value.what
-        assert caught.value.where == seat.peers[GPU]
+        assert caught.value.where == place.peers[GPU]
         assert "--cluster gpu" in caught.value.mend
         assert not any("is there" in line for line in told)
 
-    def test_a_stranger_is_not_measured_with(self, seats: dict[str, Seat]) -> None:
+    def test_a_stranger_is_not_measured_with(self, places: dict[str, Place]) -> None:
         files = ephemeral("mt", [NPU])
-        stranger = replace(seats[NPU], peers={GPU: seats[GPU].listen}, credentials=Credentials.of(files[NPU]))
-        host = replace(seats[GPU], peers={NPU: stranger.listen})
+        stranger = replace(places[NPU], peers={GPU: places[GPU].listen}, credentials=Credentials.of(files[NPU]))
+        host = replace(places[GPU], peers={NPU: stranger.listen})
 
-        def run(seat: Seat) -> NebulaError | None:
+        def run(place: Place) -> NebulaError | None:
             try:
-                list(measure(seat, seconds=SHORT, patience=4.0, tell=silence))
+                list(measure(place, seconds=SHORT, patience=4.0, tell=silence))
             except NebulaError as error:
                 return error
             return None

@@ -36,7 +36,7 @@ def test_nobody_starts_without_a_deny_list(home: Home) -> None:
 class TestLoading:
     def test_all_that_belongs_together(self, home: Home) -> None:
         paths = home.files(GPU)
-        found = Credentials.load(paths.ca, str(paths.cert), paths.key)
+        found = Credentials.of(paths._replace(revoked=None))
         assert (found.identity, found.key_pem) == (GPU, paths.key.read_bytes())
         assert found.not_after - files.now() <= 7 * DAY
         assert len(found.serial) == 40

@@ -175,7 +175,7 @@ class TestThisSide:
         paths = place.home.outside_its_dates(GPU, now - 3 * DAY)
         with monkeypatch.context() as patch:
             patch.setattr(files, "now", lambda: now - 2.5 * DAY)
-            held = Credentials.load(*paths)
+            held = Credentials.of(paths)
         expect(probe("no-such-host.invalid:1", held), ExpiredError, "here")
 
     def test_revoked_is_told_before_anything_is_dialled(self, place: Place) -> None:

@@ -180,7 +180,7 @@ class TestRenewing:
             shutil.move(path, tmp_path)
         renewed = issue.renew(home.folder, home.authority, [GPU])[0]
         shutil.copy(paths.cert, tmp_path)
-        there = Credentials.load(paths.ca, tmp_path / paths.cert.name, tmp_path / paths.key.name, paths.revoked)
+        there = Credentials.of(paths._replace(cert=tmp_path / paths.cert.name, key=tmp_path / paths.key.name))
         assert there.serial == renewed.peer.serial
 
     def test_one_that_was_revoked_cannot(self, home: Home) -> None:

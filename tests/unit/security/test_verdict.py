@@ -178,7 +178,7 @@ class TestHeads:
         path = tmp_path / "kept" / "heads.jsonl"
         kept = KeptHeads(path, other.trust)
         heads = write(tmp_path / "a.jsonl", gate)
-        assert [kept.keep(Head.from_dict(json.loads(json.dumps(head.as_dict()))), GATE) for head in heads] == [True] * 3
+        assert [kept.keep(Head.from_dict(json.loads(json.dumps(head._asdict()))), GATE) for head in heads] == [True] * 3
         assert [kept.keep(head, GATE) for head in heads] == [False] * 3  # as after a lost answer
         assert list(read_heads(path)) == heads
         assert not KeptHeads(path, other.trust).keep(heads[-1], GATE)
@@ -275,7 +275,7 @@ def test_a_head_that_is_odd_is_named_by_its_record(tmp_path: Path, gate: Credent
     verdict = verify(path, trust=gate.trust)
     assert (verdict.ok, f"the head at record {len(made) - 1} is wrong" in verdict.why) == (False, True)
     with pytest.raises((AuditError, IdentityError)):
-        Head.from_dict({**heads[-1].as_dict(), **change}).check(gate.trust)
+        Head.from_dict({**heads[-1]._asdict(), **change}).check(gate.trust)
 
 
 @pytest.mark.parametrize("said", [{"site": "\ud800"}, {"site": 7}, {"site": "nebula://mt"}, {"run": "é\ud800"}])

@@ -28,11 +28,11 @@ from whale_nebula.errors import (
 )
 from whale_nebula.security import files
 from whale_nebula.security.issue import renew, revoke
+from whale_nebula.transport import Link
 from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.memory import MemoryNetwork
-from whale_nebula.transport.protocol import Link
 from whale_nebula.wire.frame import CHUNK_BYTES
 
 

@@ -261,10 +261,16 @@ class TestLane:
         assert heard[:6] == [bare, other] * 3 and len(heard) <= 7
 
 
+def add_lane(connection: Connection, number: int) -> Lane:
+    lane = Lane(connection.room)
+    connection.add(number, lane)
+    return lane
+
+
 class TestConnection:
     def test_small_frames_keep_to_the_first_lane_and_large_ones_take_any(self) -> None:
         connection = Connection("c")
-        first, second = connection.lane(0), connection.lane(1)
+        first, second = add_lane(connection, 0), add_lane(connection, 1)
         assert connection.send(b"small")
         assert connection.send(BIG)
         assert next(first.outgoing()) == b"small"
@@ -272,7 +278,7 @@ class TestConnection:
 
     def test_it_breaks_as_a_whole(self) -> None:
         connection = Connection("c")
-        first, second = connection.lane(0), connection.lane(1)
+        first, second = add_lane(connection, 0), add_lane(connection, 1)
         told: list[str] = []
         connection.on_end(told.append)
         second.end("the second lane is cut")
@@ -281,11 +287,11 @@ class TestConnection:
         connection.on_end(told.append)
         assert told == ["the second lane is cut"] * 2
         assert not connection.send(b"late")
-        assert connection.lane(2).over
+        assert add_lane(connection, 2).over
 
     def test_a_further_lane_that_ends_in_order_takes_nothing_with_it(self) -> None:
         connection = Connection("c")
-        first, second = connection.lane(0), connection.lane(1)
+        first, second = add_lane(connection, 0), add_lane(connection, 1)
         second.read([END], print)
         assert (second.over, connection.over) == (True, False)
         assert connection.send(BIG)
@@ -296,29 +302,30 @@ class TestConnection:
     def test_a_further_lane_that_merely_ends_breaks_it(self) -> None:
         """A process that is killed may look like that."""
         connection = Connection("c")
-        connection.lane(0)
-        further = connection.lane(1)
+        add_lane(connection, 0)
+        further = add_lane(connection, 1)
         further.read([], print)
         assert (further.in_order, connection.over) == (False, True)
 
     def test_a_lane_comes_once(self) -> None:
         connection = Connection("c")
-        connection.lane(0)
-        assert connection.lane(0).why == "lane 0 came twice"
+        add_lane(connection, 0)
+        assert add_lane(connection, 0).why == "lane 0 came twice"
         assert not connection.over
 
     def test_further_lanes_are_held_until_the_greeting_is_done(self) -> None:
         connection = Connection("c")
         heard: list[bytes] = []
+        further = add_lane(connection, 1)
+        connection.hold(1, further)
         connection.adopted.set()
-        connection.hearer(0, heard.append)(b"greeting")
-        thread = threading.Thread(target=connection.hearer(1, heard.append), args=(b"tensor",))
+        thread = threading.Thread(target=further.read, args=([b"tensor", END], heard.append))
         thread.start()
         thread.join(0.02)
-        assert heard == [b"greeting"]
+        assert not heard
         connection.opened.set()
         thread.join(SOON)
-        assert heard == [b"greeting", b"tensor"]
+        assert heard == [b"tensor"]
 
 
 class TestOptions:
@@ -417,10 +424,10 @@ def test_what_answers_and_is_no_worker_holds_no_thread() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        connection, lane = Connection("0" * 16), Lane()
-        hear = connection.hearer(0, lambda frame: None)  # which waits for a link that never hears of it
+        lane = Lane()
+        Connection("0" * 16).hold(0, lane)  # it waits for a link that never hears of it
         with pytest.raises(IdentityError, match="is no worker of ours"):
-            dial(Target(f"127.0.0.1:{port}"), KNOCK, lane, hear, deadlines=Deadlines(connect=0.2))
+            dial(Target(f"127.0.0.1:{port}"), KNOCK, lane, print, deadlines=Deadlines(connect=0.2))
         assert lane.over
         until(lambda: not [each for each in threading.enumerate() if each.name == "nebula-hear"])
     finally:

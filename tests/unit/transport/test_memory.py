@@ -7,8 +7,8 @@ import pytest
 
 from tests.unit.transport.cable import FakeClock, back, key, memory_pair
 from whale_nebula.errors import LinkClosedError, LocalProtocolError, RemoteFailureError
+from whale_nebula.transport import Key, Link, LinkTotals
 from whale_nebula.transport.memory import MemoryLink, MemoryNetwork
-from whale_nebula.transport.protocol import Key, Link, LinkTotals
 from whale_nebula.wire.frame import HEADER_BYTES
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.unit.transport.cable import SOON, Pair, close_all, key, memory_pair, step
 from whale_nebula.errors import LocalProtocolError
-from whale_nebula.transport.protocol import Link, LinkTotals, Packed, check_packed, describe_payload, read_payload
+from whale_nebula.transport.base import Link
+from whale_nebula.transport.protocol import LinkTotals, Packed, check_packed, describe_payload, read_payload
 from whale_nebula.wire.buffers import TensorArrived
 from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Header, Kind
 from whale_nebula.wire.tensor import DTYPE_NAMES

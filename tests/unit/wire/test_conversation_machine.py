@@ -131,10 +131,10 @@ class Messages(Lines):
 
     @rule(side=SIDES, places=st.lists(st.integers(0, 9), min_size=1, max_size=6))
     def deliver(self, side: int, places: list[int]) -> None:
-        """Greetings in their order, and any of the frames before or after them."""
+        """Greetings first, as carriers have it, and any of the frames after them."""
         node = self.nodes[side]
         for place in places:
-            if node.greetings and (place == 0 or not node.line):
+            if node.greetings:
                 self._hand_over(side, node.greetings.popleft())
             elif node.line:
                 self.delivered[side].append(node.line.pop(place % len(node.line)))

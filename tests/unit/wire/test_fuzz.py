@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.hostile import CAP, Hostile, fed, peer, recorded, victim
+from tests.fuzz.hostile import Hostile, fed, peer, recorded, victim
 from tests.unit.wire.talk import STEP, contents, conversation, cut, greet, said, sent, tensor, whole
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.buffers import Assembly
 from whale_nebula.wire.conversation import Conversation
-from whale_nebula.wire.frame import Header, Kind, pack
+from whale_nebula.wire.frame import CHUNK_BYTES, Header, Kind, pack
 
 RECORDED = recorded()
 
@@ -94,9 +94,9 @@ def test_what_is_only_announced_is_refused() -> None:
 def test_an_array_above_the_cap_would_be_noticed() -> None:
     talk, _ = stepping()
     talk._assembly = Assembly()
-    frames = [*said(1, STEP), *tensor(1, np.zeros(CAP + 1, np.uint8))]
+    frames = [*said(1, STEP), *tensor(1, np.zeros(CHUNK_BYTES + 1, np.uint8))]  # what comes in one frame has no other
     peer_of_it = peer()
     cut(talk)
     greet(talk, peer_of_it)
-    with pytest.raises(AssertionError, match="an array of 65537 bytes"):
+    with pytest.raises(AssertionError, match=f"an array of {CHUNK_BYTES + 1} bytes"):
         fed(talk, iter(sent(peer_of_it, frames)))

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from whale_nebula.config import Config
+from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, IdentityError
-from whale_nebula.launch.placement import Asked, cluster_of, host_of, is_local
+from whale_nebula.launch.placement import Asked, host_of, is_local
 from whale_nebula.launch.resolve import resolve
 from whale_nebula.security import Credentials, Files, Identity
 

@@ -22,7 +22,7 @@ from whale_nebula.runtime.exchange.crossing import Channels, Crossing, Lane
 from whale_nebula.runtime.exchange.state import At, Residue, Tally
 from whale_nebula.runtime.step.clock import StageClock
 from whale_nebula.spec import Value
-from whale_nebula.transport.protocol import Key, KeyKind, Link, Packed
+from whale_nebula.transport import Key, KeyKind, Link, Packed
 
 Place = tuple[str, Value, int]
 """A value of a micro-batch at a host."""

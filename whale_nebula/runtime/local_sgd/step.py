@@ -13,16 +13,15 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.errors import DeadlineError
-from whale_nebula.feed.batch import rows_of
 from whale_nebula.feed.checks import Missing
-from whale_nebula.feed.inputs import slice_rows, whole
+from whale_nebula.feed.inputs import count_rows, slice_rows, whole
 from whale_nebula.ir.program import Leaf
 from whale_nebula.launch.ending import Leaving, departure
 from whale_nebula.report.records import LinkReport, MeetingsReport
 from whale_nebula.runtime.local_sgd.topology import Meetings, Sites, seeds_of, sow
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step.clock import Runner, StepOutcome
-from whale_nebula.transport.protocol import Link, LinkTotals
+from whale_nebula.transport import Link, LinkTotals
 from whale_nebula.wire.message import build_message
 
 _LEAVING = "LEAVING"
@@ -181,7 +180,7 @@ def own_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], sites: Sites, clust
     """A cluster's share of a batch."""
     if not any(leaf.batched for leaf in leaves):
         return list(tensors)
-    sites.rows(cluster, rows_of(leaves, tensors))  # refuses rows that are not enough, or not as many in each input
+    sites.rows(cluster, count_rows(leaves, tensors))  # refuses rows that are not enough, or not as many in each input
     cut = (leaf.batched and not isinstance(each, Missing) for leaf, each in zip(leaves, tensors, strict=True))
     return [slice_rows(each, sites.rows, cluster) if own else each for each, own in zip(tensors, cut, strict=True)]
 

@@ -25,7 +25,7 @@ from whale_nebula.ir.program import Apart, Program
 from whale_nebula.runtime.run import Run
 from whale_nebula.schedule.rounds import GRAIN, shared_out
 from whale_nebula.scopes.identity import LOCAL
-from whale_nebula.transport.protocol import Key, Link, LinkTotals
+from whale_nebula.transport import Key, Link, LinkTotals
 from whale_nebula.wire.tensor import Bytes
 
 PROGRAMS = 1 << 20

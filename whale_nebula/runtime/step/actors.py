@@ -19,7 +19,7 @@ from typing import Any
 from whale_nebula.config import Links
 from whale_nebula.errors import StateError
 from whale_nebula.faults import failpoint
-from whale_nebula.feed.batch import Batch
+from whale_nebula.feed.inputs import Batch
 from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import Stage
 from whale_nebula.ir.routing import Routing, Seat
@@ -38,7 +38,7 @@ from whale_nebula.runtime.step.rollback import Guard
 from whale_nebula.runtime.step.stage_run import BoundaryExchange, StageRun
 from whale_nebula.schedule.schedules import Backward, Instruction, Pace, instructions, limits
 from whale_nebula.spec import Value
-from whale_nebula.transport.protocol import Link, LinkTotals
+from whale_nebula.transport import Link, LinkTotals
 
 
 @dataclass

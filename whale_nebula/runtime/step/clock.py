@@ -35,7 +35,7 @@ from whale_nebula.report.records import (
     busiest,
 )
 from whale_nebula.runtime.exchange.state import StepLines
-from whale_nebula.transport.protocol import Key, Link
+from whale_nebula.transport import Key, Link
 
 annotation = tf.profiler.experimental.Trace
 """Names what runs inside in a profile: TensorFlow's own, which does nothing unless a profile is being taken."""

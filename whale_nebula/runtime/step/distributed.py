@@ -14,9 +14,8 @@ from typing import Any
 from whale_nebula.errors import InputMismatchError, LinkClosedError, PlanMismatchError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.faults import failpoint
-from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.feed.checks import absent_in, fingerprints
-from whale_nebula.feed.inputs import Given, take_inputs
+from whale_nebula.feed.inputs import Batch, Given, cut, micro_batches, take_inputs
 from whale_nebula.ir.cut import Cut
 from whale_nebula.launch.ending import departure
 from whale_nebula.passes.readings import check_here, rows_read

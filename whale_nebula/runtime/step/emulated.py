@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, cast
 
-from whale_nebula.feed.batch import cut, micro_batches
+from whale_nebula.feed.inputs import cut, micro_batches
 from whale_nebula.ir.cut import Exchange, PhasePlan
 from whale_nebula.passes.replicas import pieces_here
 from whale_nebula.runtime.exchange.expected import known_rows
@@ -18,8 +18,7 @@ from whale_nebula.runtime.step.measured import LineRates
 from whale_nebula.runtime.step.peers import Parts, Peers
 from whale_nebula.runtime.step.rollback import Guard
 from whale_nebula.schedule.lines import pace
-from whale_nebula.transport import MemoryNetwork
-from whale_nebula.transport.protocol import Key, KeyKind, Link
+from whale_nebula.transport import Key, KeyKind, Link, MemoryNetwork
 
 PATIENCE = 3600.0
 

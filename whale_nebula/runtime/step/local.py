@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.codec.sizes import payload_bytes
-from whale_nebula.feed.batch import Batch, cut, micro_batches
+from whale_nebula.feed.inputs import Batch, cut, micro_batches
 from whale_nebula.ir.cut import Cut, PhasePlan
 from whale_nebula.ir.integers import Shape
 from whale_nebula.ir.program import Leaf

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.feed.batch import Batch
+from whale_nebula.feed.inputs import Batch
 from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.exchange import Bundle, parts_of

@@ -20,7 +20,7 @@ from whale_nebula.runtime.step.gradients import sum_in_order
 from whale_nebula.runtime.step.results import Later
 from whale_nebula.runtime.step.stage_run import StageRun
 from whale_nebula.spec import Spec
-from whale_nebula.transport.protocol import Key, KeyKind, Link
+from whale_nebula.transport import Key, KeyKind, Link
 
 Parts = dict[PartKey, tuple[Any, ...]]
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from whale_nebula.feed.batch import Batch
+from whale_nebula.feed.inputs import Batch
 from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import GradientPart
 from whale_nebula.passes.exchange import ReplicaMessage

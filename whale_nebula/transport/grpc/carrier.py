@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from abc import ABC, abstractmethod
+from functools import partial
 
 from whale_nebula.errors import NebulaError, TransportError
 from whale_nebula.transport.base import CarrierState, Receiver, lost_error
@@ -17,7 +17,6 @@ from whale_nebula.transport.grpc.options import probe
 from whale_nebula.wire.tensor import Bytes
 
 _LOG = logging.getLogger("whale_nebula.transport")
-_DRAWN = random.SystemRandom()  # `random` itself is the script's: what it draws next is no business of a line
 _REPLACED = "another connection has taken its place"
 _KEEPER_SECONDS = 0.5  # it holds nothing by then: one that still looks at an address that does not answer is let be
 
@@ -98,7 +97,7 @@ class GrpcCarrier(ABC):
 
     def state(self) -> CarrierState:
         """The state of the connection."""
-        return CarrierState(self._connection is not None, self._since, self._connections, self._trouble, self._refusal)
+        return CarrierState(self._connection is not None, self._connections, self._trouble, self._refusal)
 
     @abstractmethod
     def _keep(self) -> None:
@@ -178,9 +177,6 @@ class GrpcCarrier(ABC):
             return None
         return lost_error(self.there, f"its address {self.where} has refused twice: no process has the port any more")
 
-    def _back_off(self, attempt: int) -> float:
-        return self._deadlines.retry_pause(attempt, _DRAWN.random())
-
 
 _PROMPT_SECONDS = 0.3  # within which a worker that lives has dialled again, as a rule
 
@@ -211,7 +207,8 @@ class AwaitingCarrier(GrpcCarrier):
                 raise TransportError("a further lane of a connection that is no more")
             connection = present
             connection.add(knock.lane, lane)
-        return connection.hearer(knock.lane, lambda frame: self._hear(connection, frame))
+        connection.hold(knock.lane, lane)
+        return partial(self._hear, connection)
 
     def _keep(self) -> None:
         attempt = 0
@@ -221,7 +218,7 @@ class AwaitingCarrier(GrpcCarrier):
                 self._was_open = self._was_open or (self.where != "" and self._is_port_open())
                 self._rest(self._deadlines.look, unless_connected=False)
             else:
-                self._rest(_PROMPT_SECONDS + self._back_off(attempt), unless_connected=True)
+                self._rest(_PROMPT_SECONDS + self._deadlines.retry_pause(attempt), unless_connected=True)
                 attempt += 1
                 if self._was_open and self._connection is None:
                     self._is_port_open()

@@ -49,7 +49,7 @@ class Lane:
         self.in_order = False  # the other side has ended it, and all that it sent was heard
         self.finished = False  # this side has ended it, and all that it sent has left
         self.on_end: Callable[[str], None] = lambda why: None
-        self.begin: Callable[[], None] = lambda: None  # waits until frames may be read
+        self.begin: Callable[[], object] = lambda: None  # waits until frames may be read
         self._breaks: Callable[[str], None] = lambda why: None  # nothing, until a stream is attached
         self._frame: bytes | None = None
         self._finishing = False
@@ -197,12 +197,6 @@ class Connection:
         """Whether it is gone."""
         return self._over.is_set()
 
-    def lane(self, number: int) -> Lane:
-        """A lane of it, made now; one that comes too late is over at once."""
-        lane = Lane(self.room)
-        self.add(number, lane)
-        return lane
-
     def add(self, number: int, lane: Lane) -> bool:
         """Take a lane in; it shares this connection's room from now on. False if it comes too late, or twice."""
         with self.room:
@@ -227,26 +221,17 @@ class Connection:
         if over:
             tell(self._why)
 
-    def hearer(self, number: int, hear: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """What a lane's reader calls. It holds back until the link knows of the connection, and for the lanes above 0
-        until the greeting is done.
-        """
-        ready = self.opened if number else self.adopted
-
-        def hold(frame: bytes) -> None:
-            ready.wait()
-            hear(frame)
-
-        return hold
+    def hold(self, number: int, lane: Lane) -> None:
+        """Let a lane be read only once the link knows of the connection, one above 0 only once the greeting is done."""
+        lane.begin = (self.opened if number else self.adopted).wait
 
     def send(self, frame: bytes) -> bool:
         """Hand over one frame, once a lane has room for it; False if the connection is gone."""
         with self.room:
             while not (self.over or self.closing):
-                lanes = list(self._lanes.values())[: 1 if len(frame) < _SMALL_BYTES else None]
-                lane = next((lane for lane in lanes if lane.free), None)
-                if lane is not None:
-                    return lane.put(frame)
+                for lane in list(self._lanes.values())[: 1 if len(frame) < _SMALL_BYTES else None]:
+                    if lane.free:
+                        return lane.put(frame)
                 self.room.wait()
             return False
 

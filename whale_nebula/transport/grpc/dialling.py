@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -165,7 +166,7 @@ class DiallingCarrier(GrpcCarrier):
             if trouble is not None and not self._closed:
                 self._look_into(trouble)  # what it raises stands for itself
                 attempt += 1
-            if not self._rest(self._back_off(attempt)):
+            if not self._rest(self._deadlines.retry_pause(attempt)):
                 return
 
     def _live_through_one(self) -> bool:
@@ -200,10 +201,11 @@ class DiallingCarrier(GrpcCarrier):
     def _open(self, connection: Connection, number: int, credentials: Credentials | None) -> tuple[Lane, int]:
         knock = Knock(self._run_id, self.here, self.there, connection.name, number)
         lane = Lane(connection.room)
-        hear = connection.hearer(number, lambda frame: self._hear(connection, frame))
+        connection.hold(number, lane)
         self._opening = lane
         if self._closed:
             lane.end("closed")
+        hear = partial(self._hear, connection)
         asked = dial(
             self._target, knock, lane, hear, deadlines=self._deadlines, rate=self._rate, credentials=credentials
         )

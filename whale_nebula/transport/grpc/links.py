@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, IdentityError, NebulaError
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Prover
 from whale_nebula.security.identity import Call, check_call
@@ -29,7 +32,8 @@ class Place:
 
     `peers` gives each other worker's address, or None where it has none; `listen` is this worker's own. With a
     `gateway` (this cluster's) the workers of other clusters are reached through it. Without `credentials` nothing is
-    encrypted, and everybody is believed.
+    encrypted, and everybody is believed. `everyone` are all workers of the run, as frames and gateways number them, if
+    there are more than these.
 
     >>> place = Place("mt", "npu/0", {"gpu/0": "10.77.0.1:7101"}, listen="10.77.0.2:7101")
     >>> place.dials("gpu/0"), Place("mt", "gpu/0", {"npu/0": None}, listen="10.77.0.1:7101").dials("npu/0")
@@ -42,15 +46,16 @@ class Place:
     listen: str | None = None
     gateway: str | None = None
     credentials: Credentials | None = None
+    everyone: tuple[str, ...] = ()
 
     @property
     def workers(self) -> tuple[str, ...]:
         """All workers of the run."""
-        return (*self.peers, self.here)
+        return self.everyone or (*self.peers, self.here)
 
     def through_gateway(self, there: str) -> bool:
         """Whether frames to a worker go through the gateways."""
-        return self.gateway is not None and there.rpartition("/")[0] != self.here.rpartition("/")[0]
+        return self.gateway is not None and cluster_of(there) != cluster_of(self.here)
 
     def dials(self, there: str) -> bool:
         """Whether this worker dials that one: through a gateway both do; else who has no address, or the later name."""
@@ -84,6 +89,7 @@ class GrpcLinks:
         self._deadlines = deadlines or Deadlines()
         self._current = CurrentCredentials(place.credentials) if place.credentials else None
         self._awaited: dict[str, AwaitingCarrier] = {}
+        _keep_freed_memory()
         carriers = {there: self._carrier(there) for there in sorted(place.peers)}
         options = {"expect": expect, "budget": budget, "announce": announce, "waiters": Waiters()}
 
@@ -121,8 +127,7 @@ class GrpcLinks:
 
     def _target(self, there: str) -> Target:
         gateway = self._place.gateway if self._place.through_gateway(there) else None
-        cluster = self._place.here.rpartition("/")[0]
-        name = f"{cluster}/gateway" if gateway else there
+        name = f"{cluster_of(self._place.here)}/gateway" if gateway else there
         address = gateway or self._place.peers[there]
         if address is None:
             raise _no_way(self._place.here, there)
@@ -158,6 +163,18 @@ class GrpcLinks:
             guest = credentials.trust.check(visitor.certificate, identity, whose=knock.source)
             check_call(guest.identity, Call.OPEN_PAIR, credentials.identity)
         return carrier.take(knock, lane)
+
+
+def _keep_freed_memory() -> None:
+    """Let frames find the memory of those before them: else the kernel clears up to half of it anew.
+
+    glibc keeps twice the size of the largest block that was ever mapped and freed, which it counts up to 32 MiB; a
+    process that trains comes to that by itself. Nothing is written to this block, so that it takes no memory.
+    """
+    np.empty(_LARGEST_COUNTED, np.uint8)
+
+
+_LARGEST_COUNTED = (32 << 20) - (64 << 10)
 
 
 def _no_way(here: str, there: str) -> NebulaError:
