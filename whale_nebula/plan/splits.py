@@ -47,6 +47,9 @@ def list_collectives(cut: Cut, rows: int, count: int) -> tuple[PlanCollective, .
 def _of_stage(cut: Cut, stage: int, rows: int, count: int) -> Iterator[PlanCollective]:
     layouts, graph, key = cut.layouts[stage], cut.program.graph, cut.program.stages[stage].key
     fragments = _first_fragments(cut, stage)
+    for each in layouts.sums:
+        made = graph.ops[each.value.op].name
+        yield PlanCollective(each.kind, round(each.nbytes), key, made, fragments[each.value.op].kind)
     seen = set()
     for op, reshards in layouts.reshards.items():
         for each in reshards:
