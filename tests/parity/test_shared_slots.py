@@ -26,8 +26,9 @@ OPTIMIZERS: Mapping[str, Callable[[], Any]] = {
     "adamw": lambda: optimizers.AdamW(RATE, epsilon=1e-3, weight_decay=0.01, global_clipnorm=0.5, use_ema=True),
     "lamb": lambda: optimizers.Lamb(RATE, epsilon=1e-3),
     "adafactor": lambda: optimizers.Adafactor(RATE),
+    "scaled": lambda: optimizers.LossScaleOptimizer(optimizers.Adam(RATE, epsilon=1e-3)),
 }
-"""Element-wise, with a global norm, with a norm of each weight, and with factors of rows and columns."""
+"""Element-wise, with a global norm, with a norm of each weight, with factors of rows and columns, in a condition."""
 
 
 class Watched(keras.Model):
