@@ -6,6 +6,7 @@ added up so over micro-batches, and the update begins from there. What leaves th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -47,11 +48,11 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
         if shared:
             count = len(cut.workers_of(number)) if len(cut.workers) > 1 else stage.replicas
             slots = dict(_find_slots(cut, number, count))
-            whole = {op: kind for op in slots if (kind := _find_whole_reader(cut, op))}
+            readers = {op: kind for op in slots if (kind := _find_whole_reader(cut, op))}
             notes += [
-                f"{program.variable_ops[op].path} stays whole: {kind} needs all of it" for op, kind in whole.items()
+                f"{n} slots stay whole: {kind} needs all of each" for kind, n in Counter(readers.values()).items()
             ]
-            own = {op: layout for op, layout in slots.items() if op not in whole}
+            own = {op: layout for op, layout in slots.items() if op not in readers}
             given, why = _find_gradients(cut, number, count, own)
             notes, settled = [*notes, *why], settled | program.variable_ops.keys()
         own |= {op: layout for op, layout in held.items() if op in own or count > 1}
@@ -74,8 +75,8 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             folds=folds,
             where=where,
         )
-        layouts, given = _complete_alike(cut, number, question)
-        notes += [f"{_name_gradient(cut, each)} {_UNLIKE}" for each in question.given if each not in given]
+        layouts, given, unlike = _complete_alike(cut, number, question)
+        notes += [_UNLIKE.format(len(unlike), stage.key)] * bool(unlike)
         kept = {value for fragment in fragments for value in fragment.fetches if value in layouts.of} - wholes
         kept |= {holder for holder, part in sums.items() if part in kept}
         kept |= given.keys() if len(cut.workers) > 1 else set()  # in one process what is added up is whole
@@ -88,20 +89,24 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
     return found
 
 
-def _complete_alike(cut: Cut, stage: int, question: Question) -> tuple[Layouts, Mapping[Value, Layout]]:
-    """The layouts of a stage, and the gradients that come in pieces: those that all of its workers read alike.
+def _complete_alike(cut: Cut, stage: int, question: Question) -> tuple[Layouts, Mapping[Value, Layout], set[Value]]:
+    """The layouts of a stage, its gradients that come in pieces, and which slots and gradients are whole since not all
+    of its workers run alike what is made of them.
 
     What crosses for an op that only one worker runs, or one in another round than the others, would wait for them.
     """
-    graph, given = cut.program.graph, question.given
+    graph, whole = cut.program.graph, set[Value]()
     while True:
-        layouts = complete_layouts(replace(question, given=given))
+        given = {each: lies for each, lies in question.given.items() if each not in whole}
+        own = {op: lies for op, lies in question.variables.items() if Value(op) not in whole}
+        layouts = complete_layouts(replace(question, given=given, variables=own))
         runs = [set(_list_runs(cut, worker, layouts)) for worker in cut.workers_of(stage)]
         unlike = {run[-1] for run in frozenset().union(*runs).difference(frozenset(runs[0]).intersection(*runs))}
-        alike = {each: lies for each, lies in given.items() if unlike.isdisjoint(graph.descend([each.op]))}
-        if len(alike) == len(given):
-            return layouts, given
-        given = alike
+        pieces = [*given, *(Value(op) for op in own)] if cut.program.stages[stage].shared_slots else []
+        more = {each for each in pieces if not unlike.isdisjoint(graph.descend([each.op]))}
+        if not more:
+            return layouts, given, whole
+        whole |= more
 
 
 def _list_runs(cut: Cut, worker: str, layouts: Layouts) -> Iterator[tuple[int, int, bool, int]]:
@@ -114,7 +119,7 @@ def _list_runs(cut: Cut, worker: str, layouts: Layouts) -> Iterator[tuple[int, i
 
 
 _READS = frozenset({"ReadVariableOp", "ResourceGather"})
-_UNLIKE = "is added up whole: not all replicas read it in the same round"
+_UNLIKE = "{} slots and gradients of {!r} stay whole: its replicas do not run its update in the same rounds"
 
 
 def _find_gradients(cut: Cut, stage: int, count: int, slots: Collection[int]) -> tuple[dict[Value, Layout], list[str]]:

@@ -83,6 +83,14 @@ def _collective(
     return PlanCollective(kind, round(nbytes), key, cut.program.graph.ops[value.op].name, fragment.kind, times)
 
 
+def slot_bytes(cut: Cut, stage: int, slot: Variable) -> int:
+    """Bytes of a slot that the first of a stage's replicas holds."""
+    layouts = cut.layouts.get(stage)
+    if layouts is None or not cut.program.stages[stage].shared_slots:
+        return slot.spec.nbytes()
+    return local_shape(slot.spec, layouts.layout(Value(slot.op)), layouts.count, 0).nbytes()
+
+
 def shard_bytes(cut: Cut, stage: int, own: Iterable[Variable]) -> int:
     """Bytes of a stage's `own` variables and of their slots in pieces that its first device holds."""
     program, layouts = cut.program, cut.layouts[stage]
