@@ -66,7 +66,7 @@ def test_devices_need_a_worker_each(two: tuple[Ended, Mapping[str, Outcome]]) ->
     assert "nb.split says 3 devices, and cluster 'c0' has 2" in two[0].same(TOO_MANY)
 
 
-SHARED = ["adamw,optimizer", "plain,gradients", "rows,gradients", "stages,optimizer"]
+SHARED = ["adamw,optimizer", "plain,gradients", "rows,gradients"]
 ALL_SHARED = [*SHARED, "scaled,optimizer", "lamb,optimizer", "sgd,gradients", "adafactor,gradients"]
 
 
