@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-OPENS, CLOSES = "<!-- measured: run.py writes this -->", "<!-- /measured -->"
+OPENS, CLOSES = "<!-- measured: {}.py writes this -->", "<!-- /measured -->"
 PACKAGES = ("tensorflow", "keras", "numpy", "whale-nebula")
 
 
@@ -49,17 +49,19 @@ def _processor() -> str:
     return named[0] if named else platform.machine()
 
 
-def write(script: str, result: dict[str, Any], table: Sequence[Sequence[object]]) -> None:
-    """Write result.json beside the script, and a table (its first row is the head) into the README there."""
-    path = Path(script).with_name("result.json")
+def write(script: str, result: dict[str, Any], table: Sequence[Sequence[object]], part: str = "") -> None:
+    """Write result.json beside the script, and a table (its first row is the head) into the README there; for a `part`
+    of a benchmark, into a file and at a place of its own.
+    """
+    path, opens = Path(script).with_name(f"{part or 'result'}.json"), OPENS.format(part or "run")
     path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
     readme = path.with_name("README.md")
-    before, _, rest = readme.read_text("utf-8").partition(OPENS)
+    before, _, rest = readme.read_text("utf-8").partition(opens)
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in table]
     lines.insert(1, "|---" * len(table[0]) + "|")
     about = result["machine"]
     said = f"{about['date']}, {about['processor']}, {about['cores']} cores, TensorFlow {about['tensorflow']}"
-    text = "\n".join([OPENS, *lines, "", said, CLOSES])
+    text = "\n".join([opens, *lines, "", said, CLOSES])
     readme.write_text(before + text + rest.partition(CLOSES)[2], "utf-8")
     print(f"wrote {path} and the table in {readme}")
 

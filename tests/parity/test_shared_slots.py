@@ -1,13 +1,17 @@
-"""`nb.replica(shard="optimizer")`: updates on parts of the weights are those of the whole, for every kind of update."""
+"""`nb.replica(shard=...)`: updates on parts of the weights are those of the whole, for every kind of update."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 from keras import optimizers
 
 import whale_nebula as nb
@@ -16,38 +20,73 @@ from tests.same import Cut, Outcome, assert_same, data
 
 RATE = 1e-2
 OPTIMIZERS: Mapping[str, Callable[[], Any]] = {
+    "plain": lambda: optimizers.SGD(RATE),
     "sgd": lambda: optimizers.SGD(RATE, momentum=0.9, nesterov=True),
     "adam": lambda: optimizers.Adam(RATE, epsilon=1e-3),
     "adamw": lambda: optimizers.AdamW(RATE, epsilon=1e-3, weight_decay=0.01, global_clipnorm=0.5, use_ema=True),
     "lamb": lambda: optimizers.Lamb(RATE, epsilon=1e-3),
     "adafactor": lambda: optimizers.Adafactor(RATE),
+    "scaled": lambda: optimizers.LossScaleOptimizer(optimizers.Adam(RATE, epsilon=1e-3)),
 }
-"""Element-wise, with a global norm, with a norm of each weight, and with factors of rows and columns."""
+"""Element-wise, with a global norm, with a norm of each weight, with factors of rows and columns, in a condition."""
 
 
-def train(name: str, replicas: int) -> Outcome:
-    """Two epochs, with a ragged last batch."""
+class Watched(keras.Model):
+    """A model that tells the norm of its gradients."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss, "norm": tf.linalg.global_norm(gradients)}
+
+
+def build(name: str, replicas: int, shard: str) -> tuple[keras.Model, Any]:
+    """A model and its inputs: a table and two dense layers for "rows", else the layers alone, for "stages" one in each:
+    then the replicas of the first have the norm of all gradients in unlike rounds.
+    """
     keras.utils.set_random_seed(3)
-    inputs = keras.Input((7,))
+    inputs = keras.Input((7,), dtype="int32" if name == "rows" else None)
+    layers = [keras.layers.Dense(10, activation="gelu"), keras.layers.Dense(3)]
     with contextlib.ExitStack() as scopes:
         if replicas:
             scopes.enter_context(nb.cluster())
-            scopes.enter_context(nb.replica(replicas, shard="optimizer"))
-        outputs = keras.layers.Dense(3)(keras.layers.Dense(10, activation="gelu")(inputs))
-    model = keras.Model(inputs, outputs)
-    model.compile(OPTIMIZERS[name](), "mse", metrics=["mae"])
-    return fit(model, Cut(0), data(20, 7), data(20, 3, seed=1), batch_size=8)
+        if replicas and name != "stages":
+            scopes.enter_context(nb.replica(replicas, shard=shard))
+        hidden = keras.layers.Flatten()(keras.layers.Embedding(11, 4)(inputs)) if name == "rows" else inputs
+        for number, layer in enumerate(layers):
+            with contextlib.ExitStack() as inner:
+                if replicas and name == "stages":
+                    inner.enter_context(nb.replica(1) if number else nb.replica(replicas, shard=shard))
+                    inner.enter_context(nb.stage(name=f"s{number}"))
+                hidden = layer(hidden)
+    model = Watched(inputs, hidden)
+    model.compile(OPTIMIZERS[{"rows": "adam", "stages": "adamw"}.get(name, name)](), "mse")
+    return model, np.random.default_rng(2).integers(0, 11, (17, 7)) if name == "rows" else data(17, 7)
 
 
-ODD = [pytest.param(name, 3, marks=() if name == "adamw" else (pytest.mark.grid,)) for name in OPTIMIZERS]
-"""Parts that are not alike."""
+def train(name: str, replicas: int, shard: str = "optimizer") -> Outcome:
+    """Two epochs, whose last batch has one row."""
+    model, x = build(name, replicas, shard)
+    return fit(model, Cut(0), x, data(17, 3, seed=1), batch_size=8)
 
 
-@pytest.mark.parametrize(("name", "replicas"), [*((name, 2) for name in OPTIMIZERS), *ODD])
-def test_slots_in_parts_make_the_same_updates(name: str, replicas: int) -> None:
+SAMPLE = [("adamw", 3, "optimizer"), ("lamb", 2, "optimizer"), ("rows", 2, "optimizer"), ("sgd", 2, "gradients"),
+          ("adafactor", 2, "gradients"), ("plain", 3, "gradients")]  # fmt: skip
+CASES = list(itertools.product([*OPTIMIZERS, "rows", "stages"], (2, 3), ("optimizer", "gradients")))
+"""With three replicas parts are not alike."""
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas", "shard"),
+    [pytest.param(*case, marks=() if case in SAMPLE else (pytest.mark.grid,)) for case in CASES],
+)
+def test_updates_in_parts_are_those_of_the_whole(name: str, replicas: int, shard: str) -> None:
     expected = train(name, 0)
     nb.shutdown()
-    assert_same(expected, train(name, replicas), "sums", RATE * 6)
+    assert_same(expected, train(name, replicas, shard), "sums", RATE * 6)
 
 
 def test_a_plan_tells_what_a_replica_holds() -> None:
@@ -60,10 +99,36 @@ def test_a_plan_tells_what_a_replica_holds() -> None:
     plan = nb.plan(model, data(8, 8), data(8, 16))
     (stage,) = plan.stages.values()
     assert stage.shard_bytes == 2 * 4 * (8 * 16 + 16)
-    assert {each.kind for each in plan.collectives} == {"all-gather"}
-    assert sum(each.bytes for each in plan.collectives) == 4 * (8 * 16 + 16) // 2
+    assert stage.slot_bytes == 2 * 4 * (8 * 16 + 16) // 2
+    assert {each.kind for each in plan.collectives} == {"reduce-scatter", "all-gather"}
+    assert sum(each.bytes for each in plan.collectives) == 2 * 4 * (8 * 16 + 16) // 2
 
 
-def test_gradients_in_parts_are_not_built() -> None:
-    with nb.cluster(), pytest.raises(nb.errors.NotYetError, match="gradients"), nb.replica(2, shard="gradients"):
-        pass
+@pytest.mark.parametrize(
+    ("name", "shard"),
+    [("adam", "optimizer"), ("adamw", "gradients"), ("plain", "gradients"), ("lamb", "optimizer")],
+)
+def test_as_many_bytes_cross_as_in_an_all_reduce(name: str, shard: str) -> None:
+    """Three quarters of the weights' bytes there, and as many back, within a hundredth; norms are in it."""
+    sizes = (60, 200, 40)
+    inputs = keras.Input((sizes[0],))
+    with nb.cluster(), nb.replica(4, shard=shard):
+        outputs = keras.layers.Dense(sizes[2])(keras.layers.Dense(sizes[1])(inputs))
+    model = keras.Model(inputs, outputs)
+    model.compile(OPTIMIZERS[name](), "mse")
+    plan = nb.plan(model, data(8, sizes[0]), data(8, sizes[2]))
+    there = 0.75 * 4 * sum((before + 1) * size for before, size in itertools.pairwise(sizes))
+    kinds = Counter[str]()
+    for each in plan.collectives:
+        kinds[each.kind] += each.bytes * each.times
+    assert kinds["reduce-scatter"] == pytest.approx(there, rel=0.01)
+    assert kinds["all-gather"] == pytest.approx(there, rel=0.01)
+    assert sum(kinds.values()) == pytest.approx(2 * there, rel=0.01)
+
+
+def test_a_plan_says_which_gradients_stay_whole() -> None:
+    model, x = build("rows", 2, "gradients")
+    plan = nb.plan(model, x, data(17, 3, seed=1))
+    (note,) = (note for note in plan.notes if "gradient" in note)
+    path = model.trainable_variables[0].path
+    assert note == f"the gradient of {path} is added up whole: replicas exchange the rows that they have read"

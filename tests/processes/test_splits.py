@@ -66,14 +66,21 @@ def test_devices_need_a_worker_each(two: tuple[Ended, Mapping[str, Outcome]]) ->
     assert "nb.split says 3 devices, and cluster 'c0' has 2" in two[0].same(TOO_MANY)
 
 
-def test_replicas_hold_parts_of_slots() -> None:
-    """And train as one whose slots are whole, with a norm over all gradients, and with one for each weight."""
-    with started("train", TWO, "sharing", "adamw", "lamb", deadline=DEADLINE) as job:
-        expected = {name: train(name, 0).weights for name in ("adamw", "lamb")}
+SHARED = ["adamw,optimizer", "plain,gradients", "rows,gradients"]
+ALL_SHARED = [*SHARED, "scaled,optimizer", "lamb,optimizer", "sgd,gradients", "adafactor,gradients"]
+
+
+def test_replicas_hold_parts_of_slots(request: pytest.FixtureRequest) -> None:
+    """And train as one whose slots are whole, with a norm over all gradients, and with rows of a table."""
+    shared = ALL_SHARED if request.config.getoption("--grid", default=False) else SHARED
+    with started("train", TWO, "sharing", *shared, deadline=DEADLINE) as job:
+        expected = {case: train(case.partition(",")[0], 0) for case in shared}
         found = ended(job, DEADLINE)
-    for name, weights in expected.items():
-        assert_same(weights, found.same(name), "processes", LENGTH)
+    for case, plain in expected.items():
+        got = found.same(case)
+        assert_same(plain.weights, got["weights"], "processes", LENGTH)
+        assert_same(plain.history, got["history"], "processes", LENGTH)
     first, second = found.all("slots")
     kernels = [path for path in first if "dense" in path and len(first[path]) == 2 and first[path][1] == 10]
     assert len(kernels) >= 2
-    assert all(first[path][0] + second[path][0] == 7 for path in kernels)
+    assert all(first[path][0] + second[path][0] in (7, 28) for path in kernels)

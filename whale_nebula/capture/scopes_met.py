@@ -242,7 +242,7 @@ class Replicas:
         if not stages:
             count = _count(frame) or workers_in(self.home)
             where = str(frame.site) if frame and (count > 1 or self.apart) else ""
-            return [Stage("stage0", self.home, where, count, shared_slots=_shares_slots(frame))]
+            return [_share(Stage("stage0", self.home, where, count), frame)]
         if self.apart is not None:
             stages = [replace(stage, cluster=self.home) for stage in stages]
         idle = next((frame for frame in self.met if frame not in self.holding), None)
@@ -256,8 +256,7 @@ class Replicas:
             )
         inside = Counter((self.of.get(stage.key), stage.cluster) for stage in stages)
         return [
-            replace(stage, replicas=self._number(stage, inside), shared_slots=_shares_slots(self.of.get(stage.key)))
-            for stage in stages
+            _share(replace(stage, replicas=self._number(stage, inside)), self.of.get(stage.key)) for stage in stages
         ]
 
     def _number(self, stage: Stage, inside: Mapping[tuple[Frame | None, str], int]) -> int:
@@ -272,8 +271,10 @@ def _count(frame: Frame | None) -> int:
     return 1 if frame is None else int(frame.options["count"] or 0)
 
 
-def _shares_slots(frame: Frame | None) -> bool:
-    return frame is not None and frame.options.get("shard") is not None
+def _share(stage: Stage, frame: Frame | None) -> Stage:
+    """The stage, with what its replicas hold in parts."""
+    shard = None if frame is None else frame.options.get("shard")
+    return replace(stage, shared_slots=shard is not None, shared_gradients=shard == "gradients")
 
 
 def _describe_frame(frame: Frame | None) -> str:

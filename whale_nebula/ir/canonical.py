@@ -55,7 +55,7 @@ def _header(program: Program) -> Iterator[str]:
         copies = "" if stage.replicas == 1 else f" replicas={stage.replicas}"
         speeds = f" speeds={':'.join(map(repr, stage.speeds))}" if stage.speeds else ""
         shards = "" if stage.shards == 1 else f" shards={stage.shards}"
-        shards += " shared_slots" * stage.shared_slots
+        shards += " shared_slots" * stage.shared_slots + " shared_gradients" * stage.shared_gradients
         yield f"stage {number} {stage.key} cluster={stage.cluster}{copies}{speeds}{shards}"
     if program.apart is not None:
         yield f"apart {program.apart}"

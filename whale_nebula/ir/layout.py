@@ -111,7 +111,8 @@ class Layouts:
 
     `reshards` are by the op that needs them, -1 at the end; `together` are ops that devices compute together, `touched`
     all that see more or less than a whole tensor; `notes` tell of ops that are run whole. `handed_on` go from one
-    function of the stage to another as the devices hold them; other values are whole there.
+    function of the stage to another as the devices hold them; other values are whole there. `sums` are gradients whose
+    parts replicas add up between micro-batches and update, by a reduce-scatter or an all-reduce.
     """
 
     count: int
@@ -122,6 +123,7 @@ class Layouts:
     touched: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
     handed_on: frozenset[Value] = frozenset()
+    sums: tuple[Reshard, ...] = ()
 
     def layout(self, value: Value) -> Layout:
         """How a value lies on the devices."""

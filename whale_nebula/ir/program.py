@@ -87,7 +87,8 @@ class Stage:
 
     There are `replicas` of it, and each takes its share of the micro-batches; `speeds` are theirs beside one another,
     where the config says that they differ. `shards` is the number of devices that its variables are split over.
-    With `shared_slots` each replica holds a part of the optimizer's slots.
+    With `shared_slots` each replica holds a part of the optimizer's slots, and with `shared_gradients` a part of all
+    gradients that are summed.
     """
 
     key: str
@@ -97,6 +98,7 @@ class Stage:
     speeds: tuple[float, ...] = ()
     shards: int = 1
     shared_slots: bool = False
+    shared_gradients: bool = False
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,9 @@ class Question:
     """What is to be completed: the ops of a stage, in an order in which values come before their readers.
 
     `variables` says what is held how, and those that are `settled` stay so; `parts` of which value the placeholder of a
-    gradient is the sum; `wholes` has to be whole at the end, and ops that are `kept_whole` are run so. Other values
-    that come from elsewhere are whole. `folds` holds the known numbers; `where` tells the line that made an op.
+    gradient is the sum; `given` are values that come from elsewhere in pieces, others that do are whole. `wholes` has
+    to be whole at the end, and ops that are `kept_whole` are run so. `folds` holds the known numbers; `where` tells the
+    line that made an op.
     """
 
     graph: Graph
@@ -103,6 +104,7 @@ class Question:
     count: int
     variables: Mapping[int, Layout]
     parts: Mapping[Value, Value] = field(default_factory=dict)
+    given: Mapping[Value, Layout] = field(default_factory=dict)
     wholes: Collection[Value] = ()
     settled: Collection[int] = ()
     kept_whole: Collection[int] = ()
@@ -183,7 +185,7 @@ class _Completion:
         """How a value lies: as the op that makes it leaves it, a variable as it is held, a gradient as its part."""
         if value not in self.of:
             part = self.question.parts.get(value)
-            held = self.variables.get(value.op, WHOLE_LAYOUT)
+            held = self.variables.get(value.op, self.question.given.get(value, WHOLE_LAYOUT))
             self.of[value] = held if part is None else self.layout(part)
         return self.of[value]
 

@@ -108,6 +108,8 @@ def list_layouts(cut: Cut, stage: int) -> Iterator[str]:
     """How the values of a split stage lie on its devices where they are not whole, and what crosses between these."""
     layouts, graph = cut.layouts[stage], cut.program.graph
     yield f"stage {cut.program.stages[stage].key} on {layouts.count} devices"
+    for each in layouts.sums:
+        yield f"  {each.kind} of {each.value} {each.source} -> {each.target} over replicas, {each.nbytes:.0f} bytes"
     for value, layout in sorted(layouts.of.items()):
         yield f"  {value} {graph.ops[value.op].type} {graph.spec(value)}: {layout}"
     for op, reshards in sorted(layouts.reshards.items()):

@@ -6,18 +6,28 @@ added up so over micro-batches, and the update begins from there. What leaves th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
 from whale_nebula.errors import NotYetError, OptionError, PlanError
 from whale_nebula.ir.cut import Cut, Fragment, PhasePlan
-from whale_nebula.ir.layout import SPLIT, Layout, Layouts
-from whale_nebula.ir.program import Program
-from whale_nebula.passes.layouts import Question, complete_layouts
+from whale_nebula.ir.layout import (
+    PARTIAL_LAYOUT,
+    SPLIT,
+    WHOLE_LAYOUT,
+    Layout,
+    Layouts,
+    Reshard,
+    choose_collective,
+    count_bytes,
+)
+from whale_nebula.ir.program import GradientPart, Program, Request
+from whale_nebula.passes.layouts import ASSIGNS, Question, complete_layouts
 from whale_nebula.passes.readings import list_fragments
 from whale_nebula.passes.rules import Fold, fold
-from whale_nebula.spec import Value
+from whale_nebula.spec import Spec, Value
 
 
 def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, Layout]) -> Mapping[int, Layouts]:
@@ -33,12 +43,20 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
         notes = [f"{program.variable_ops[op].path} is not divided: other stages hold it, too" for op in apart]
         own = {op: layout for op, layout in own.items() if op not in apart}
         count, settled = stage.shards, {op for op in program.variable_ops if not _is_of_stage(cut, number, op)}
-        if stage.shared_slots and stage.shards == 1:
+        given: Mapping[Value, Layout] = {}
+        shared = stage.shared_slots and stage.shards == 1
+        if shared:
             count = len(cut.workers_of(number)) if len(cut.workers) > 1 else stage.replicas
-            own = dict(_find_slots(cut, number, count))
-            settled |= program.variable_ops.keys()
+            slots = dict(_find_slots(cut, number, count))
+            readers = {op: kind for op in slots if (kind := _find_whole_reader(cut, op))}
+            notes += [
+                f"{n} slots stay whole: {kind} needs all of each" for kind, n in Counter(readers.values()).items()
+            ]
+            own = {op: layout for op, layout in slots.items() if op not in readers}
+            given, why = _find_gradients(cut, number, count, own)
+            notes, settled = [*notes, *why], settled | program.variable_ops.keys()
         own |= {op: layout for op, layout in held.items() if op in own or count > 1}
-        if count < 2 or all(layout.kind != SPLIT for layout in own.values()):
+        if count < 2 or all(layout.kind != SPLIT for layout in (*own.values(), *given.values())):
             continue
         if folds is None:
             folds = fold(program.graph, {leaf.op: 0 for leaf in program.leaves if leaf.batched}).folds
@@ -49,18 +67,124 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             ops=list(dict.fromkeys(chain.from_iterable(fragment.ops for fragment in fragments))),
             count=count,
             variables=own,
-            parts=sums,
+            parts={} if shared else sums,
+            given=given,
             wholes=wholes,
             settled=frozenset(settled | held.keys()),
             kept_whole=frozenset().union(*(layouts.touched for layouts in found.values())),
             folds=folds,
             where=where,
         )
-        layouts = complete_layouts(question)
+        layouts, given, unlike = _complete_alike(cut, number, question)
+        notes += [_UNLIKE.format(len(unlike), stage.key)] * bool(unlike)
         kept = {value for fragment in fragments for value in fragment.fetches if value in layouts.of} - wholes
         kept |= {holder for holder, part in sums.items() if part in kept}
-        found[number] = replace(layouts, handed_on=frozenset(kept), notes=(*notes, *layouts.notes))
+        kept |= given.keys() if len(cut.workers) > 1 else set()  # in one process what is added up is whole
+        found[number] = replace(
+            layouts,
+            handed_on=frozenset(kept),
+            notes=(*notes, *layouts.notes),
+            sums=tuple(_list_replica_sums(cut, number, count, given)) if shared else (),
+        )
     return found
+
+
+def _complete_alike(cut: Cut, stage: int, question: Question) -> tuple[Layouts, Mapping[Value, Layout], set[Value]]:
+    """The layouts of a stage, its gradients that come in pieces, and which slots and gradients are whole since not all
+    of its workers run alike what is made of them.
+
+    What crosses for an op that only one worker runs, or one in another round than the others, would wait for them.
+    """
+    graph, whole = cut.program.graph, set[Value]()
+    while True:
+        given = {each: lies for each, lies in question.given.items() if each not in whole}
+        own = {op: lies for op, lies in question.variables.items() if Value(op) not in whole}
+        layouts = complete_layouts(replace(question, given=given, variables=own))
+        runs = [set(_list_runs(cut, worker, layouts)) for worker in cut.workers_of(stage)]
+        unlike = {run[-1] for run in frozenset().union(*runs).difference(frozenset(runs[0]).intersection(*runs))}
+        pieces = [*given, *(Value(op) for op in own)] if cut.program.stages[stage].shared_slots else []
+        more = {each for each in pieces if not unlike.isdisjoint(graph.descend([each.op]))}
+        if not more:
+            return layouts, given, whole
+        whole |= more
+
+
+def _list_runs(cut: Cut, worker: str, layouts: Layouts) -> Iterator[tuple[int, int, bool, int]]:
+    """The ops on pieces that a worker runs in its updates, and those whose results it gives on."""
+    for phase in cut.phases:
+        for fragment in phase.updates.get(worker, ()):
+            yield from ((phase.index, fragment.round, False, op) for op in fragment.ops if op in layouts.touched)
+            given = (value.op for value in fragment.fetches if value in layouts.of)
+            yield from ((phase.index, fragment.round, True, op) for op in given)
+
+
+_READS = frozenset({"ReadVariableOp", "ResourceGather"})
+_UNLIKE = "{} slots and gradients of {!r} stay whole: its replicas do not run its update in the same rounds"
+
+
+def _find_gradients(cut: Cut, stage: int, count: int, slots: Collection[int]) -> tuple[dict[Value, Layout], list[str]]:
+    """The gradients of which each replica of a stage is given a piece of the sum, and why others are given whole.
+
+    They are those of weights that have slots, or with `shared_gradients` all.
+    """
+    program, sums = cut.program, dict(list_sums(cut.program))
+    forms, notes = {program.variable_ops[op].spec for op in slots}, []
+    updates = {fragment for phase in cut.phases for w in cut.workers_of(stage) for fragment in phase.updates.get(w, ())}
+    others = {value for fragment in list_fragments(cut) if fragment not in updates for value in fragment.feeds}
+    given: dict[Value, Layout] = {}
+    for request, part in _list_parts(cut, stage):
+        holder = next(each for each in request.holders if each.source == part.source)
+        value, origin = holder.values[0], request.origins[part.source]
+        spec = program.variable_ops[origin].spec
+        axis = _find_axis(spec, count)
+        if axis is None or not (program.stages[stage].shared_gradients or spec in forms):
+            continue
+        reasons = {
+            "replicas exchange the rows that they have read": part.sparse or holder.sparse,
+            "other stages hold its weight, too": not _is_of_stage(cut, stage, origin),
+            "it is more than one sum": value not in sums or request.merges[part.source : part.source + 1] == ("same",),
+            "it is read outside of updates": value in others or value in program.returns,
+        }
+        why = next((reason for reason, holds in reasons.items() if holds), None)
+        if why is None:
+            given[value] = Layout(SPLIT, axis)
+        else:
+            notes.append(f"{_name_gradient(cut, value)} is added up whole: {why}")
+    return given, list(dict.fromkeys(notes))
+
+
+def _list_parts(cut: Cut, stage: int) -> Iterator[tuple[Request, GradientPart]]:
+    """The gradients of variables that a stage makes, for which there is a place to read them."""
+    variables = cut.program.variable_ops
+    for request in cut.program.requests:
+        for part in request.ordered_parts:
+            held = any(holder.source == part.source for holder in request.holders)
+            if part.stage == stage and held and request.origins[part.source] in variables:
+                yield request, part
+
+
+def _list_replica_sums(cut: Cut, stage: int, count: int, given: Mapping[Value, Layout]) -> Iterator[Reshard]:
+    """How the dense gradients of a stage are added up over its replicas."""
+    places = {part: holder for holder, part in list_sums(cut.program)}
+    for request, part in _list_parts(cut, stage):
+        if not part.sparse:
+            target = given.get(places.get(part.values[0], part.values[0]), WHOLE_LAYOUT)
+            kind = choose_collective(PARTIAL_LAYOUT, target) or ""
+            nbytes = count_bytes(kind, cut.program.variable_ops[request.origins[part.source]].spec.nbytes(), count)
+            yield Reshard(part.values[0], PARTIAL_LAYOUT, target, kind, nbytes)
+
+
+def _name_gradient(cut: Cut, holder: Value) -> str:
+    request, place = cut.program.holders[holder.op]
+    origin = cut.program.requests[request].origins[place.source]
+    return f"the gradient of {cut.program.variable_ops[origin].path}"
+
+
+def _find_axis(spec: Spec, count: int) -> int | None:
+    """The first axis that is long enough for `count` pieces; none where a size is not known, or no real numbers."""
+    sizes = [axis or 0 for axis in spec.shape or ()]
+    known = None not in (spec.shape or ()) and "float" in spec.dtype
+    return next((axis for axis, size in enumerate(sizes) if known and size >= count), None)
 
 
 def _find_slots(cut: Cut, stage: int, count: int) -> Iterator[tuple[int, Layout]]:
@@ -71,10 +195,15 @@ def _find_slots(cut: Cut, stage: int, count: int) -> Iterator[tuple[int, Layout]
     own = [(op, each) for op, each in program.variable_ops.items() if _is_of_stage(cut, stage, op)]
     weights = {each.spec for op, each in own if op in read and each.trainable}
     for op, each in own:
-        shape = each.spec.shape or ()
-        axis = next((axis for axis, size in enumerate(shape) if size is not None and size >= count), None)
+        axis = _find_axis(each.spec, count)
         if op not in read and not each.trainable and each.spec in weights and axis is not None:
             yield op, Layout(SPLIT, axis)
+
+
+def _find_whole_reader(cut: Cut, variable: int) -> str:
+    """The type of an op that reads or writes a variable, and cannot do so in pieces; none where there is no such."""
+    readers = (op.type for op in cut.program.graph.consumers(Value(variable)))
+    return next((kind for kind in readers if kind not in ASSIGNS | _READS), "")
 
 
 def _is_of_stage(cut: Cut, stage: int, variable: int) -> bool:

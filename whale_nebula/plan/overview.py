@@ -131,7 +131,7 @@ class Overview:
             activation_bytes=max((sum(self.work.kept(piece).values()) for piece in pieces), default=0),
             variable_bytes=sum(variable.spec.nbytes() for variable in variables),
             gradient_bytes=sum(self._gradient(part) for _, part in self._parts if part.stage == number),
-            slot_bytes=sum(slot.spec.nbytes() for slot in self.holdings.slots(number)),
+            slot_bytes=sum(splits.slot_bytes(self.cut, number, slot) for slot in self.holdings.slots(number)),
             layers=self.work.layers(number, steps),
             open_loops=len({self.cut.program.graph.ops[op].name for op in ops} & self.work.effort.open_loops),
         )

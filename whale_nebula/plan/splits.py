@@ -47,6 +47,9 @@ def list_collectives(cut: Cut, rows: int, count: int) -> tuple[PlanCollective, .
 def _of_stage(cut: Cut, stage: int, rows: int, count: int) -> Iterator[PlanCollective]:
     layouts, graph, key = cut.layouts[stage], cut.program.graph, cut.program.stages[stage].key
     fragments = _first_fragments(cut, stage)
+    for each in layouts.sums:
+        made = graph.ops[each.value.op].name
+        yield PlanCollective(each.kind, round(each.nbytes), key, made, fragments[each.value.op].kind)
     seen = set()
     for op, reshards in layouts.reshards.items():
         for each in reshards:
@@ -78,6 +81,14 @@ def _collective(
 ) -> PlanCollective:
     times = 1 if fragment.stage is None else count
     return PlanCollective(kind, round(nbytes), key, cut.program.graph.ops[value.op].name, fragment.kind, times)
+
+
+def slot_bytes(cut: Cut, stage: int, slot: Variable) -> int:
+    """Bytes of a slot that the first of a stage's replicas holds."""
+    layouts = cut.layouts.get(stage)
+    if layouts is None or not cut.program.stages[stage].shared_slots:
+        return slot.spec.nbytes()
+    return local_shape(slot.spec, layouts.layout(Value(slot.op)), layouts.count, 0).nbytes()
 
 
 def shard_bytes(cut: Cut, stage: int, own: Iterable[Variable]) -> int:

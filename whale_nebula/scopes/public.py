@@ -55,8 +55,9 @@ def replica(
     a count there are as many replicas as the cluster has workers for what is inside. A batch is cut into at least as
     many micro-batches as there are replicas.
 
-    With `shard="optimizer"` each replica holds a part of the optimizer's slots, updates that part of the weights, and
-    gives it to the others: the same numbers, with less memory.
+    With `shard="optimizer"` each replica holds a part of the optimizer's slots, is given that part of the summed
+    gradients, updates that part of the weights, and gives it to the others: the same numbers and bytes, with less
+    memory. With `shard="gradients"` that goes for gradients of weights without slots, too.
 
     With `sync_every` each *cluster* of the layout trains a copy of its own, on its share of each batch, and tells the
     others how far it has come only every so many steps; `count` then is the number of copies within each. `outer` makes
@@ -73,8 +74,7 @@ def replica(
     options = {"count": None if count is None else values.count("count", count), **apart}
     if shard is not None:
         options["shard"] = values.choice("shard", shard, ("optimizer", "gradients"))
-    missing = Missing(f"nb.replica(shard={shard!r})", 'shard="optimizer"') if shard == "gradients" else None
-    return Scope("replica", options, missing)
+    return Scope("replica", options)
 
 
 @scope

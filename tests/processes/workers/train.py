@@ -80,9 +80,11 @@ def normalised(*asked: str) -> None:
 
 
 def sharing(*asked: str) -> None:
-    """Optimizers whose slots are in parts: their names."""
-    for name in asked:
-        tell(name, [weight.tolist() for weight in train(name, 2).weights])
+    """Optimizers whose slots are in parts, each as "adamw,gradients" says: its name, and what is in parts."""
+    for argument in asked:
+        name, shard = argument.split(",")
+        found = train(name, 2, shard)
+        tell(argument, {"history": found.history, "weights": [weight.tolist() for weight in found.weights]})
     kept = current_run().ledger.kept.values()
     tell("slots", {each.path: each.piece.variable.shape.as_list() for each in kept if each.piece is not None})
 

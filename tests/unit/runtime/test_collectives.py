@@ -10,7 +10,14 @@ from tests.processes.running import Ended, ended
 from whale_nebula.errors import OptionError, StateError
 from whale_nebula.launch import spawn
 from whale_nebula.runtime.replicas import collectives
-from whale_nebula.runtime.replicas.collectives import Collectives, apply_packed, buckets, can_open, open_collectives
+from whale_nebula.runtime.replicas.collectives import (
+    Collectives,
+    Group,
+    apply_packed,
+    buckets,
+    can_open,
+    open_collectives,
+)
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "tests" / "processes" / "workers" / "summing.py"
@@ -109,6 +116,26 @@ class TestInOneProcess:
         group._key("one")
         with pytest.raises(StateError, match="the same key"):
             group._key("other")
+
+
+class TestPieces:
+    @pytest.mark.parametrize("members", [2, 3])
+    def test_each_member_is_given_its_piece_of_a_sum(self, members: int) -> None:
+        """Pieces that do not come out even: all members exchange what they have of each."""
+        tensors = [(tf.reshape(tf.range(10.0), [5, 2]), 0), (tf.reshape(tf.range(8.0), [2, 4]), 1)]
+        groups = [Group(Collectives(n, ("",) * members, 1.0), tuple(range(members)), "g") for n in range(members)]
+        given: list[Any] = []
+        for own, group in enumerate(groups):
+            group._scatter_packed(
+                [(tensor * (own + 1.0), axis) for tensor, axis in tensors], lambda t: given.append(t) or t
+            )
+        pieces = [
+            group._scatter_packed(tensors, lambda packed, own=own: tf.stack([each[own] for each in given]))
+            for own, group in enumerate(groups)
+        ]
+        for (tensor, axis), *found in zip(tensors, *pieces, strict=True):
+            joined = tf.concat(found, axis)
+            assert joined.numpy().tolist() == (tensor * sum(range(1, members + 1))).numpy().tolist()
 
 
 class TestPacking:

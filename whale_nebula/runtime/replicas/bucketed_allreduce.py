@@ -1,4 +1,5 @@
-"""Bucketed all-reduce of gradients by TensorFlow's collectives, overlapped with the last micro-batch's backward.
+"""Bucketed all-reduce of gradients by TensorFlow's collectives, overlapped with the last micro-batch's backward; or,
+where replicas hold slots in parts, a reduce-scatter.
 
 The sums are ops of the function that computes the last micro-batch of a replica: so the gradients of the last layers
 are on their way while those of the first ones are computed. All else that replicas tell one another crosses by links.
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from whale_nebula.ir.cut import Cut, Fragment
+from whale_nebula.ir.layout import SPLIT
 from whale_nebula.passes.exchange import ReplicaMessage
 from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives, Group, groups
 from whale_nebula.runtime.step.compiled import Compiled, Piece
@@ -58,7 +60,7 @@ class BucketedAllReduce:
                 tf.zeros(self._shapes[each], each.specs[0].dtype) if empty else run.sums.dense[each.key]
                 for each in chosen
             ]
-            self._put(run, chosen, self.groups[run.stage].sum(own, self._name(run.stage, chosen[0])))
+            self._put(run, chosen, self._sum(run.stage, own, chosen))
 
     def last(
         self, run: Run, piece: Piece, tensors: Sequence[Any], messages: Sequence[ReplicaMessage]
@@ -84,7 +86,7 @@ class BucketedAllReduce:
         crossing = {flow.gradient for request in self.cut.program.requests for flow in request.flows}
         summed = {each.values[0] for each in chosen} - crossing
         rest = [value for value in piece.fetches if value not in summed]
-        count, name = len(piece.feeds), self._name(stage, chosen[0])
+        count = len(piece.feeds)
 
         def body(*tensors: Any) -> list[Any]:
             made = dict(zip(piece.fetches, piece.function(tensors[:count]), strict=True))
@@ -92,7 +94,7 @@ class BucketedAllReduce:
             if again:
                 own = [before + gradient for before, gradient in zip(tensors[count:], own, strict=True)]
             own = [tf.ensure_shape(tensor, self._shapes[each]) for tensor, each in zip(own, chosen, strict=True)]
-            return [*(made[value] for value in rest), *self.groups[stage].sum(own, name)]
+            return [*(made[value] for value in rest), *self._sum(stage, own, chosen)]
 
         specs = [tf.TensorSpec(each.shape, each.dtype) for each in piece.function.concrete.inputs[:count]]
         specs += [tf.TensorSpec(self._shapes[each], each.specs[0].dtype) for each in chosen] if again else []
@@ -107,8 +109,12 @@ class BucketedAllReduce:
             run.added.add(each)
             run.sums.put(each.key, [(tensor,)])
 
-    def _name(self, stage: int, first: ReplicaMessage) -> str:
-        return f"{self.program} {stage} {first.slot}"
+    def _sum(self, stage: int, own: Sequence[Any], chosen: Sequence[ReplicaMessage]) -> list[Any]:
+        """What all replicas have of some gradients; of those that the plan divides, the piece of this one."""
+        layouts = self.cut.layouts.get(stage)
+        pieces = {each.value: each.target.axis for each in layouts.sums if each.target.kind == SPLIT} if layouts else {}
+        axes = [pieces.get(each.values[0]) for each in chosen]
+        return self.groups[stage].sum(own, f"{self.program} {stage} {chosen[0].slot}", axes)
 
     def _shape(self, each: ReplicaMessage) -> tuple[int, ...] | None:
         """The form of a dense gradient; None where it is a list of rows, or the form is not known."""

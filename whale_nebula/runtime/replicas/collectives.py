@@ -1,7 +1,8 @@
 """Sums over the replicas of a stage by TensorFlow's collectives: a ring on CPUs, NCCL on GPUs.
 
 Every worker of the cluster is a task of a TensorFlow cluster. Each calls the same sums under the same names, and all
-get the same bits, since every part of a sum is added up in one place and handed around.
+get the same bits, since every part of a sum is added up in one place and handed around; or is kept there, where members
+are given pieces of a sum. Then all tell one another their parts of each piece, since CPUs have no reduce-scatter.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, OptionError, StateError
 from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.graph import REPLICA_SUM
+from whale_nebula.ir.layout import divide
 from whale_nebula.runtime.session.server_filter import restrict_port
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import collectives as tf_collectives
@@ -205,8 +207,9 @@ class Group:
     _taken: dict[int, str] = field(default_factory=dict, repr=False)
     _graphs: weakref.WeakKeyDictionary[Any, _InGraph] = field(default_factory=weakref.WeakKeyDictionary, repr=False)
 
-    def sum(self, tensors: Sequence[tf.Tensor], name: str = "") -> list[tf.Tensor]:
+    def sum(self, tensors: Sequence[tf.Tensor], name: str = "", axes: Sequence[int | None] = ()) -> list[tf.Tensor]:
         """The sums over all members: each calls this with tensors of the same dtypes and shapes, under the same name.
+        Of a tensor with an axis in `axes` a member is given its piece along that one, of the others the whole.
 
         In a function that is traced it adds ops, which begin as soon as what they read is there. Functions that may
         run at the same time need different names.
@@ -214,34 +217,65 @@ class Group:
         _check(tensors)
         if len(self.members) == 1 or not tensors:
             return [tf.identity(tensor) for tensor in tensors]
+        axes = tuple(axes) or (None,) * len(tensors)
         if not tf.executing_eagerly():
-            return self._sum_tensors(tensors, name)
+            return self._sum_tensors(tensors, name, axes)
         with self.collectives.explain_failures(f"the sum {name!r} of group {self.name!r}"):
-            return list(self._called(list(tensors), name))
+            return list(self._called(list(tensors), name, axes))
 
     @functools.cached_property
     def _called(self) -> Any:
         return traced_often(tf.function(self._sum_tensors, autograph=False))
 
-    def _sum_tensors(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    def _sum_tensors(self, tensors: Sequence[tf.Tensor], name: str, axes: Sequence[int | None]) -> list[tf.Tensor]:
         """The ops of a sum in the graph that is being traced."""
-        forms = [(tensor.dtype.name, tensor.shape.as_list()) for tensor in tensors]
+        pairs = list(zip(tensors, axes, strict=True))
+        forms = [
+            (f"{tensor.dtype.name}{'' if axis is None else '/'}", tensor.shape.as_list()) for tensor, axis in pairs
+        ]
         graph = self._graphs.setdefault(tf.compat.v1.get_default_graph(), _InGraph())
         call = f"{name}/{graph.again(f'{name}{forms}')}/{forms}"
         sizes = [count(tensor) * tensor.dtype.size for tensor in tensors]
         sums: list[Any] = [None] * len(tensors)
         for bucket in buckets([dtype for dtype, _ in forms], sizes, BUCKET_BYTES):
-            reduce = functools.partial(self._reduce_tensor, key=self._key(f"{call}/{bucket[0]}"), graph=graph)
-            for number, tensor in zip(bucket, apply_packed(tensors, bucket, reduce), strict=True):
+            run = functools.partial(self._run_collective, key=self._key(f"{call}/{bucket[0]}"), graph=graph)
+            if axes[bucket[0]] is None:
+                found = apply_packed(tensors, bucket, functools.partial(run, tf_collectives.reduce, op="Add"))
+            else:
+                chosen = [(tensors[number], axes[number] or 0) for number in bucket]
+                found = self._scatter_packed(chosen, functools.partial(run, tf_collectives.exchange))
+            for number, tensor in zip(bucket, found, strict=True):
                 sums[number] = tensor
         return sums
 
-    def _reduce_tensor(self, tensor: tf.Tensor, key: int, graph: _InGraph) -> tf.Tensor:
+    def _scatter_packed(
+        self, tensors: Sequence[tuple[tf.Tensor, int]], exchange: Callable[[tf.Tensor], tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """The own pieces of the sums of some tensors, each along its axis: members exchange their parts of all pieces,
+        as long as the longest, and each adds up those of its own in the order of the members.
+        """
+        members = len(self.members)
+        cut = [tf.split(tensor, divide(tensor.shape[axis], members), axis) for tensor, axis in tensors]
+        sizes = [sum(count(pieces[member]) for pieces in cut) for member in range(members)]
+        flat = []
+        for member, size in enumerate(sizes):
+            flat += [tf.reshape(pieces[member], [-1]) for pieces in cut]
+            flat += [tf.zeros([max(sizes) - size], cut[0][0].dtype)] * (size < max(sizes))
+        found = exchange(tf.reshape(tf.concat(flat, 0), [members, max(sizes)]))
+        index = self.members.index(self.collectives.index)
+        forms = [pieces[index].shape for pieces in cut]
+        total = tf.add_n(tf.unstack(found))[: sizes[index]]
+        own = tf.split(total, [form.num_elements() for form in forms])
+        return [tf.reshape(piece, form) for piece, form in zip(own, forms, strict=True)]
+
+    def _run_collective(
+        self, do: Callable[..., tf.Tensor], tensor: tf.Tensor, key: int, graph: _InGraph, **options: str
+    ) -> tf.Tensor:
         """One collective. On GPUs all members must begin theirs in the same order, so each waits for the one before."""
         device = tf_collectives.find_device()
         with tf.control_dependencies(graph.before()), tf.device(device):
             group = tf_collectives.hash_key(f"{self.name}/{self.members}")
-            found = tf_collectives.reduce(tensor, len(self.members), group, key, "Add")
+            found = do(tensor, len(self.members), group, key, **options)
         if device != tf_collectives.CPU:
             graph.last = weakref.ref(found)
         return found
