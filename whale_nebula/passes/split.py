@@ -119,7 +119,7 @@ def _list_runs(cut: Cut, worker: str, layouts: Layouts) -> Iterator[tuple[int, i
 
 
 _READS = frozenset({"ReadVariableOp", "ResourceGather"})
-_UNLIKE = "{} slots and gradients of {!r} stay whole: its replicas do not run its update in the same rounds"
+_UNLIKE = "{} slots and gradients of {!r} stay whole: its replicas do not run its update alike"
 
 
 def _find_gradients(cut: Cut, stage: int, count: int, slots: Collection[int]) -> tuple[dict[Value, Layout], list[str]]:
