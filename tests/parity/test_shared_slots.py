@@ -128,12 +128,15 @@ def test_as_many_bytes_cross_as_in_an_all_reduce(name: str, shard: str) -> None:
     assert sum(kinds.values()) == pytest.approx(2 * there, rel=0.01)
 
 
-def test_a_plan_says_which_gradients_stay_whole() -> None:
+def test_a_plan_says_what_stays_whole() -> None:
     model, x = build("rows", 2, "gradients")
     plan = nb.plan(model, x, data(17, 3, seed=1))
-    (note,) = (note for note in plan.notes if "gradient" in note)
+    (note,) = (note for note in plan.notes if "whole" in note)
     path = model.trainable_variables[0].path
     assert note == f"the gradient of {path} is added up whole: replicas exchange the rows that they have read"
+    model, x = build("scaled", 2, "optimizer")
+    plan = nb.plan(model, x, data(17, 3, seed=1))
+    assert "8 slots stay whole: If needs all of each" in plan.notes and not plan.layouts
 
 
 def test_what_replicas_do_not_update_alike_stays_whole() -> None:
