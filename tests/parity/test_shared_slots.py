@@ -17,6 +17,8 @@ from keras import optimizers
 import whale_nebula as nb
 from tests.parity.zoo import fit
 from tests.same import Cut, Outcome, assert_same, data
+from whale_nebula.ir.cut import Worker
+from whale_nebula.passes.pipeline import cut_program
 
 RATE = 1e-2
 OPTIMIZERS: Mapping[str, Callable[[], Any]] = {
@@ -126,9 +128,42 @@ def test_as_many_bytes_cross_as_in_an_all_reduce(name: str, shard: str) -> None:
     assert sum(kinds.values()) == pytest.approx(2 * there, rel=0.01)
 
 
-def test_a_plan_says_which_gradients_stay_whole() -> None:
+def test_a_plan_says_what_stays_whole() -> None:
     model, x = build("rows", 2, "gradients")
     plan = nb.plan(model, x, data(17, 3, seed=1))
-    (note,) = (note for note in plan.notes if "gradient" in note)
+    (note,) = (note for note in plan.notes if "whole" in note)
     path = model.trainable_variables[0].path
     assert note == f"the gradient of {path} is added up whole: replicas exchange the rows that they have read"
+    model, x = build("scaled", 2, "optimizer")
+    plan = nb.plan(model, x, data(17, 3, seed=1))
+    assert "8 slots stay whole: If needs all of each" in plan.notes and not plan.layouts
+
+
+def test_what_replicas_do_not_update_alike_stays_whole() -> None:
+    """A worker that has the second stage, too, has the norm of all gradients before the other one: what crosses in its
+    update would wait for that one, which waits for the norm.
+    """
+    layers, optimizer = [keras.layers.Dense(10), keras.layers.Dense(3)], optimizers.Adam(RATE, global_clipnorm=0.5)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), tf.GradientTape() as tape:
+            with nb.replica(2, shard="optimizer"), nb.stage(cluster="c", name="front"):
+                hidden = layers[0](x)
+            with nb.replica(1), nb.stage(cluster="c", name="back"):
+                loss = tf.reduce_mean(layers[1](hidden) ** 2)
+        weights = [weight for layer in layers for weight in layer.trainable_variables]
+        optimizer.apply(tape.gradient(loss, weights), weights)
+        return loss
+
+    step(data(8, 7))
+    assert step._step.last is not None
+    program = step._step.last.captured.program
+    pieces = {}
+    for first in ((0,), (0, 1)):
+        workers = [Worker("c/0", "c", first), Worker("c/1", "c", (0,)), Worker("c/2", "c", (1,))][: 4 - len(first)]
+        cut = cut_program(program, workers)
+        pieces[first] = [each.kind for each in cut.layouts[0].variables.values()]
+        pieces[first] += [each.kind for each in cut.layouts[0].sums]
+        assert any("do not run its update alike" in note for note in cut.notes) is (first == (0, 1))
+    assert pieces == {(0,): ["split"] * 4 + ["reduce-scatter"] * 2, (0, 1): ["all-reduce"] * 2}

@@ -217,9 +217,10 @@ def _cut(given: Compilation) -> Compilation:
 def _complete_layouts(given: Compilation) -> Compilation:
     """Complete the layouts of stages that are split over devices."""
     cut = given.known("cut")
-    layouts = complete_stages(cut, given.where, given.held)
-    notes = chain.from_iterable(each.notes for each in layouts.values())
-    return replace(given, cut=replace(cut, layouts=layouts, notes=(*cut.notes, *notes))) if layouts else given
+    found = complete_stages(cut, given.where, given.held)
+    layouts = {stage: each for stage, each in found.items() if each.of or each.sums}
+    notes = chain.from_iterable(each.notes for each in found.values())
+    return replace(given, cut=replace(cut, layouts=layouts, notes=(*cut.notes, *notes))) if found else given
 
 
 def _list_exchange(given: Compilation) -> Compilation:

@@ -31,8 +31,8 @@ from whale_nebula.spec import Spec, Value
 
 
 def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, Layout]) -> Mapping[int, Layouts]:
-    """By the number of a stage, the layouts of its values. An update that several stages share goes by the first of
-    them for which it sees pieces. A variable that is `held` stays as it is.
+    """By the number of a stage, the layouts of its values, or only notes why there are none. An update that several
+    stages share goes by the first of them for which it sees pieces. A variable that is `held` stays as it is.
     """
     program = cut.program
     found: dict[int, Layouts] = {}
@@ -57,6 +57,7 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             notes, settled = [*notes, *why], settled | program.variable_ops.keys()
         own |= {op: layout for op, layout in held.items() if op in own or count > 1}
         if count < 2 or all(layout.kind != SPLIT for layout in (*own.values(), *given.values())):
+            found |= {number: Layouts(count, {}, notes=tuple(notes))} if shared and count > 1 and notes else {}
             continue
         if folds is None:
             folds = fold(program.graph, {leaf.op: 0 for leaf in program.leaves if leaf.batched}).folds
@@ -102,7 +103,8 @@ def _complete_alike(cut: Cut, stage: int, question: Question) -> tuple[Layouts, 
         layouts = complete_layouts(replace(question, given=given, variables=own))
         runs = [set(_list_runs(cut, worker, layouts)) for worker in cut.workers_of(stage)]
         unlike = {run[-1] for run in frozenset().union(*runs).difference(frozenset(runs[0]).intersection(*runs))}
-        pieces = [*given, *(Value(op) for op in own)] if cut.program.stages[stage].shared_slots else []
+        slots = own if cut.program.stages[stage].shared_slots else {}
+        pieces = [*given, *(Value(op) for op, layout in slots.items() if layout.kind == SPLIT)]
         more = {each for each in pieces if not unlike.isdisjoint(graph.descend([each.op]))}
         if not more:
             return layouts, given, whole
@@ -119,7 +121,7 @@ def _list_runs(cut: Cut, worker: str, layouts: Layouts) -> Iterator[tuple[int, i
 
 
 _READS = frozenset({"ReadVariableOp", "ResourceGather"})
-_UNLIKE = "{} slots and gradients of {!r} stay whole: its replicas do not run its update in the same rounds"
+_UNLIKE = "{} slots and gradients of {!r} stay whole: its replicas do not run its update alike"
 
 
 def _find_gradients(cut: Cut, stage: int, count: int, slots: Collection[int]) -> tuple[dict[Value, Layout], list[str]]:
