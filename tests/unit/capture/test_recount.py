@@ -95,6 +95,4 @@ def _masked_model(kind: str) -> Any:
 def test_what_is_masked_may_be_concatenated_with_what_is_not(kind: str) -> None:
     keras.utils.set_random_seed(0)
     checked = nb.verify(_masked_model(kind), [IDS, OTHERS], LABELS)
-    assert checked.ok, str(checked)
-    plan = nb.plan(_masked_model(kind), [IDS, OTHERS], LABELS)
-    assert plan.rows == (3, 3, 2, 2)
+    assert checked.ok and checked.micro_batches == 4, str(checked)
