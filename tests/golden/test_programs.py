@@ -1,6 +1,6 @@
 """The text of named programs after every pass, and the digests of their plans, one golden file for each program."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import keras
@@ -10,13 +10,6 @@ import whale_nebula as nb
 from tests.golden.files import FOLDER, check_golden
 from tests.golden.programs import PROGRAMS
 from whale_nebula.passes.pipeline import CAPTURE, PIPELINE
-
-
-@pytest.fixture(autouse=True)
-def no_run_is_open() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def list_passes(make: Callable[[], nb.Plan]) -> list[str]:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.traps.conftest import Cut, of
-from whale_nebula.errors import BatchCoupledError, StageFailedError
+from whale_nebula.errors import StageFailedError
 
 layers = keras.layers
 MICRO = pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 3])
@@ -174,35 +174,6 @@ def test_a_custom_gradient_with_a_closure(same: Any, normal: Any, weights: Any, 
     same(build, (normal(7, 4),), micro=micro)
 
 
-def test_effects_in_a_backward_happen(normal: Any, weights: Any) -> None:
-    """A custom gradient that counts its calls in a variable, as it does uncut."""
-
-    def counted(cut: Cut) -> float:
-        count, variables = tf.Variable(0.0, trainable=False), weights()
-
-        @tf.custom_gradient
-        def counting(v: Any) -> Any:
-            def backward(d: Any) -> Any:
-                count.assign_add(1.0)
-                return d
-
-            return tf.identity(v), backward
-
-        @cut.function
-        def step(x: Any) -> Any:
-            with tf.GradientTape() as tape, cut.program():
-                with cut.at("a"):
-                    hidden = counting(x @ variables[0])
-                with cut.at("b"):
-                    loss = tf.reduce_mean((hidden @ variables[1]) ** 2)
-            return tape.gradient(loss, variables[0])
-
-        step(tf.constant(normal(4, 4)))
-        return float(count)
-
-    assert counted(Cut(on=False)) == counted(Cut()) == 1.0
-
-
 @MICRO
 def test_sparse_gradients_are_returned_as_they_are(same: Any, normal: Any, micro: int) -> None:
     """The user's code gets IndexedSlices, and may return them; a variable tied over stages is dense."""
@@ -225,59 +196,6 @@ def test_sparse_gradients_are_returned_as_they_are(same: Any, normal: Any, micro
         return step, [table, tied]
 
     same(build, (np.array([0, 3, 3, 1, 4, 0]),), micro=micro)
-
-
-def test_indexed_slices_as_a_result(normal: Any) -> None:
-    table = tf.Variable(normal(5, 4))
-
-    @nb.function
-    def step(ids: Any) -> Any:
-        with tf.GradientTape() as tape, nb.cluster():
-            with nb.stage(cluster="a"):
-                hidden = tf.gather(table, ids)
-            with nb.stage(cluster="b"):
-                loss = tf.reduce_sum(hidden**2)
-        return tape.gradient(loss, table)
-
-    found = step(np.array([0, 3, 3]))
-    assert isinstance(found, tf.IndexedSlices)
-    np.testing.assert_allclose(found.values, 2.0 * normal(5, 4)[[0, 3, 3]])
-    assert found.indices.numpy().tolist() == [0, 3, 3]
-
-
-@MICRO
-def test_recompute_gives_the_same_gradients(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
-    def ask(tape: Any, outputs: Any, loss: Any, variables: list[tf.Variable]) -> Any:
-        gradients = tape.gradient(loss, variables)
-        for variable, gradient in zip(variables, gradients, strict=True):
-            variable.assign_sub(0.1 * gradient)
-        return loss, gradients
-
-    same(two_stages(ask), (normal(7, 4),), (normal(7, 4, seed=1),), micro=micro, recompute=True)
-
-
-@MICRO
-def test_recompute_keeps_less(normal: Any, weights: Any, micro: int) -> None:
-    """... and with recompute fewer tensors wait for the backward."""
-
-    def kept(recompute: bool) -> int:
-        variables = weights()
-
-        @nb.function
-        def step(x: Any) -> Any:
-            with tf.GradientTape() as tape, Cut(True, micro, {"recompute": recompute}).program():
-                with nb.stage(cluster="a"):
-                    hidden = x
-                    for _ in range(4):
-                        hidden = tf.tanh(hidden @ variables[0])
-                with nb.stage(cluster="b"):
-                    loss = tf.reduce_mean((hidden @ variables[1]) ** 2)
-            return tape.gradient(loss, variables)
-
-        stage = step.step.plan(*step.arguments(tf.constant(normal(4, 4)))).cut.phases[0].stages[0]
-        return len(set(stage.forward.fetches) & set(stage.backward.feeds))
-
-    assert kept(True) < kept(False)
 
 
 def dropping(cut: Cut, rate: float = 0.5, recompute: bool = False) -> keras.Model:
@@ -347,59 +265,6 @@ def normalised(cut: Cut) -> keras.Model:
 
 def test_batch_normalisation_with_one_micro_batch(same_fit: Any, normal: Any, runner: str) -> None:
     same_fit(normalised, normal(16, 4), normal(16, 3, seed=1))
-
-
-def test_batch_normalisation_couples_rows(normal: Any) -> None:
-    model = normalised(Cut(True, 2))
-    with pytest.raises(BatchCoupledError, match="norm") as caught:
-        model.fit(normal(16, 4), normal(16, 3), verbose=0)
-    assert "test_gradients.py" in caught.value.line
-    assert any("coupled" in mend for mend in caught.value.mends)
-
-
-def test_coupled_rows_may_be_allowed_and_the_report_says_so(normal: Any, runner: str) -> None:
-    model = normalised(Cut(True, 2, {"coupled": "allow"}))
-    before = model.get_layer("norm").moving_mean.numpy().copy()
-    model.fit(normal(16, 4), normal(16, 3), batch_size=16, verbose=0)
-    assert nb.last_report().micro_batches == 2
-    assert any("depend on each other" in note for note in nb.last_report().notes)
-    assert np.abs(model.get_layer("norm").moving_mean.numpy() - before).max() > 0
-
-
-def contrastive(cut: Cut, width: int = 4) -> keras.Model:
-    class Contrastive(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right = layers.Dense(width), layers.Dense(width)
-
-        def call(self, x: Any) -> Any:
-            with cut.program():
-                with cut.at("a"):
-                    left, right = self.left(x), self.right(x)
-                with cut.at("b"):
-                    return tf.matmul(left, right, transpose_b=True)
-
-        def train_step(self, batch: Any) -> Any:
-            x, _ = batch
-            with tf.GradientTape() as tape:
-                scores = self(x)
-                labels = tf.range(tf.shape(x)[0])
-                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores)
-                loss = tf.reduce_mean(losses)
-            gradients = tape.gradient(loss, self.trainable_variables)
-            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-            return {"loss": loss}
-
-    model = Contrastive()
-    model.compile(keras.optimizers.SGD(0.1))
-    return model
-
-
-def test_negatives_from_the_batch_couple_rows(same_fit: Any, normal: Any) -> None:
-    same_fit(contrastive, normal(16, 4), normal(16, 3))
-    with pytest.raises(BatchCoupledError) as caught:
-        contrastive(Cut(True, 2)).fit(normal(16, 4), normal(16, 3), verbose=0)
-    assert "test_gradients.py" in caught.value.line
 
 
 @MICRO

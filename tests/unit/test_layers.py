@@ -137,19 +137,13 @@ def steps(module: Module) -> list[str]:
 
 
 def bans(module: Module) -> list[str]:
-    """What library code never does, as "module:line what"."""
-    said = []
-    for node in ast.walk(module.tree):
-        what = banned(node, printing=within(module.name, "whale_nebula.cli"))
-        if what:
-            said.append(f"{module.name}:{getattr(node, 'lineno', 0)} {what}")
-    return said
+    """What library code never does, and ruff does not look for, as "module:line what"."""
+    found = ((node, banned(node)) for node in ast.walk(module.tree))
+    return [f"{module.name}:{getattr(node, 'lineno', 0)} {what}" for node, what in found if what]
 
 
-def banned(node: ast.AST, *, printing: bool) -> str | None:
+def banned(node: ast.AST) -> str | None:
     match node:
-        case ast.Assert():
-            return "assert: raise an error with a mend"
         case ast.Name(id="NotImplementedError"):
             return "NotImplementedError: raise NotYetError"
         case ast.Import(names=names) if {alias.name.split(".")[0] for alias in names} & PICKLES:
@@ -159,18 +153,14 @@ def banned(node: ast.AST, *, printing: bool) -> str | None:
         case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()) if is_environ(value):
             return "writes os.environ"
         case ast.Call():
-            return banned_call(node, printing=printing)
+            return banned_call(node)
     return None
 
 
-def banned_call(call: ast.Call, *, printing: bool) -> str | None:
+def banned_call(call: ast.Call) -> str | None:
     if any(word.arg == "allow_pickle" and ast.unparse(word.value) != "False" for word in call.keywords):
         return "allow_pickle: no code crosses a link or a disk"
     match call.func:
-        case ast.Name(id="print") if not printing:
-            return "print: use logging, or print in cli"
-        case ast.Name(id="eval" | "exec" as name):
-            return f"{name}: no text becomes code"
         case ast.Attribute(value=value, attr=attr) if attr in ENVIRON_WRITES and is_environ(value):
             return "writes os.environ"
         case ast.Attribute(value=ast.Name(id="os"), attr="putenv" | "unsetenv"):
@@ -363,12 +353,8 @@ RULES = [
     *(
         (bans, "whale_nebula.thing", source, 1)
         for source in (
-            "assert True",
-            "print('x')",
             "import pickle",
             "from pickle import loads",
-            "eval('1')",
-            "exec('1')",
             "import os; os.environ['A'] = '1'",
             "import os; del os.environ['A']",
             "import os; os.environ.setdefault('A', '1')",
@@ -388,7 +374,6 @@ RULES = [
             "import numpy; numpy.load('x', allow_pickle=False)",
         )
     ),
-    (bans, "whale_nebula.cli.show", "print('plan')", 0),
     (private_uses, "whale_nebula.thing", "from tensorflow.python.framework import ops", 2),
     (private_uses, "whale_nebula.thing", "def f():\n    import keras.src.backend", 1),
     (private_uses, "whale_nebula.thing", "importlib.import_module('tensorflow.python.eager.context')", 1),

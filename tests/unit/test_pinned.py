@@ -178,16 +178,6 @@ def test_a_warning_points_at_the_users_line(pin: Path) -> None:
     assert "nb.init" in Path(__file__).read_text().splitlines()[said[1].lineno - 1]
 
 
-def test_other_steps_of_a_pinned_model_are_free(pin: Path) -> None:
-    nb.init(plan=pin)
-    made = model()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        made.fit(X, Y, verbose=0)
-        made.predict(X, verbose=0)
-    nb.shutdown()
-
-
 @pytest.mark.parametrize("bad", [3, {"small": 3}.values(), object()])
 def test_what_is_no_plan_is_refused(bad: Any) -> None:
     with pytest.raises(OptionError, match="neither a path nor a plan") as caught:

@@ -17,13 +17,6 @@ from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.run import Here, Run, current_run
 
 
-@pytest.fixture(autouse=True)
-def closed():
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 def test_a_run_opens_once() -> None:
     nb.init()
     with pytest.raises(nb.errors.StateError, match="open already"):

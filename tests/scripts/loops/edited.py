@@ -181,34 +181,6 @@ def accumulated_by_python(cut: Cut) -> Loop:
     return Loop(step, [*w, *sums], [(*batch, n % 2 == 1) for n, batch in enumerate(rows(4))])
 
 
-@script(rarely=True)
-def accumulated_in_two_functions(cut: Cut) -> Loop:
-    """One function gathers, another, without a batch, applies; a Python loop calls both."""
-    w = weights()
-    sums = [tf.Variable(tf.zeros_like(v), trainable=False) for v in w]
-
-    @cut.function
-    def gather(x: Any, y: Any) -> Any:
-        loss, gradients = differentiate(cut, w, x, y)
-        for total, gradient in zip(sums, gradients, strict=True):
-            total.assign_add(gradient)
-        return loss
-
-    @tf.function
-    def apply() -> None:
-        descend(w, [total / 2.0 for total in sums])
-        for total in sums:
-            total.assign(tf.zeros_like(total))
-
-    def step(batches: Any) -> Any:
-        losses = [gather(*batch) for batch in batches]
-        apply()
-        return losses
-
-    four = rows(4)
-    return Loop(step, [*w, *sums], [(four[:2],), (four[2:],)])
-
-
 @script(micro=(1,))
 def gradient_in_a_cond(cut: Cut) -> Loop:
     """The tape is asked inside a branch."""

@@ -143,25 +143,6 @@ def all_of_the_step(cut: Cut) -> Loop:
     return Loop(step, [*w, count], rows())
 
 
-@script(rarely=True)
-def update_in_a_function(cut: Cut) -> Loop:
-    """The update is a tf.function of its own, without scopes."""
-    w, chosen = weights(), keras.optimizers.Adam(0.01, epsilon=1e-3)
-    chosen.build(w)
-
-    @tf.function
-    def apply(gradients: Any) -> None:
-        chosen.apply_gradients(zip(gradients, w, strict=True))
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        loss, gradients = differentiate(cut, w, x, y)
-        apply(gradients)
-        return loss
-
-    return Loop(step, w, rows())
-
-
 @script()
 def tape_in_a_function_without_scopes(cut: Cut) -> Loop:
     """The forward has scopes outside; a helper without scopes asks its own tape about its own ops."""

@@ -13,14 +13,12 @@ from tests.scripts.loops.book import (
     Loop,
     chain,
     differentiate,
-    loss_script,
     mse,
     normal,
     rows,
     script,
     step_script,
     trained,
-    two_layers,
     weights,
 )
 
@@ -32,15 +30,6 @@ def applying(cut: Cut, apply: Any, variables: Any = (), *, w: Any = None, steps:
     """A loop whose gradients go to `apply(gradients, w)`; `variables` are looked at beside the weights."""
     w = weights() if w is None else w
     return trained(cut, w, variables, calls=rows(steps), update=apply)(lambda x, y: mse(y, chain(cut, x, w)))
-
-
-def applied_by(optimizer: Any, **options: Any) -> Any:
-    """An update by a v1 optimizer; the op that it gives is no tensor, so it is not returned."""
-
-    def apply(gradients: Any, w: Any) -> None:
-        optimizer.apply_gradients(pairs(gradients, w), **options)
-
-    return apply
 
 
 def pairs(gradients: Any, variables: Any) -> Any:
@@ -72,15 +61,6 @@ def apply_with_variables(cut: Cut) -> Loop:
     """`optimizer.apply`, built in the step."""
     chosen = Adam(0.01, epsilon=1e-3)
     return applying(cut, lambda gradients, w: chosen.apply(gradients, w))
-
-
-@script(rarely=True)
-def clipped_and_averaged(cut: Cut) -> Loop:
-    """What Keras's optimizer can do by itself: global clipping, EMA, decay."""
-    w = weights()
-    chosen = Adam(0.01, epsilon=1e-3, global_clipnorm=0.1, use_ema=True, ema_overwrite_frequency=2, weight_decay=0.01)
-    chosen.build(w)
-    return applying(cut, lambda gradients, w: chosen.apply_gradients(pairs(gradients, w)), chosen.variables, w=w)
 
 
 @script()
@@ -122,19 +102,6 @@ def alternating_by_python(cut: Cut) -> Loop:
         return loss
 
     return Loop(step, w, [(*batch, n % 2) for n, batch in enumerate(rows(4))])
-
-
-@script(rarely=True)
-def rate_assigned_in_the_loop(cut: Cut) -> Loop:
-    w, chosen = weights(), SGD(0.1, momentum=0.9)
-    chosen.build(w)
-    inner = applying(cut, lambda gradients, w: chosen.apply_gradients(pairs(gradients, w)), w=w)
-
-    def step(x: Any, y: Any, rate: float) -> Any:
-        chosen.learning_rate = rate
-        return inner.step(x, y)
-
-    return Loop(step, [*w, *chosen.variables], [(*b, r) for b, r in zip(rows(), (0.1, 0.03, 0.01), strict=True)])
 
 
 @script()
@@ -180,27 +147,6 @@ def moving_averages_with_updates(cut: Cut) -> Loop:
 
 
 # ---------------------------------------------------------------------- TensorFlow 1's
-@script(rarely=True)
-def v1_momentum_with_global_step(cut: Cut) -> Loop:
-    count = tf.Variable(0, dtype=tf.int64)
-    return applying(cut, applied_by(v1.train.MomentumOptimizer(0.1, 0.9), global_step=count), [count])
-
-
-@script(rarely=True)
-def v1_compute_gradients_of_a_callable(cut: Cut) -> Loop:
-    w, chosen = weights(), v1.train.AdagradOptimizer(0.1)
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        def loss() -> Any:
-            with cut.program():
-                return mse(y, chain(cut, x, w))
-
-        found = chosen.compute_gradients(loss, w)
-        chosen.apply_gradients(found)
-        return [g for g, _ in found]
-
-    return Loop(step, w, rows())
 
 
 @script()
@@ -258,16 +204,6 @@ def v1_gradients_with_stops(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     return [g for g in gradients if g is not None], [g is None for g in gradients]
 
 
-@loss_script(micro=(1, 2, 4), rarely=True)
-def v1_gradients_inside_a_tape(cut: Cut, w: Any, x: Any, y: Any) -> Any:
-    """A gradient penalty in one part: tf.gradients inside, a tape around."""
-    hidden = two_layers(cut, x, w)
-    with cut.at(2):
-        scores = tf.tanh(hidden @ w[2])
-        (slopes,) = tf.gradients(scores, [hidden])
-        return tf.reduce_mean(scores * y) + tf.reduce_mean(tf.reduce_sum(slopes**2, axis=1))
-
-
 @step_script(state=lambda: [tf.Variable(0, dtype=tf.int64)])
 def v1_style(cut: Cut, w: Any, x: Any, y: Any, count: Any) -> Any:
     """The old words: v1 losses, control dependencies, assign_add, a decayed rate, a train_op."""
@@ -308,11 +244,6 @@ def sparse_by_keras(cut: Cut) -> Loop:
     return embedded(cut, lambda gradients, w: chosen.apply_gradients(pairs(gradients, w)))
 
 
-@script(rarely=True)
-def sparse_by_v1(cut: Cut) -> Loop:
-    return embedded(cut, applied_by(v1.train.AdagradOptimizer(0.1)))
-
-
 @script()
 def sparse_by_hand(cut: Cut) -> Loop:
     def apply(gradients: Any, w: Any) -> Any:
@@ -321,17 +252,5 @@ def sparse_by_hand(cut: Cut) -> Loop:
         w[0].scatter_sub(scaled)
         for v, g in zip(w[1:], gradients[1:], strict=True):
             v.assign_sub(0.1 * g)
-
-    return embedded(cut, apply)
-
-
-@script(rarely=True)
-def sparse_clipped(cut: Cut) -> Loop:
-    chosen = SGD(0.1, momentum=0.9)
-
-    def apply(gradients: Any, w: Any) -> Any:
-        clipped, norm = tf.clip_by_global_norm(gradients, 0.1)
-        chosen.apply_gradients(pairs(clipped, w))
-        return norm
 
     return embedded(cut, apply)

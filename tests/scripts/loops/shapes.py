@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 from typing import Any
@@ -27,8 +26,6 @@ from tests.scripts.loops.book import (
     trained,
     weights,
 )
-
-Pair = collections.namedtuple("Pair", "x y")
 
 
 @dataclasses.dataclass
@@ -77,20 +74,10 @@ def a_dict(cut: Cut) -> Loop:
     return packed(cut, lambda b: (b["features"]["x"], b["label"]), batches)
 
 
-@script(rarely=True)
-def a_namedtuple(cut: Cut) -> Loop:
-    return packed(cut, lambda b: (b.x, b.y), [Pair(*b) for b in rows()], lambda loss, out, g: Pair(loss, out))
-
-
 @script()
 def a_dataclass(cut: Cut) -> Loop:
     batches = [Batch(tf.constant(x), tf.constant(y)) for x, y in rows()]
     return packed(cut, lambda b: (b.x, b.y), batches)
-
-
-@script(rarely=True)
-def a_dataclass_returned(cut: Cut) -> Loop:
-    return packed(cut, lambda b: b, rows(), lambda loss, out, g: Batch(loss, out, "result"))
 
 
 @script(micro=(1,))
@@ -107,11 +94,6 @@ def everything_returned(cut: Cut) -> Loop:
         return {"loss": loss, "none": None, "rows": outputs, "gradients": gradients, "empty": [], "t": (outputs[:, 0],)}
 
     return packed(cut, lambda b: b, rows(), pack)
-
-
-@script(rarely=True)
-def nothing_returned(cut: Cut) -> Loop:
-    return packed(cut, lambda b: b, rows(), lambda loss, out, g: None)
 
 
 @step_script()
@@ -170,17 +152,6 @@ def numpy_scalars(cut: Cut) -> Loop:
 
     calls = [(np.float32(0.1 / (n + 1)), tf.constant(0.1 * n)) for n in range(3)]
     return Loop(step, w, [(*b, *c) for b, c in zip(rows(), calls, strict=True)])
-
-
-@script(rarely=True)
-def star_arguments(cut: Cut) -> Loop:
-    w = weights()
-
-    @cut.function
-    def step(*parts: Any, **named: Any) -> Any:
-        return learn(cut, w, tf.add_n(list(parts)), named["y"], named.get("rate", 0.1))
-
-    return Loop(step, w, [((x, x[::-1].copy()), {"y": y}) for x, y in rows()])
 
 
 @script()
@@ -255,14 +226,6 @@ def a_method(cut: Cut) -> Loop:
         return trainer.step(x, y, rate=0.1 * n)
 
     return Loop(step, trainer.w, [(*b, n + 1) for n, b in enumerate(rows())])
-
-
-@script(rarely=True)
-def a_bound_method(cut: Cut) -> Loop:
-    """nb.function applied to a bound method, in a constructor."""
-    trainer = Trainer(cut)
-    step = cut.function(trainer._step)
-    return Loop(step, trainer.w, rows())
 
 
 class Part(tf.Module):
@@ -422,12 +385,6 @@ class Callable:
         return learn(self.cut, self.w, x, y)
 
 
-@script(rarely=True)
-def a_callable_object(cut: Cut) -> Loop:
-    thing = Callable(cut)
-    return Loop(cut.function(thing), thing.w, rows())
-
-
 @script()
 def variables_as_arguments(cut: Cut) -> Loop:
     """Models and variables are handed to the step: each is a program of its own."""
@@ -444,16 +401,3 @@ def variables_as_arguments(cut: Cut) -> Loop:
         return found
 
     return Loop(step, [*one.w, *other.w], rows())
-
-
-@script(rarely=True)
-def static_and_class_methods(cut: Cut) -> Loop:
-    w = weights()
-
-    class Holder:
-        @staticmethod
-        @cut.function
-        def static(x: Any, y: Any) -> Any:
-            return learn(cut, w, x, y)
-
-    return Loop(Holder().static, w, rows())

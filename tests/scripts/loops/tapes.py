@@ -14,7 +14,6 @@ from tests.scripts.loops.book import (
     descend,
     loss_script,
     mse,
-    rows,
     script,
     step_script,
     trained,
@@ -56,17 +55,6 @@ def list_of_losses(cut: Cut, w: Any, x: Any, y: Any) -> Any:
 
 
 @step_script(rarely=True)
-def two_tapes_one_forward(cut: Cut, w: Any, x: Any, y: Any) -> Any:
-    with tf.GradientTape() as one, tf.GradientTape() as other, cut.program():
-        outputs = chain(cut, x, w)
-        loss, size = mse(y, outputs), tf.reduce_mean(tf.abs(outputs))
-    a = one.gradient(loss, w)
-    b = other.gradient(size, w)
-    descend(w, [p + 0.3 * q for p, q in zip(a, b, strict=True)])
-    return loss, size
-
-
-@step_script(rarely=True)
 def watched_by_hand(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     with tf.GradientTape(watch_accessed_variables=False) as tape, cut.program():
         tape.watch([w[0], w[2]])
@@ -97,26 +85,6 @@ def asked_inside_the_block(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     return loss, gradients
 
 
-@script(rarely=True)
-def sources_in_a_dict(cut: Cut) -> Loop:
-    w = weights()
-    named = {"first": w[0], "rest": {"a": w[1], "b": [w[2]]}}
-
-    @cut.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape, cut.program():
-            loss = mse(y, chain(cut, x, named_list(named)))
-        gradients = tape.gradient(loss, named)
-        descend(w, tf.nest.flatten(gradients))
-        return loss, gradients
-
-    return Loop(step, w, rows())
-
-
-def named_list(named: Any) -> Any:
-    return [named["first"], named["rest"]["a"], named["rest"]["b"][0]]
-
-
 @step_script()
 def recording_stopped(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     """What is computed while the tape has stopped is a constant to it."""
@@ -127,23 +95,6 @@ def recording_stopped(cut: Cut, w: Any, x: Any, y: Any) -> Any:
                 frozen = tf.sin(x @ w[0])
         with cut.at(1):
             hidden = tf.tanh((hidden + frozen) @ w[1])
-        with cut.at(2):
-            loss = mse(y, hidden @ w[2])
-    gradients = tape.gradient(loss, w)
-    descend(w, gradients)
-    return loss, gradients
-
-
-@step_script(rarely=True)
-def tape_reset(cut: Cut, w: Any, x: Any, y: Any) -> Any:
-    with tf.GradientTape() as tape, cut.program():
-        with cut.at(0):
-            before = tf.tanh(x @ w[0])
-        tape.reset()
-        with cut.at(0):
-            hidden = tf.tanh(x @ w[0]) + 0.1 * before
-        with cut.at(1):
-            hidden = tf.tanh(hidden @ w[1])
         with cut.at(2):
             loss = mse(y, hidden @ w[2])
     gradients = tape.gradient(loss, w)
@@ -247,17 +198,6 @@ def again(cut: Cut) -> Any:
             return nb.stage(cluster=f"c{int(cluster)}", name=f"second{int(cluster)}")
 
     return Again() if cut.stages else cut
-
-
-@loss_script(micro=(1,), rarely=True)
-def jacobian_in_a_stage(cut: Cut, w: Any, x: Any, y: Any) -> Any:
-    hidden = two_layers(cut, x, w)
-    with cut.at(2):
-        with tf.GradientTape() as inner:
-            inner.watch(hidden)
-            outputs = tf.tanh(hidden @ w[2])
-        jacobian = inner.batch_jacobian(outputs, hidden)
-        return tf.reduce_mean(jacobian**2) + mse(y, outputs)
 
 
 @step_script(micro=(1,))

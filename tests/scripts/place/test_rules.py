@@ -17,7 +17,6 @@ from whale_nebula.errors import (
     NestingError,
     OptionError,
     PlacementError,
-    StageOrderError,
 )
 from whale_nebula.tf import private as tf_private
 
@@ -292,14 +291,6 @@ def test_a_scope_around_a_placed_layer_names_both() -> None:
         nb.plan(model, X, Y)
 
 
-def test_a_model_that_was_built_in_stages_is_not_placed_again() -> None:
-    with nb.cluster(), nb.stage(cluster="gpu"):
-        model = chain("a", "b")
-    nb.place(model, {"a": "npu"})
-    with pytest.raises(PlacementError, match=rf"'a', which comes under .* inside nb.stage at {HERE}:\d+"):
-        nb.plan(model, X, Y)
-
-
 def test_two_pipelines_around_a_placed_layer_are_one_too_many() -> None:
     model = around(in_pipeline)
     nb.place(model, {"mid/one": "gpu", "head": "npu"})
@@ -330,16 +321,6 @@ def test_a_placed_layer_is_not_called_inside_another_stage() -> None:
     nb.place(other, {"shared": "npu"})
     with pytest.raises(PlacementError, match=r"'shared', which comes under .* inside layer 'mid', which comes under"):
         nb.plan(model, X, Y)
-
-
-def test_back_to_an_earlier_stage_names_layers_and_patterns(recwarn: pytest.WarningsRecorder) -> None:
-    model = chain("a", "b")
-    nb.place(model, {"a": "gpu", "b": "npu", "head": "gpu"})
-    with pytest.raises(StageOrderError) as caught:
-        nb.plan(model, X, Y)
-    assert "layer 'head' to 'gpu' by 'head' and layer 'b' to 'npu' by 'b'" in caught.value.why
-    assert "name='gpu_2') in the map of nb.place" in caught.value.mend
-    assert not [warning for warning in recwarn if "Gradients do not exist" in str(warning.message)]
 
 
 def test_an_error_leaves_keras_as_it_was() -> None:

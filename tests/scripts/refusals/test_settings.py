@@ -73,11 +73,6 @@ def compiled(x: Any) -> Any:
     return tf.tanh(x) * 2.0
 
 
-@pytest.mark.parametrize("micro", [1, 2])
-def test_a_compiled_function_inside_a_stage(micro: int) -> None:
-    same_training(sub(compiled, micro), sub(compiled, scoped=False))
-
-
 def test_auto_as_keras_resolves_it_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with a GPU, jit_compile="auto", which is the default, means True."""
     devices = tf.config.list_physical_devices()
@@ -166,13 +161,3 @@ def test_a_step_inside_a_tf_function() -> None:
 def test_a_step_in_a_datasets_map() -> None:
     dataset = tf.data.Dataset.from_tensors(tf.ones([2]))
     told(UnsupportedError, lambda: dataset.map(shifted), "dataset's map", at=__file__)
-
-
-def test_a_step_inside_a_step_is_a_part_of_it() -> None:
-    @nb.function
-    def outer(x: Any) -> Any:
-        return shifted(x) * 3.0
-
-    assert outer(tf.ones([2])).numpy().tolist() == [9.0, 9.0]
-    assert nb.last_report().program == "outer"
-    assert list(nb.last_report().stages) == ["a", "b"]

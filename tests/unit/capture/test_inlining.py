@@ -48,23 +48,6 @@ def test_what_a_loop_calls_stays_in_its_body() -> None:
     np.testing.assert_allclose(found(tf.constant(ROWS)), np.sin(np.sin(ROWS)), rtol=1e-6)
 
 
-def test_a_scope_in_a_loop_in_an_inlined_function_is_refused() -> None:
-    @tf.function
-    def inner(x: Any) -> Any:
-        for _ in tf.range(2):
-            with nb.stage(cluster="a"):
-                x = tf.sin(x)
-        return x
-
-    @nb.function
-    def step(x: Any) -> Any:
-        return inner(x)
-
-    with pytest.raises(BoundaryInBodyError, match="loop") as caught:
-        step(ROWS)
-    assert "test_inlining.py" in caught.value.where
-
-
 def test_another_thread_keeps_its_calls() -> None:
     inner, found = tf.function(sine), []
     with trace_patched():

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.unit.capture.built import PLAN, X, Y, built_later, caught, compiled, functional, sequential
+from tests.unit.capture.built import X, Y, built_later, caught, compiled, functional, sequential
 
 layers = keras.layers
 
@@ -43,9 +42,9 @@ COPIES = {
 }
 
 
-# Every way to copy with two kinds of models, every kind with two ways or three; `--grid` all with all.
+# Every way to copy with one kind of model, every kind with one way at least; `--grid` all with all.
 PAIRS = [
-    pytest.param(build, duplicate, marks=pytest.mark.grid if (a + b) % 2 else (), id=f"{way}-{build.__name__}")
+    pytest.param(build, duplicate, marks=pytest.mark.grid if (a + b) % len(ALL) else (), id=f"{way}-{build.__name__}")
     for a, (way, duplicate) in enumerate(COPIES.items())
     for b, build in enumerate(ALL)
 ]
@@ -79,11 +78,6 @@ def test_a_clone_of_a_model_that_was_saved_says_it_once_and_what_is_loaded_for_i
     assert "runs uncut" in message
 
 
-def test_a_clone_that_shares_its_layers() -> None:
-    (message,) = said(lambda: cloned_by(lambda layer: layer)(functional()))
-    assert "has no scopes" in message
-
-
 def test_a_place_says_it_once() -> None:
     model = functional()
     assert len(said(lambda: [keras.models.clone_model(model) for _ in range(3)])) == 1
@@ -103,22 +97,6 @@ def test_save_says_it_and_so_does_the_first_run_of_what_is_loaded(
     (message,) = said(lambda: loaded.fit(X, Y, verbose=0))
     assert f"model {model.name!r} runs uncut" in message
     assert said(lambda: loaded.predict(X, verbose=0)) == []
-
-
-def test_the_file_is_the_one_that_keras_writes(tmp_path: Path) -> None:
-    """Loaded, it is the same model; and the mend holds: weights come back under the scopes."""
-    model, path = functional(), tmp_path / "model.keras"
-    model.fit(X, Y, verbose=0)
-    said(lambda: model.save(path))
-    loaded = keras.models.load_model(path)
-    assert loaded.to_json() == model.to_json()
-    again = functional()
-    again.load_weights(path)
-    for one, other, third in zip(model.get_weights(), loaded.get_weights(), again.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
-        np.testing.assert_array_equal(one, third)
-    assert said(lambda: again.fit(X, Y, verbose=0)) == []
-    assert tuple(nb.last_report().stages) == PLAN
 
 
 @pytest.mark.parametrize("build", [functional, sequential])

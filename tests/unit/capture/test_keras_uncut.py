@@ -83,17 +83,6 @@ def test_an_eager_loop_warns_once(build: Callable[[], keras.Model]) -> None:
     assert "plain eager code is not captured" in str(found[0].message)
 
 
-def test_calling_a_subclassed_model_once_to_build_it_warns_once() -> None:
-    def build() -> None:
-        model = Subclass()
-        model(X)
-        model(X)
-
-    (found,) = caught(build)
-    assert "stage 'a' runs uncut" in str(found.message)
-    assert "fit" in str(found.message)
-
-
 def everything_of_keras(model: keras.Model) -> None:
     model.fit(X, Y, validation_data=(X, Y), verbose=0)
     model.evaluate(X, Y, verbose=0)
@@ -197,15 +186,6 @@ def test_an_eager_step_with_scopes_is_refused() -> None:
         own_step(True, run_eagerly=True).fit(X, Y, verbose=0)
     with pytest.raises(UnsupportedError, match="run_eagerly"):
         compiled(Subclass(), run_eagerly=True).fit(X, Y, verbose=0)
-
-
-def test_a_model_without_a_call_and_without_scopes_is_left_as_keras_leaves_it() -> None:
-    model = own_step(False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.fit(X, Y, verbose=0)
-    assert not model.built
-    assert "whale_nebula" not in model.train_function.__module__
 
 
 class BuildsInStages(Subclass):

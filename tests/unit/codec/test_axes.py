@@ -116,10 +116,3 @@ def test_a_step_without_them_puts_renewing_off_by_one() -> None:
         state, news = codec.refresh(state, tf.constant(rows(60, seed=step)), step)
         sent += [step] * (news is not None)
     assert sent == [0, RENEWED + 1, 2 * RENEWED + 1]
-
-
-def test_rows_of_half_precision_may_be_longer_than_it_can_say() -> None:
-    x = (rows(100) / np.abs(rows(100)).max() * 6e4).astype("float16")
-    state, _ = Axes().refresh(Held(), tf.constant(x), 0)
-    (coordinates,) = Axes().reduce(state, tf.constant(x)).numbers
-    assert coordinates.dtype == tf.float32 and bool(tf.reduce_all(tf.math.is_finite(coordinates)))

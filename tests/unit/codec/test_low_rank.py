@@ -36,13 +36,6 @@ def test_the_rank_is_the_largest_whose_numbers_fit(m: int, n: int, ratio: float)
     assert rank_of(m, n, ratio) == max(fits, default=0)
 
 
-@given(st.integers(1, 5000), st.integers(1, 5000), st.floats(0.001, 1.0))
-def test_factors_are_always_fewer_numbers_than_the_matrix(m: int, n: int, ratio: float) -> None:
-    k = rank_of(m, n, ratio)
-    assert k * (m + n) < m * n
-    assert k < min(m, n) or k == 0
-
-
 def test_the_ranks_of_the_papers_table() -> None:
     """Their printed ratios for a batch of 8192 rows: half of what SVD(ratio) leaves, by FP16."""
     for ratio, printed in ((0.9, 0.45), (0.6, 0.30), (0.5, 0.25), (0.4, 0.20), (0.3, 0.15)):
@@ -98,11 +91,6 @@ def test_rank_zero_and_empty_matrices(shape: tuple[int, int]) -> None:
     left, right = factor(tf.ones(shape), 0)
     assert (left.shape, right.shape) == ((shape[0], 0), (shape[1], 0))
     assert restore(left, right).numpy().tolist() == np.zeros(shape).tolist()
-
-
-@pytest.mark.parametrize("shape", [(9, 4), (4, 9)])
-def test_zeros_stay_zeros(shape: tuple[int, int]) -> None:
-    assert not through(np.zeros(shape, np.float32), 2).any()
 
 
 @pytest.mark.parametrize("shape", [(9, 4), (4, 9)])

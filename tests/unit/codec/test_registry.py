@@ -25,7 +25,6 @@ from whale_nebula.codec import (
     parse,
     register,
 )
-from whale_nebula.codec.objects import Precision, Structure
 from whale_nebula.codec.precisions import Integers
 from whale_nebula.errors import OptionError
 
@@ -111,12 +110,6 @@ def test_numpy_numbers_are_written_as_numbers() -> None:
 def test_texts_that_are_no_codec_say_so(text: str, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         parse(text)
-
-
-@pytest.mark.parametrize("kind", [Precision, Structure])
-def test_what_has_no_functions_is_no_codec(kind: type[Codec]) -> None:
-    with pytest.raises(TypeError, match="abstract"):
-        kind()
 
 
 def test_whole_numbers_in_bits_follow_no_structure() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import whale_nebula as nb
 from whale_nebula.codec import FP16, INT4, INT8, SVD, Codec, TopK, from_flags
-from whale_nebula.codec.way import NONFINITE, Way, check_delta, parse_way, ways
+from whale_nebula.codec.way import NONFINITE, Way, parse_way, ways
 from whale_nebula.errors import OptionError
 
 STRUCTURES: list[dict[str, Any]] = [{}, {"svd": 0.6}, {"rank": 96}, {"topk": 0.1}, {"rank": 8, "basis": "learned"}]
@@ -160,13 +160,6 @@ def test_steps_without_a_gradient_use_the_same_unless_told_otherwise(options: di
     assert crossing(training=False, **options)[0] == there
 
 
-@pytest.mark.parametrize("codec", [None, FP16(), TopK(0.1) >> INT8()], ids=str)
-def test_differences_are_of_integers(codec: Any) -> None:
-    with pytest.raises(OptionError, match="goes with integers"):
-        check_delta("ids", codec)
-    check_delta(None, codec)
-
-
 @pytest.mark.parametrize(
     ("flags", "what", "mend"),
     [
@@ -181,24 +174,6 @@ def test_what_is_wrong_is_told_of_the_flag_that_was_written(flags: dict[str, Any
     assert (caught.value.what, caught.value.mend) == (what, mend)
     name, _, value = mend.partition("=")
     assert from_flags(**flags | {name: float(value) if "." in value else int(value)}) is not None
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"fp16": True, "int8": True}, "fp16 and int8 exclude each other"),
-        ({"svd": 0.5, "rank": 8}, "svd and rank exclude each other"),
-        ({"fp16": "yes"}, "neither True nor False"),
-        ({"fp16": 1}, "neither True nor False"),
-        ({"svd": 2.0}, "share"),
-        ({"rank": 0}, "rank"),
-        ({"basis": "learned"}, "without a rank"),
-        ({"rank": 8, "basis": "lerned"}, "did you mean 'learned'"),
-    ],
-)
-def test_flags_that_contradict_each_other_are_refused(flags: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        from_flags(**flags)
 
 
 TEXTS = [

@@ -63,8 +63,6 @@ def test_traces_in_one_process_and_in_another_are_the_same_program() -> None:
             {"width": 5},
             r"variable embedding/embeddings: float32\[10,4\] .* here, float32\[10,5\] .* there",
         ),
-        ({"micro_batches": 2}, "the pipeline: micro_batch=1 .* here, micro_batch=2 .* there"),
-        ({"second": "tpu"}, "stage 1: second cluster=npu here, second cluster=tpu there"),
         ({"fp16": True}, "codec 0: bf16, .* here, fp16, .* there"),
         ({"activation": tf.nn.relu}, r"op \d+: Tanh\(.* here, Relu\(.* there \(in function f\d+\)"),
         ({"table": (1.0, 2.0, 4.0)}, r"op \d+: Const \{.*content="),

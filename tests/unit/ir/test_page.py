@@ -3,7 +3,6 @@
 import re
 import tomllib
 from dataclasses import replace
-from functools import cache
 from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
@@ -11,16 +10,11 @@ from pathlib import Path
 import pytest
 
 import whale_nebula as nb
-from tests.unit.ir.traced import PLANS
+from tests.unit.ir.traced import PLANS, plan
 from whale_nebula.plan.html.layout import HEIGHT, WIDTH, layout
 from whale_nebula.plan.records import PlanLayer, PlanStage, PlanTied
 
 VOID = {"meta", "input", "br", "link"}
-
-
-@cache
-def plan(name: str) -> nb.Plan:
-    return PLANS[name]()
 
 
 class Page(HTMLParser):

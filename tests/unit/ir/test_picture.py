@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 import whale_nebula as nb
-from tests.unit.ir.test_page import plan
-from tests.unit.ir.traced import PLANS
+from tests.unit.ir.traced import PLANS, plan
 
 SVG = "{http://www.w3.org/2000/svg}"
 

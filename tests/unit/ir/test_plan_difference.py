@@ -72,7 +72,9 @@ OPS = [
 
 @pytest.mark.parametrize(("other", "said"), EXACTLY, ids=[" ".join(other) for other, _ in EXACTLY])
 def test_the_first_difference_is_told(base: nb.Plan, other: dict[str, Any], said: str) -> None:
-    assert base.difference(plan(**other)) == said
+    given = plan(**other)
+    assert base.difference(given) == said
+    assert given.program_digest != base.program_digest
 
 
 @pytest.mark.parametrize(("other", "ours", "theirs"), OPS, ids=[" ".join(each[0]) for each in OPS])

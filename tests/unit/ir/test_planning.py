@@ -115,19 +115,6 @@ def test_without_scopes_there_is_nothing_to_plan(make: Any) -> None:
     assert "nb.stage(cluster=" in caught.value.mend
 
 
-@pytest.mark.parametrize("thing", [lambda x: x, tf.function(lambda x: x), "model"])
-def test_what_is_neither_model_nor_function_is_refused(thing: Any) -> None:
-    with pytest.raises(OptionError) as caught:
-        nb.plan(thing, 1.0)
-    assert "@nb.function" in caught.value.mend
-
-
-def test_a_model_needs_an_example() -> None:
-    with pytest.raises(OptionError) as caught:
-        nb.plan(model())
-    assert caught.value.mend.startswith("nb.plan(model, x, y)")
-
-
 # ---------------------------------------------------------------------- digests, files, graphs
 def test_the_digest_of_a_plan_is_that_of_the_program_and_more() -> None:
     given = inference()

@@ -3,13 +3,11 @@
 import pytest
 import tensorflow as tf
 
-from tests.unit.passes.programs import alone, program_of
 from whale_nebula.capture.mirror import mirror
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.text import from_text
 from whale_nebula.passes.batch import split_assertions
 from whale_nebula.passes.effects import is_check, is_effect
-from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.rules import fold
 
 
@@ -58,35 +56,6 @@ def test_a_check_asserts_and_does_nothing_else(body: object, checks: bool) -> No
     effects = [op for op in graph.ops if is_effect(op, graph)]
     assert effects
     assert [is_check(op, graph, graph.returns) for op in effects] == [checks] * len(effects)
-
-
-ROOT = """
-    stages a
-    micro 2
-    %0 = input x float32[?]
-    %1 = capture w resource[]
-    %2 = ReadVariableOp(%1) float32[] stateful @a
-    %3 = Mul(%0, %2) float32[?] @a
-    %4 = Const {value=(0)} int32[1]
-    %5 = Mean(%3, %4) float32[] @a
-    %6 = Sqrt(%5) float32[] @a
-    %7 = Const {value=(9.0)} float32[]
-    %8 = Less(%6, %7) bool[] @a
-    %9 = Assert(%8, %6) stateful @a
-    returns %6
-"""
-
-
-def test_what_all_rows_make_is_asserted_once_of_the_merged_value() -> None:
-    program = program_of(ROOT)
-    plan = cut_program(program, alone(program))
-    (phase,) = plan.phases
-    forward = phase.stages[0].forward
-    assert forward is not None
-    assert set(forward.ops) == {2, 3, 4, 5}
-    first, update = phase.updates["local/0"]
-    assert (first.round, set(first.ops), set(update.ops)) == (-1, {6, 7, 8, 9}, {6})
-    assert {value.op: rule for value, rule in plan.merges.items()} == {5: "mean"}
 
 
 ALONE = """

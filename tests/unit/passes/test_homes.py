@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.passes.examples import TWO_STAGES
-from tests.unit.passes.programs import apart, check, cut, program_of
+from tests.unit.passes.programs import check, program_of
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Pipeline, Program, Stage
 from whale_nebula.passes.owners import Homes
@@ -33,22 +32,6 @@ def said(program: Program) -> Callable[[int], str]:
         return where if rounds == {0} else f"{where}, round {max(rounds)}"
 
     return say
-
-
-def test_an_optimizers_slot_lives_with_its_variable() -> None:
-    plan = cut(
-        TWO_STAGES
-        + """
-%20 = capture slot resource[]
-%21 = ReadVariableOp(%20) float32[4,8] stateful
-%22 = AddV2(%21, %17) float32[4,8]
-%23 = AssignVariableOp(%20, %22) stateful ^%21
-%24 = AssignSubVariableOp(%2, %22) stateful
-returns %10
-""",
-        apart,
-    )
-    assert plan.held["slot"] == plan.held["wa"] == ("a/0",)
 
 
 def test_an_effect_without_a_variable_runs_once() -> None:

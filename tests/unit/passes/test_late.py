@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.passes.examples import TWO_DENSE
-from tests.unit.passes.programs import apart, check, cut, program_of
-from whale_nebula.ir.cut import Cut, Fragment
+from tests.unit.passes.programs import check, program_of
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.phases import FORWARD, UPDATE, split_parts
 
@@ -41,10 +40,6 @@ returns %11
 )
 
 
-def types(plan: Cut, fragment: Fragment) -> list[str]:
-    return [plan.program.graph.ops[op].type for op in fragment.ops]
-
-
 def said(program: Program) -> Callable[[int], str]:
     parts = split_parts(program)
     words = {FORWARD: "forward", UPDATE: "update"}
@@ -53,14 +48,6 @@ def said(program: Program) -> Callable[[int], str]:
 
 def test_the_sum_waits_and_the_loss_does_not() -> None:
     check(PENALISED, said)
-
-
-def test_the_penalty_crosses_once_and_is_no_boundary() -> None:
-    plan = cut(PENALISED, apart)
-    assert [boundary.value.op for boundary in plan.boundaries] == [4]
-    assert (10, "a/0", -1) in [(c.value.op, c.source, c.round) for c in plan.phases[0].crossings]
-    assert {c.round for c in plan.phases[0].crossings} == {-1}, "clusters wait for each other once"
-    assert [types(plan, fragment) for fragment in plan.phases[0].prologue.values()] == [["ReadVariableOp", "L2Loss"]]
 
 
 @pytest.mark.parametrize(
@@ -90,15 +77,3 @@ def test_what_is_made_of_the_sum_waits_with_it() -> None:
     parts = split_parts(program_of(scaled))
     assert (sorted(parts.late.sums), sorted(parts.late.terms)) == ([11, 12], [10])
     assert {parts.part[op] for op in parts.late.sums} == {UPDATE}
-
-
-def test_a_sum_of_several_stages_penalties_waits_too() -> None:
-    both = PENALISED.replace(
-        "%11 = AddV2(%8, %10)",
-        "%31 = ReadVariableOp(%2) float32[8,2] stateful\n%32 = L2Loss(%31) float32[]\n"
-        "%33 = AddN(%10, %32) float32[]\n%11 = AddV2(%8, %33)",
-    )
-    plan = cut(both, apart)
-    names = {c.value.op: plan.program.graph.ops[c.value.op].type for c in plan.phases[0].crossings}
-    assert sorted(names.values()) == ["L2Loss", "L2Loss", "Mean"]
-    assert len(plan.boundaries) == 1

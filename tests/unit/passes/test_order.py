@@ -36,17 +36,6 @@ def test_another_phase_may_go_back() -> None:
     check_order(program.graph, program.labels, program.stages, phase_of=lambda op: int(op == 3))
 
 
-def test_skipping_a_stage_is_no_step_back() -> None:
-    program = program_of("""
-        stages a b c
-        %0 = input x float32[?,4]
-        %1 = Exp(%0) float32[?,4] @a
-        %2 = Neg(%1) float32[?,4] @b
-        %3 = Mul(%1, %2) float32[?,4] @c
-    """)
-    check_order(program.graph, program.labels, program.stages)
-
-
 def test_what_nb_place_gave_names_its_layers() -> None:
     program = program_of("""
         stages a b=npu

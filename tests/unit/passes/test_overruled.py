@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 
 import whale_nebula as nb
 
 ROWS = np.ones((4, 8), "float32")
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 def line(function: Any, text: str) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.unit.passes.examples import DESCENT, TWO_STAGES
 from tests.unit.passes.programs import cases, check, program_of
 from whale_nebula.passes.phases import Parts, split_parts
 
@@ -39,9 +38,3 @@ def test_each_op_has_its_time(text: str) -> None:
     parts = split_parts(program_of(text), once)
     check(text, lambda program: lambda op: words(parts, op))
     assert {name: describe(getattr(parts, name)) for name in said} == said
-
-
-def test_gradients_of_two_stages_are_one_phase() -> None:
-    parts = split_parts(program_of(TWO_STAGES + DESCENT))
-    assert parts.phases == 1
-    assert {words(parts, op) for op in parts.effects} == {"update"}

@@ -86,17 +86,3 @@ def test_a_draw_between_two_stages_is_at_home_in_one(micro_batches: int, links: 
         first, second = step(ROWS), step(ROWS)
         assert not np.allclose(first, second)
         np.testing.assert_array_equal(seed.state.numpy() - before, [0, 2 * micro_batches])
-
-
-@pytest.mark.parametrize("layer", [keras.layers.Dropout(0.5), keras.layers.GaussianNoise(0.5)])
-def test_a_random_layer_between_two_stages_trains_with_micro_batches(layer: Any) -> None:
-    inputs = keras.Input((3,))
-    with nb.pipeline(2):
-        with nb.stage(cluster="a"):
-            hidden = keras.layers.Dense(4)(inputs)
-        hidden = layer(hidden)
-        with nb.stage(cluster="b"):
-            outputs = keras.layers.Dense(1)(hidden)
-    model = keras.Model(inputs, outputs)
-    model.compile("sgd", "mse")
-    assert np.isfinite(model.fit(ROWS, ROWS[:, :1], verbose=0).history["loss"])

@@ -19,13 +19,6 @@ from whale_nebula.errors import BatchCoupledError, NebulaWarning, StaticBatchErr
 X, Y = np.random.default_rng(0).random((8, 4), "float32"), np.ones((8, 1), "float32")
 
 
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    nb.shutdown()
-    yield
-    nb.shutdown()
-
-
 def normalised() -> keras.Model:
     inputs = keras.Input((4,))
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.BatchNormalization()(keras.layers.Dense(3)(inputs))))

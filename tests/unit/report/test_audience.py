@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import threading
@@ -16,13 +15,6 @@ from tests.unit.report.terminal import stand_in
 from whale_nebula.report.published import is_watched, publish
 from whale_nebula.report.watchers import Seen
 from whale_nebula.runtime.run import _watch_steps
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    nb.shutdown()
-    yield
-    nb.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -66,15 +58,6 @@ def test_without_a_word_nobody_watches() -> None:
     assert not is_watched()
 
 
-def test_metrics_are_complete_when_the_run_is_closed(tmp_path: Path) -> None:
-    with nb.init(metrics=tmp_path / "run.jsonl"):
-        for _ in range(3):
-            publish(full())
-    lines = (tmp_path / "run.jsonl").read_text().splitlines()
-    assert [json.loads(line)["run"]["steps"] for line in lines] == [1, 2, 3]
-    assert not is_watched()
-
-
 def test_the_config_says_it_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with nb.init({"metrics": str(tmp_path / "run.jsonl"), "show": "lines"}):
         publish(full())
@@ -88,11 +71,3 @@ def test_live_without_a_terminal_is_lines(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.INFO), nb.init(show="live"):
         publish(full())
     assert len(caplog.records) == 1
-
-
-def test_live_on_a_terminal_is_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = stand_in(monkeypatch)
-    with nb.init(show="live"):
-        publish(full())
-    assert any(line.startswith("gpu->npu") for line in seen.shown)
-    assert sys.stdout is seen

@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.report.making import full
-from whale_nebula.report.lines import Lines, Rate, log, step_line
-from whale_nebula.report.records import Elsewhere, LinkReport, StageReport
-from whale_nebula.report.report import Report
+from whale_nebula.report.lines import Lines, Rate, log
 
 
 class Clock:
@@ -64,22 +62,6 @@ def test_only_the_lead_says_anything(said) -> None:
     assert said() == []
 
 
-def test_a_line_says_it_all(caplog: pytest.LogCaptureFixture) -> None:
-    report = full()
-    lines = Lines(now=Clock())
-    lines.step(report)
-    lines.close()
-    (record,) = caplog.records
-    assert (record.name, record.levelno) == ("whale_nebula.steps", logging.INFO)
-    for part in (
-        "loss 0.25, accuracy 0.5",
-        "gpu computes 0.120 s, waits",
-        "1 in flight",
-        "gpu->npu 3.9 KiB",
-    ):
-        assert part in record.getMessage()
-
-
 def test_where_nobody_listens_they_go_to_standard_error_and_after_that_all_is_as_before(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,20 +88,3 @@ def test_a_validation_between_two_steps_does_not_slow_the_training() -> None:
     for program, time in (("fit", 1.0), ("fit", 1.5), ("test", 60.0), ("test", 61.0), ("fit", 90.0)):
         found = rate.add(replace(full(), program=program, time=time))
     assert found == 2.0
-
-
-def test_a_line_tells_of_all_clusters() -> None:
-    """The lead knows of the others what they told with their last sheet."""
-    others = Elsewhere({"gpu": StageReport(0.1, 0.4, "gpu", 2)}, {"gpu->npu": LinkReport(100, 136, 100, 1)})
-    own = {"npu": StageReport(0.3, 0.2, "npu", 1)}, {"npu->gpu": LinkReport(bytes=272)}
-    report = Report("fit", 3, 0.5, 2, *own, elsewhere=others)
-    assert step_line(report, None) == (
-        "step 3 of fit: 0.500 s; npu computes 0.300 s, waits 0.200 s, 1 in flight; "
-        "gpu computes 0.100 s, waits 0.400 s, 2 in flight; npu->gpu 272 B; gpu->npu 136 B"
-    )
-
-
-def test_what_codecs_made_small_is_on_the_line() -> None:
-    said = step_line(full(), None)
-    assert said.endswith("npu->gpu 3.9 KiB; b0 gpu->npu as int8 1.2 KiB (29.7 %, off by 0.0093)")
-    assert "b0" not in step_line(replace(full(), boundaries={}), None)

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from whale_nebula.errors import StateError
-from whale_nebula.report.published import forget, last_report, publish
+from whale_nebula.report.published import last_report, publish
 from whale_nebula.report.records import LinkReport, StageReport
 from whale_nebula.report.report import Report
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    forget()
-    yield
-    forget()
 
 
 def report(step: int, sent: int) -> Report:
@@ -70,32 +61,3 @@ def test_a_program_that_has_not_run_is_an_error_that_names_those_that_have(wrong
     publish(Report("model.test_step", 1, 0.1, 1, {}, {}))
     with pytest.raises(StateError, match=r"'model.train_step', 'model.test_step'"):
         last_report(wrong)
-
-
-@pytest.mark.parametrize(
-    ("link", "said"),
-    [
-        (LinkReport(48_000, 54_000, 48_000, 45), "(112 % of the tensors: the headers of 45 frames add 5.9 KiB, with"),
-        (LinkReport(8, 280, 8, 2), "(3500 % of the tensors: the headers of 2 frames, 272 B with control messages, out"),
-        (LinkReport(1000, 1050, 1000, 1), "(105 % of the tensors)"),
-    ],
-)
-def test_headers_outweigh_tensors_only_where_they_do(link: LinkReport, said: str) -> None:
-    assert said in str(Report("fit", 1, 0.5, 1, {}, {"a->b": link}))
-
-
-def test_the_text_names_stages_and_links() -> None:
-    text = str(publish(report(3, 1024)))
-    assert text.splitlines()[0] == "step 3 of fit: 0.500 s, 2 micro-batches"
-    assert "stage gpu: computes 0.200 s, waits 0.300 s" in text
-    assert "stage npu: part of one local function, not timed apart" in text
-    assert "link gpu->npu: 1.0 KiB (50 % of the tensors)" in text
-
-
-def test_where_there_are_several_processes_what_is_printed_names_its_own() -> None:
-    alone = Report("fit", 1, 0.5, 1, {"gpu": StageReport(0.2, 0.3)}, {"gpu->npu": LinkReport()})
-    one = replace(alone, worker="gpu/0")
-    assert str(alone).startswith("step 1 of fit: ") and alone.bottleneck.startswith("stage gpu waits")
-    assert str(one).startswith("step 1 of fit in gpu/0: ")
-    assert one.bottleneck == f"as gpu/0 sees it, {alone.bottleneck}"
-    assert f"  bottleneck: {one.bottleneck}" in str(one).splitlines()

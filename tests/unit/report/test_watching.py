@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.report.making import full
-from whale_nebula.report.published import begin, forget, is_watched, last_report, publish, under_way, watch
+from whale_nebula.report.published import begin, is_watched, last_report, publish, under_way, watch
 from whale_nebula.report.report import Report
 from whale_nebula.report.watchers import Watching
 
@@ -35,13 +35,6 @@ class Notes:
 
     def __str__(self) -> str:
         return "the notes"
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    forget()
-    yield
-    forget()
 
 
 def test_all_are_told_in_order_before_the_end() -> None:

@@ -135,23 +135,6 @@ def test_a_report_and_a_plan_say_which_stages_there_are() -> None:
             stages["zz"]
 
 
-def test_what_would_not_be_smaller_is_planned_as_it_crosses() -> None:
-    """A structure that does not pay is not used: table and note say the same."""
-    inputs = keras.Input((16,))
-    with nb.stage(cluster="a"), nb.compress(rank=99):
-        hidden = keras.layers.Dense(16)(inputs)
-    with nb.stage(cluster="b"):
-        outputs = keras.layers.Dense(1)(hidden)
-    trained = keras.Model(inputs, outputs)
-    trained.compile("sgd", "mse")
-    plan = nb.plan(trained, np.ones((32, 16), "float32"), np.ones((32, 1), "float32"))
-    (boundary,) = plan.boundaries
-    assert boundary.codec == "rank(99)" and boundary.taken == ("none", "int8")
-    text = plan.to_text()
-    assert "2.0 KiB as" not in text and "580 B as int8" in text and "crosses as it is: rank(99)" in text
-    assert "with the basis itself" not in text
-
-
 def test_a_tolerance_that_is_not_used_is_not_told() -> None:
     trained = model()
     with nb.compress(fp16=True):

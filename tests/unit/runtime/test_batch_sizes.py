@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -20,80 +19,6 @@ from whale_nebula.runtime.step.rollback import Guard
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.random((8, 5, 4)).astype("float32")
-PLACES = RANDOM.integers(0, 5, (8, 3, 1)).astype("int32")
-IMAGES = RANDOM.random((8, 6, 6, 1)).astype("float32")
-
-
-class Take(keras.layers.Layer):
-    """What a masked language model's head does: the hidden states at some positions."""
-
-    def call(self, x: Any, places: Any) -> Any:
-        return keras.ops.take_along_axis(x, places, axis=1)
-
-
-def scope(cut: bool, made: Callable[[], Any]) -> contextlib.AbstractContextManager[Any]:
-    return made() if cut else contextlib.nullcontext()
-
-
-def masked_model(cut: bool) -> tuple[list[float], np.ndarray]:
-    keras.backend.clear_session()
-    keras.utils.set_random_seed(1)
-    inputs, places = keras.Input((5, 4)), keras.Input((None, 1), dtype="int32")
-    with scope(cut, lambda: nb.pipeline(micro_batch=4)):
-        with scope(cut, lambda: nb.stage(cluster="gpu")):
-            hidden = keras.layers.Dense(4)(inputs)
-        with scope(cut, lambda: nb.stage(cluster="npu")):
-            outputs = keras.layers.Dense(2)(Take()(hidden, places))
-    model = keras.Model([inputs, places], outputs)
-    model.compile("adam", "mse")
-    y = np.ones((8, 3, 2), "float32")
-    losses = model.fit([X, PLACES], y, epochs=2, verbose=0).history["loss"]
-    return losses, model.predict([X, PLACES], verbose=0)
-
-
-class Critic(keras.Model):
-    """A gradient penalty through a padding, as in WGAN-GP: its gradient is a slice by the batch's own sizes."""
-
-    def __init__(self, cut: bool) -> None:
-        super().__init__()
-        self.cut = cut
-        self.pad, self.conv = keras.layers.ZeroPadding2D(2), keras.layers.Conv2D(3, 3, activation="tanh")
-        self.flat, self.out = keras.layers.Flatten(), keras.layers.Dense(1)
-
-    def call(self, x: Any) -> Any:
-        with scope(self.cut, lambda: nb.stage(cluster="gpu")):
-            hidden = self.conv(self.pad(x))
-        with scope(self.cut, lambda: nb.stage(cluster="npu")):
-            return self.out(self.flat(hidden))
-
-    def train_step(self, x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            with tf.GradientTape() as inner:
-                inner.watch(x)
-                scores = self(x)
-            norms = tf.sqrt(tf.reduce_sum(inner.gradient(scores, x) ** 2, [1, 2, 3]) + 1e-9)
-            loss = tf.reduce_mean(scores) + tf.reduce_mean((norms - 1.0) ** 2)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return {"penalised": loss}
-
-
-def critic(cut: bool) -> tuple[list[float], np.ndarray]:
-    keras.backend.clear_session()
-    keras.utils.set_random_seed(1)
-    model = Critic(cut)
-    model.compile("sgd")
-    with scope(cut, lambda: nb.pipeline(micro_batch=4)):
-        losses = model.fit(IMAGES, epochs=2, verbose=0, shuffle=False).history["penalised"]
-    return losses, np.concatenate([each.numpy().ravel() for each in model.weights])
-
-
-@pytest.mark.parametrize("train", [masked_model, critic])
-def test_sizes_of_the_batch_itself_couple_no_rows(train: Callable[[bool], tuple[list[float], np.ndarray]]) -> None:
-    losses, state = train(False)
-    found_losses, found = train(True)
-    np.testing.assert_allclose(found_losses, losses, rtol=1e-5)
-    np.testing.assert_allclose(found, state, rtol=1e-4, atol=1e-6)
 
 
 def test_a_program_that_updates_nothing_is_never_torn() -> None:

@@ -134,14 +134,6 @@ def test_a_step_says_what_changed_in_it(caplog: pytest.LogCaptureFixture) -> Non
     assert f"note: {change}" in str(lesson.reports[2])
 
 
-def test_a_ramp_is_told_rung_by_rung() -> None:
-    lesson = Lesson(int4=True, backward=None, ramp=0.9)
-    lesson.run(*[X] * 22)
-    assert [report.boundaries[THERE].notes for report in lesson.reports] == [
-        ("int8 -> int4",) if step == 11 else () for step in range(1, 23)
-    ]
-
-
 def test_a_basis_is_told_and_a_structure_that_does_not_shrink_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "whale_nebula.runtime.run"):
         Lesson(rank=8, int8=True).run(X, X)
@@ -181,19 +173,6 @@ def test_auto_leaves_tensors_alone_where_lines_are_free() -> None:
     assert lesson.losses == plain.losses
     assert {each.codec for each in lesson.reports[-1].boundaries.values()} == {"none"}
     assert not lesson.reports[-1].notes and "\n  boundary " not in str(lesson.reports[-1])
-
-
-def test_auto_follows_a_line_that_changes(fast_stages: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    rates: list[float | None] = [1e5, None]
-    monkeypatch.setattr(measured.LineRates, "_rate", lambda self, name: rates[0])
-    lesson = Lesson(codec="auto")
-    lesson.run(*[X] * 12)
-    rates.pop(0)
-    lesson.run(*[X] * 10)
-    codecs = [report.boundaries[THERE].codec for report in lesson.reports]
-    assert codecs[11] == "int4" and codecs[-1] == "none"
-    (last,) = [step for step in range(1, 22) if codecs[step] == "none" != codecs[step - 1]]
-    assert last % 10 == 0 and f"{THERE}: int4 -> none" in lesson.reports[last].notes
 
 
 # --------------------------------------------------------------------------------- NaN and infinity

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +16,6 @@ from whale_nebula.runtime.exchange.state import AT, ChannelState, Models, Residu
 from whale_nebula.transport.protocol import Packed
 
 COLUMNS = 48
-EXACT = 1e-6
 # forward, backward, and the largest relative errors of both on normal numbers
 CODECS = [
     ("int8", "int8", 0.01, 0.012),
@@ -102,42 +100,6 @@ def test_reports_count_what_crossed(there: str, back: str) -> None:
 
 
 # ---------------------------------------------------------------------- gradients
-def test_the_gradient_of_a_basis_is_that_of_autodiff() -> None:
-    from whale_nebula.codec.low_rank import expand, project
-
-    pair = Pair("rank(12)", "rank(12)")
-    x, gradient = normal(6, 10, COLUMNS), normal(6, 10, COLUMNS, seed=1)
-    crossed, returned = pair.cross(x), pair.cross_back(gradient)
-    basis, given = tf.constant(pair.sent.structure), tf.constant(x)
-    with tf.GradientTape() as tape:
-        tape.watch(given)
-        again = expand(project(given, basis), basis)
-    assert off(again.numpy(), crossed) <= EXACT
-    assert off(tape.gradient(again, given, gradient).numpy(), returned) <= EXACT
-
-
-def test_the_gradient_of_the_largest_is_that_of_autodiff() -> None:
-    from whale_nebula.codec.sparse import gather, scatter
-
-    pair = Pair("topk(0.25)", "topk(0.25)")
-    x, gradient = normal(20, COLUMNS), normal(20, COLUMNS, seed=1)
-    crossed, returned = pair.cross(x), pair.cross_back(gradient)
-    given = tf.constant(x)
-    with tf.GradientTape() as tape:
-        tape.watch(given)
-        again = scatter(gather(given, pair.sent.structure), pair.sent.structure, COLUMNS)
-    assert np.array_equal(again, crossed)
-    assert np.array_equal(tape.gradient(again, given, gradient), returned)
-
-
-def test_gradients_are_right_on_average() -> None:
-    """They are rounded by chance: many micro-batches together have a smaller error than one."""
-    pair, gradient = Pair("int4", "int4"), normal(40, COLUMNS)
-    found = []
-    for micro_batch in range(24):
-        pair.cross(gradient, micro_batch=micro_batch)
-        found.append(pair.cross_back(gradient, micro_batch=micro_batch))
-    assert off(gradient, np.mean(found, axis=0)) < 0.35 * off(gradient, found[0])
 
 
 @pytest.mark.parametrize("change", [{}, {"seed": 1}, {"step": 1}, {"micro_batch": 1}], ids=str)
@@ -175,14 +137,6 @@ def test_rows_that_a_mask_leaves_out_cross_in_neither_direction(codec: str, kept
             assert np.array_equal(rows[marks], full.reshape(12, COLUMNS)[marks])
         elif kept:
             assert rows[marks].any()
-
-
-def test_what_is_sent_is_the_rows_and_a_bit_for_each() -> None:
-    pair, marks = Pair("none, mask", "none, mask"), np.arange(16) % 4 == 0
-    pair.cross(normal(16, COLUMNS), rows=marks)
-    assert pair.payload.nbytes == 4 + 2 + 4 * COLUMNS * 4
-    pair.cross_back(normal(16, COLUMNS))
-    assert pair.payload.nbytes == 4 + 4 * COLUMNS * 4
 
 
 @pytest.mark.parametrize("marks", [np.ones(800), np.arange(800) > 0, np.ones(3)], ids=["all", "all but one", "others"])
@@ -282,16 +236,6 @@ def test_bytes_of_strangers_are_decoded_or_refused(
 
 
 # ---------------------------------------------------------------------- when it is used
-@pytest.mark.parametrize(("there", "back"), [("int8", "int8"), ("rank(12) >> int8", "rank(12) >> int8")])
-def test_a_codec_that_starts_later_starts_in_both_directions_at_once(there: str, back: str) -> None:
-    pair, used = Pair(f"{there}, from step 3", f"{back}, from step 3"), []
-    for step in range(5):
-        for micro_batch in range(2):
-            pair.cross(normal(9, COLUMNS), step, micro_batch)
-            used.append(isinstance(pair.payload, Packed))
-            pair.cross_back(normal(9, COLUMNS), step, micro_batch)
-            used.append(isinstance(pair.payload, Packed))
-    assert used == [False] * 12 + [True] * 8
 
 
 def test_an_evaluation_uses_what_training_has_come_to() -> None:

@@ -119,15 +119,6 @@ def test_the_reader_computes_with_what_both_hold() -> None:
     np.testing.assert_array_equal(made, held(ends.here, OUT).get(array(range(SAMPLES))).astype(np.float32))
 
 
-def test_an_id_that_stands_twice_is_held_as_it_stood_last() -> None:
-    ends, x = Ends(INT8_WAY), drawn(samples=4)
-    for epoch in range(3):
-        made, _ = ends.cross(x + 0.01 * epoch, [8, 9, 8, 8])
-        assert error(made, x + 0.01 * epoch) < 0.02
-        np.testing.assert_array_equal(held(ends.here, OUT).get(array([8]))[0], made[3].astype(np.float16))
-    assert len(held(ends.here, OUT)) == 2
-
-
 def test_a_ragged_last_batch_and_an_empty_one() -> None:
     ends, x = Ends(INT8_WAY), drawn()
     ends.cross(x, range(SAMPLES))
@@ -259,14 +250,6 @@ def test_sides_that_hold_different_samples_find_out_by_name() -> None:
         ends.take(payload, range(SAMPLES))
     assert "the same checkpoint" in caught.value.mend
     assert stored(ends.away, IN) == before
-
-
-def test_an_end_without_its_state_is_refused() -> None:
-    ends, x = Ends(INT8_WAY), drawn()
-    ends.cross(x, range(SAMPLES))
-    ends.away.held.clear()
-    with pytest.raises(RemoteProtocolError, match="different states"):
-        ends.take(ends.send(x, range(SAMPLES)), range(SAMPLES))
 
 
 def test_other_ids_at_the_other_side_are_refused() -> None:

@@ -83,14 +83,6 @@ def test_the_step_is_the_uncut_one(copies: tuple[int, ...], micro_batch: int) ->
     close(weights, expected[1])
 
 
-def test_numbers_are_drawn_by_micro_batch_whoever_takes_it() -> None:
-    found = []
-    for copies in ((1, 1), (2, 1), (3, 6), (6, 2)):
-        with nb.init(links=LINE):
-            found.append(trained(model(copies, 6, dropout=0.4))[0])
-    assert all(np.allclose(each, found[0], rtol=1e-6) for each in found)
-
-
 def test_what_codecs_remember_goes_from_micro_batch_to_micro_batch() -> None:
     found = []
     for copies in ((1, 1), (3, 6)):

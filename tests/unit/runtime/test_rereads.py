@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -91,28 +90,6 @@ def test_where_it_is_allowed_a_micro_batch_reads_what_it_has_written(lose: Calla
 @pytest.mark.parametrize("lose", [read_before, counted])
 def test_a_write_after_the_read_or_of_no_row_is_exact(lose: Callable[[tf.Variable, Any], Any]) -> None:
     np.testing.assert_allclose(trained(lose, 3), trained(lose, 1), rtol=1e-6)
-
-
-def test_a_metric_in_the_loss_is_refused_and_beside_it_exact() -> None:
-    def step_of(inside: bool, micro_batch: int) -> Any:
-        weight, metric = tf.Variable(1.0), keras.metrics.Mean()
-
-        @nb.function
-        def step(x: Any) -> Any:
-            with tf.GradientTape() as tape, nb.pipeline(micro_batch):
-                with nb.stage(cluster="gpu"):
-                    h = x * weight
-                with nb.stage(cluster="npu"):
-                    p = h * 1.0
-                metric.update_state(p)
-                loss = tf.reduce_mean(p * p) * (metric.result() if inside else 1.0)
-            return loss, tape.gradient(loss, weight), metric.result()
-
-        return [float(each) for each in step(ROWS)]
-
-    np.testing.assert_allclose(step_of(False, 3), step_of(False, 1), rtol=1e-6)
-    with pytest.raises(BatchCoupledError, match="then read again"):
-        step_of(True, 3)
 
 
 TABLES: dict[str, Callable[[], Any]] = {
@@ -344,64 +321,6 @@ def test_two_reads_of_one_mask_belong_together() -> None:
     np.testing.assert_allclose(trained(lose, 3), trained(lose, 1), rtol=1e-6)
 
 
-class Center(keras.layers.Layer):
-    """Takes a running mean away."""
-
-    def build(self, shape: Any) -> None:
-        self.mean = self.add_weight(shape=(shape[-1],), trainable=False, initializer="zeros")
-
-    def call(self, h: Any) -> Any:
-        self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(h, 0))
-        return h - self.mean
-
-
-def test_a_layer_with_a_running_mean_is_refused_by_name() -> None:
-    inputs = keras.Input((6,))
-    with nb.pipeline(3):
-        with nb.stage(cluster="gpu"):
-            hidden = Center(name="center")(keras.layers.Dense(8)(inputs))
-        with nb.stage(cluster="npu"):
-            outputs = keras.layers.Dense(1)(hidden)
-    model = keras.Model(inputs, outputs)
-    model.compile("sgd", "mse")
-    x = np.random.default_rng(0).standard_normal((12, 6)).astype("float32")
-    with pytest.raises(BatchCoupledError, match="'center"):
-        model.fit(x, x[:, :1], verbose=0)
-
-
-class Quantised(keras.layers.Layer):
-    """The nearest of a codebook, which follows the rows as a moving average."""
-
-    def build(self, shape: Any) -> None:
-        self.codes = self.add_weight(shape=(4, shape[-1]), trainable=False, initializer="uniform")
-
-    def call(self, h: Any) -> Any:
-        ops = keras.ops
-        nearest = ops.argmin(ops.sum((h[:, None] - self.codes[None]) ** 2, -1), -1)
-        self.codes.assign(0.9 * self.codes + 0.01 * ops.matmul(ops.transpose(ops.one_hot(nearest, 4)), h))
-        return h + ops.stop_gradient(ops.take(self.codes, nearest, axis=0) - h)
-
-
-def test_a_codebook_that_is_looked_up_after_it_moved_runs_where_it_is_allowed() -> None:
-    keras.utils.set_random_seed(1)
-    inputs = keras.Input((6,))
-    with nb.pipeline(3, coupled="allow"):
-        with nb.stage(cluster="gpu"):
-            layer = Quantised()
-            hidden = layer(keras.layers.Dense(3)(inputs))
-        with nb.stage(cluster="npu"):
-            outputs = keras.layers.Dense(1)(hidden)
-    model = keras.Model(inputs, outputs)
-    model.compile("sgd", "mse")
-    x = np.random.default_rng(0).standard_normal((12, 6)).astype("float32")
-    codes, (kernel, bias) = np.array(layer.codes), model.layers[1].get_weights()
-    model.fit(x, x[:, :1], batch_size=12, shuffle=False, verbose=0)
-    for part in np.split(x @ kernel + bias, 3):  # each micro-batch moves it
-        nearest = ((part[:, None] - codes[None]) ** 2).sum(-1).argmin(-1)
-        codes = 0.9 * codes + 0.01 * np.eye(4)[nearest].T @ part
-    np.testing.assert_allclose(layer.codes, codes, rtol=1e-4, atol=1e-6)
-
-
 # ---------------------------------------------------------------------- what leaves the step
 def left(ask: Asked, micro_batch: int) -> np.ndarray:
     """What a step returns."""
@@ -442,18 +361,6 @@ def test_rows_that_come_back_otherwise_are_refused(ask: Asked, why: str) -> None
 )
 def test_rows_in_their_own_order_come_back_so(ask: Asked) -> None:
     np.testing.assert_array_equal(left(ask, 3), left(ask, 1))
-
-
-def test_predict_refuses_them_too() -> None:
-    inputs = keras.Input((1,))
-    with nb.pipeline(3):
-        with nb.stage(cluster="gpu"):
-            hidden = keras.layers.Rescaling(1.0)(inputs)
-        with nb.stage(cluster="npu"):
-            outputs = keras.ops.concatenate([hidden, -hidden], axis=0)
-    model = keras.Model(inputs, outputs)
-    with pytest.raises(BatchCoupledError, match="another order"):
-        model.predict_on_batch(ROWS)
 
 
 def test_rows_that_become_a_variable_are_refused() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -27,6 +28,7 @@ from whale_nebula.errors import (
 from whale_nebula.security import Peer, Prover
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
+from whale_nebula.transport.grpc.carrier import AwaitingCarrier
 from whale_nebula.transport.grpc.connection import END, Connection, Lane
 from whale_nebula.transport.grpc.dialling import Target, dial
 from whale_nebula.transport.grpc.limits import ConnectionGuard, End, Limits, TokenBucket
@@ -298,6 +300,27 @@ class TestConnection:
         assert next(first.outgoing()) == BIG
         first.read([END], print)
         assert connection.over
+
+    def test_lanes_that_have_finished_say_so_however_late_they_are_taken_in_or_asked(self) -> None:
+        """Else the other side takes them for broken, and drops what was said last on lane 0 and is not heard yet."""
+        connection = Connection("c")
+        first, second = add_lane(connection, 0), add_lane(connection, 1)
+        connection.finish()
+        third = add_lane(connection, 2)
+        assert list(first.outgoing()) == [END]
+        first.lose("the other side left")  # lane 0 is gone in order before gRPC has asked for the others' frames
+        assert connection.over and [list(lane.outgoing()) for lane in (second, third)] == [[END]] * 2
+
+    def test_a_lane_that_its_connection_does_not_take_is_refused_before_it_is_open(self) -> None:
+        """One that was let in first would be broken, and its connection with it."""
+        carrier = AwaitingCarrier("gpu/0", "npu/0", "", deadlines=Deadlines())
+        carrier._receiver = Mock()
+        first, second = (Knock("run", "npu/0", "gpu/0", "c", number) for number in (0, 1))
+        carrier.take(first, lane := Lane())
+        carrier.take(second, Lane())
+        with pytest.raises(TransportError, match="a connection that is no more"):
+            carrier.take(second, Lane())
+        assert not lane.over
 
     def test_a_further_lane_that_merely_ends_breaks_it(self) -> None:
         """A process that is killed may look like that."""

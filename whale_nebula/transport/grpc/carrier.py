@@ -203,10 +203,9 @@ class AwaitingCarrier(GrpcCarrier):
             self._adopt(connection)
         else:
             present = self._connection
-            if present is None or present.name != knock.connection:
+            if present is None or present.name != knock.connection or not present.add(knock.lane, lane):
                 raise TransportError("a further lane of a connection that is no more")
             connection = present
-            connection.add(knock.lane, lane)
         connection.hold(knock.lane, lane)
         return partial(self._hear, connection)
 

@@ -88,7 +88,8 @@ class Lane:
 
     def outgoing(self) -> Iterator[bytes]:
         """The frames for gRPC, as it takes them. What is to be broken is broken before its frames end: an end in order
-        would look to the other side as if all had been said.
+        would look to the other side as if all had been said. One that has finished says so however late gRPC asks: its
+        connection may be over by then, as lane 0 ends first, and a mere end would look like a break.
         """
         while True:
             with self.room:
@@ -99,7 +100,7 @@ class Lane:
             if frame is None:
                 break
             yield frame
-        if not self.over:
+        if self.finished or not self.over:
             yield END
 
     def read(self, incoming: Iterable[bytes], hear: Callable[[bytes], None]) -> str:
@@ -198,7 +199,9 @@ class Connection:
         return self._over.is_set()
 
     def add(self, number: int, lane: Lane) -> bool:
-        """Take a lane in; it shares this connection's room from now on. False if it comes too late, or twice."""
+        """Take a lane in; it shares this connection's room from now on, and ends in order at once where this side
+        closes. False if it comes too late, or twice.
+        """
         with self.room:
             late = self.over or number in self._lanes
             if not late:
@@ -206,6 +209,8 @@ class Connection:
                     lane.join(self.room)
                 lane.on_end = partial(self._lane_ended, number, lane)
                 self._lanes[number] = lane
+                if self.closing:
+                    lane.finish()
         if late:
             lane.end(self._why or f"lane {number} came twice")
         elif lane.over:  # before anybody was told

@@ -12,7 +12,6 @@ from tests.scripts.loops.book import (
     Loop,
     chain,
     descend,
-    differentiate,
     learn,
     mse,
     rows,
@@ -55,18 +54,6 @@ def generator(cut: Cut) -> Loop:
         lambda h: h @ w[1] * other.uniform([1, 4]) + other.normal([4]),
         w=w,
         more=[one.state, other.state],
-    )
-
-
-@script(micro=(1,), rarely=True)
-def generator_in_two_parts(cut: Cut) -> Loop:
-    w, chance = weights(), tf.random.Generator.from_seed(3)
-    return within(
-        cut,
-        lambda x: tf.tanh(x @ w[0]) + 0.1 * chance.normal(tf.shape(x)),
-        lambda h: h @ w[1] * chance.uniform([1, 4]),
-        w=w,
-        more=[chance.state],
     )
 
 
@@ -127,24 +114,6 @@ def drawn_before_the_forward(cut: Cut, w: Any, x: Any, y: Any) -> Any:
             loss = mse(y, keep * (hidden @ w[2]))
     descend(w, tape.gradient(loss, w))
     return loss, keep, tilt
-
-
-@step_script(rarely=True)
-def drawn_in_the_update(cut: Cut, w: Any, x: Any, y: Any) -> Any:
-    loss, gradients = differentiate(cut, w, x, y)
-    descend(w, [g + 0.1 * tf.random.normal(g.shape) for g in gradients])
-    return loss
-
-
-@script(micro=(1,), rarely=True)
-def seeded_by_op(cut: Cut) -> Loop:
-    w = weights()
-    return within(
-        cut,
-        lambda x: tf.tanh(x @ w[0]) + tf.random.normal([1, 4], seed=5),
-        lambda h: tf.nn.dropout(h @ w[1], 0.3, seed=6),
-        w=w,
-    )
 
 
 @step_script(micro=(1,))

@@ -64,15 +64,6 @@ def statistics_returned(cut: Cut, w: Any, x: Any, y: Any) -> Any:
     }
 
 
-@loss_script(rarely=True)
-def sum_over_a_fixed_batch(cut: Cut, w: Any, x: Any, y: Any) -> Any:
-    """`sum / global_batch_size`, as tf.distribute teaches it."""
-    losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
-    return tf.nn.compute_average_loss(losses, global_batch_size=6) + tf.nn.scale_regularization_loss(
-        tf.add_n([tf.nn.l2_loss(v) for v in w])
-    )
-
-
 @script()
 def weighted_by_hand(cut: Cut) -> Loop:
     """nb.loss_weight: a mean over what the pass cannot see through."""

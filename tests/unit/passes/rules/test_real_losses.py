@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -163,19 +162,3 @@ def test_a_loss_in_a_function_of_its_own() -> None:
         return tf.reduce_mean((out - y) ** 2)
 
     assert folds(judged(lambda x, y: loss(dense(x), y), X, TARGETS)) == ["mean"]
-
-
-def test_gradient_penalties_are_means_of_rows() -> None:
-    dense = keras.Sequential([layers.Dense(4, "tanh"), layers.Dense(1)])
-
-    def step(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            out = dense(x)
-        slope = tape.gradient(out, x)
-        return tf.reduce_mean((tf.norm(slope, axis=1) - 1.0) ** 2)
-
-    dense(X)
-    traced = trace(step, [X], target=0)
-    assert folds(traced) == ["mean"]
-    check(traced, [X])

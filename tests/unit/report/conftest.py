@@ -1,0 +1,14 @@
+"""No test of reports sees what another one published."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from whale_nebula.report.published import forget
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    forget()
+    yield
+    forget()

@@ -1,0 +1,218 @@
+"""What is written of a step in all three forms (a text, a line of the log, a table), and of a run: golden."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.golden.files import check_golden
+from tests.unit.report.making import THERE, basis, full, measured
+from tests.unit.report.terminal import stand_in
+from whale_nebula.report.lines import step_line
+from whale_nebula.report.live import Live
+from whale_nebula.report.prediction import Basis
+from whale_nebula.report.records import (
+    ALONE,
+    BoundaryReport,
+    Elsewhere,
+    LinkReport,
+    RunTotals,
+    Scalars,
+    StageReport,
+    busiest,
+)
+from whale_nebula.report.report import Report
+from whale_nebula.report.screen import Screen
+from whale_nebula.report.summary import programs, summary_document, summary_text
+from whale_nebula.schedule.lines import Work
+
+SENT = BoundaryReport("int8", 4096, 1088, 1216, 1, 0.002, 0.001, 0.0093)
+
+
+def small(stages: dict[str, StageReport], links: dict[str, LinkReport] | None = None, **more: object) -> Report:
+    return replace(Report("fit", 3, 0.5, 2, stages, links or {}), **more)
+
+
+def crossing(**boundaries: BoundaryReport) -> Report:
+    return replace(full(), boundaries=boundaries)
+
+
+def copied(worker: str = "npu/1") -> Report:
+    """A step whose second stage has three replicas, as one of several processes sees it."""
+    given = basis()
+    (phase,) = given.phases
+    report = measured(replace(given, phases=(replace(phase, works=(phase.works[0], replicated(3))),)))
+    here = {"npu": report.stages["npu"]}
+    return replace(report, worker=worker, stages=here, elsewhere=Elsewhere({"gpu": report.stages["gpu"]}))
+
+
+def replicated(count: int, **more: object) -> Work:
+    return Work(0.0, 0.03, replicas=count, **more)
+
+
+def straggling(
+    *seconds: float, worker: str = "npu/0", order: tuple[int, ...] = (), rows: int = 8, many: int = 2, **more: object
+) -> Report:
+    """A step of 80 ms in so many micro-batches, for which the replicas of stage npu computed so long."""
+    found: Basis = basis(micro_batches=many, rows=rows)
+    phase = replace(found.phases[0], works=(Work(0.01, 0.02), replicated(len(seconds), order=order)))
+    npu = busiest([StageReport(each, cluster="npu") for each in seconds])
+    told = Report("fit", 9, 0.08, many, {"gpu": StageReport(0.06), "npu": npu}, {}, worker=worker)
+    return replace(told, basis=replace(found, phases=(phase,), **more))
+
+
+def far() -> Report:
+    """A straggler of which only another process has told."""
+    told = straggling(0.04, 0.02)
+    return replace(told, stages={"gpu": told.stages["gpu"]}, elsewhere=Elsewhere({"npu": told.stages["npu"]}))
+
+
+def headed(payload: int, size: int, frames: int) -> LinkReport:
+    return LinkReport(payload, size, payload, frames)
+
+
+TWO = {"gpu": StageReport(0.2, 0.3), "npu": StageReport()}
+REPORTS = {
+    "something in every field": full(),
+    "no boundary is measured": crossing(),
+    "a boundary that crosses as it is": crossing(b0=BoundaryReport("none", 4096, 4096, 4224, 1), b1=BoundaryReport()),
+    "rows were left out": crossing(b0=BoundaryReport("none", 4096, 2048, 2176, 1, error=0.0)),
+    "another process encodes": crossing(b0=replace(SENT, error=None, encode_seconds=0.0)),
+    "another process measures": crossing(b0=BoundaryReport("rank(8) >> int8", 4096, 130, 258, 1)),
+    "columns as wide as what stands in them": crossing(b0=SENT, b10=replace(SENT, codec="svd(0.6) >> fp16")),
+    "headers outweigh tensors on one link": replace(
+        full(), links={"npu->gpu": headed(8, 1140, 5), "gpu->npu": headed(4000, 4100, 2)}
+    ),
+    "headers of many frames": small({}, {"a->b": headed(48_000, 54_000, 45)}),
+    "headers of two frames": small({}, {"a->b": headed(8, 280, 2)}),
+    "headers of one frame": small({}, {"a->b": headed(1000, 1050, 1)}),
+    "stages that are not timed apart": small(TWO, {"gpu->npu": LinkReport(1024, 1034, 2048, 1)}),
+    "one of several processes": small({"gpu": StageReport(0.2, 0.3)}, {"gpu->npu": LinkReport()}, worker="gpu/0"),
+    "names are no markup, clusters have others than stages": small(
+        {"a": StageReport(cluster="gpu"), "b": StageReport(0.1, 0.2, "b", 1)}, {"gpu->b": headed(10, 10, 1)},
+        program="[red]fit[/red]",
+    ),
+    "all clusters, by what they told": small(
+        {"npu": StageReport(0.3, 0.2, "npu", 1)}, {"npu->gpu": LinkReport(bytes=272)},
+        elsewhere=Elsewhere({"gpu": StageReport(0.1, 0.4, "gpu", 2)}, {"gpu->npu": headed(100, 136, 1)}),
+    ),
+    "a prediction for the busiest replica and for all who send": copied(),
+    "in one process a prediction is for all": copied("local/0"),
+    "replicas that stand idle": small(
+        {"npu": busiest([StageReport(0.5, 0.1), StageReport(0.2, 0.4), StageReport(0.4, 0.2)]),
+         "gpu": StageReport(0.1, 0.5)}
+    ),
+    "replicas that are not timed": small(
+        {"npu": StageReport(cluster="npu", replicas=None, copies=3), "gpu": StageReport(cluster="gpu")}
+    ),
+    "the slowest of two": straggling(0.04, 0.02),
+    "the slowest of three": straggling(0.04, 0.02, 0.03, rows=1),
+    "not worth a word": straggling(0.04, 0.037),
+    "a straggler, and too few rows": straggling(0.04, 0.02, rows=1),
+    "a straggler in one process, which shares its cores": straggling(0.04, 0.02, worker=ALONE),
+    "a straggler, and nothing was foretold": replace(straggling(0.04, 0.02), basis=None),
+    "a straggler by a config that is wrong": straggling(0.02, 0.04, 0.02, order=(0, 1, 1, 2), many=8),
+    "a straggler in another process": far(),
+}  # fmt: skip
+
+
+def table(report: Report, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    with monkeypatch.context() as patched:
+        seen = stand_in(patched)
+        live = Live(Screen(seen))
+        live.step(report)
+        shown = list(seen.shown)
+        live.close()
+    return shown
+
+
+def test_what_is_written_of_a_step_is_golden(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    for name, report in REPORTS.items():
+        written += [f"== {name}", str(report), "-- log", step_line(report, None), "-- table"]
+        written += table(report, monkeypatch)
+    check_golden(request, "reports.txt", "\n".join(written))
+
+
+@pytest.mark.parametrize("name", [name for name in REPORTS if not name.endswith("another process")])
+def test_a_file_keeps_all_that_is_written(name: str, tmp_path: Path) -> None:
+    """But what others told: each process writes its own."""
+    REPORTS[name].save(tmp_path / "step.json")
+    again = Report.load(tmp_path / "step.json")
+    assert str(again) == str(REPORTS[name])
+    assert (again.stages, again.basis, again.straggler) == tuple(
+        getattr(REPORTS[name], field) for field in ("stages", "basis", "straggler")
+    )
+
+
+def test_what_replicas_wait_is_told_by_who_is_slowest_whichever_of_them_reports() -> None:
+    told = straggling(0.04, 0.02).stages["npu"]
+    assert replace(told, compute_seconds=0.02).idle_seconds == told.idle_seconds == pytest.approx(0.02)
+
+
+# ---------------------------------------------------------------------- runs
+def run(steps: int, worker: str = "local/0", program: str = "fit", begun: int = 1, start: float = 0.0) -> list[Report]:
+    """The first step takes long, as first steps do; the others as predicted, one a second."""
+    usual = measured(basis(rate=1e5), worker=worker)
+    return [
+        replace(
+            usual,
+            program=program,
+            step=step,
+            step_seconds=9.0 if step == 1 else usual.step_seconds,
+            basis=None if step == 1 else usual.basis,
+            run=RunTotals(begun + step - 1),
+            time=start + step,
+            scalars=Scalars(("loss",), (1.0 / step,)),
+        )
+        for step in range(1, steps + 1)
+    ]
+
+
+def validated() -> list[Report]:
+    """Three steps, a validation whose first step is traced, and three steps again."""
+    train = [replace(each, time=time) for each, time in zip(run(6), (9, 10, 11, 50, 51, 52), strict=True)]
+    return [*train[:3], replace(run(1, program="test")[0], time=40.0, run=RunTotals(4)), *train[3:]]
+
+
+def slowed() -> list[Report]:
+    """A run whose last step is no usual one."""
+    *reports, last = run(6)
+    return [*reports, replace(last, step_seconds=5.0)]
+
+
+def untimed(**links: LinkReport) -> list[Report]:
+    plain = small({"gpu": replace(full().stages["gpu"], compute_seconds=None)}, links)
+    return [plain, replace(plain, step=4)]
+
+
+RUNS = {
+    "five steps, of which the first counts in totals only": run(5),
+    "what lies between steps of other programs is no time of theirs": validated(),
+    "one report": [full()],
+    "programs and processes": [*run(3, "gpu/0"), *run(2, "gpu/0", "test", begun=4), *run(3, "npu/0")],
+    "of several runs in a file the last counts": [*run(4), *run(2), *run(3)],
+    "a usual step, and a last one that is none": slowed(),
+    "replicas": [replace(copied(), step=step) for step in (1, 2, 3)],
+    "stages that are not timed apart": untimed(),
+    "and a link beside them": untimed(**{THERE: headed(10, 10, 1)}),
+}
+
+
+def test_what_is_written_of_a_run_is_golden(request: pytest.FixtureRequest) -> None:
+    written = [f"== {name}\n{summary_text(reports)}" for name, reports in RUNS.items()]
+    written.append(f"== lines that hold no report\n{summary_text(run(2), broken=2)}")
+    check_golden(request, "runs.txt", "\n".join(written))
+
+
+def test_the_document_says_the_same() -> None:
+    reports = run(5)
+    found, usual = summary_document(reports, broken=1), reports[-1]
+    (program,) = found["programs"]
+    assert (program["steps"], program["scalars"], found["runs"], found["broken_lines"]) == (5, {"loss": 0.2}, 1, 1)
+    assert program["step_seconds"] == {"measured": usual.step_seconds, "predicted": usual.predicted_seconds}
+    assert program["links"][THERE] == {"bytes": {"measured": 4000, "predicted": 4000.0}, "total_bytes": 20_000}
+    assert found["last"]["step"] == 5
+    assert programs(slowed())[0].typical.bottleneck == slowed()[-2].bottleneck != slowed()[-1].bottleneck
