@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from whale_nebula.errors import CaptureError
+from whale_nebula.errors import CaptureError, NebulaError
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.effects import draws, is_check, is_effect, is_random, resources, written_handles
@@ -370,3 +370,27 @@ def _describe_write(op: Op, program: Program) -> tuple[str, tuple[str, ...]]:
         f"what the step writes into metric {metric!r}",
         (f"leave {metric!r} out of model.compile(metrics=[...]), and reckon it afterwards from model.predict(x)",),
     )
+
+
+def divides(program: Program) -> bool:
+    """Whether no row of what is differentiated, written or returned depends on another row.
+
+    A step that was cut already, and without `coupled="allow"`, has been asked that before.
+    """
+    pipeline = program.pipeline
+    if pipeline.micro_batch > 1 and pipeline.coupled == "error":
+        return True
+    tried = replace(program, pipeline=replace(pipeline, micro_batch=max(2, pipeline.micro_batch), coupled="error"))
+    try:
+        return _are_uncoupled(fold_batch(tried))
+    except NebulaError:
+        return False
+
+
+def _are_uncoupled(folds: BatchFolds) -> bool:
+    folding, program = folds.folding, folds.program
+    if folding is None or program.weights:
+        return True
+    returned = [value for value in program.returns if value.op in program.of_batch]
+    kept = all(merge_rule(folding.of(value)._replace(inputs=False)) != "coupled" for value in returned)
+    return kept and all(folding.of(target).good for target in folds.targets)

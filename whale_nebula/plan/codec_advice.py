@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from whale_nebula.codec.costs import Cost
 from whale_nebula.codec.packing import Dims
+from whale_nebula.codec.precisions import FP16
 from whale_nebula.codec.sizes import cost, payload_bytes, renewing, used_codec
 from whale_nebula.codec.way import NONE, has_open_size, parse_way
 from whale_nebula.config import Links
@@ -154,54 +155,97 @@ def slowest(seconds: Iterable[float | None]) -> float | None:
 Step = Callable[[Sequence[Direction]], float]
 """Seconds of a step in which a boundary crosses in these ways."""
 
-_ROUNDING = 1e-9  # of a step
+_ROUNDING = 1e-9
+_LITTLE = 0.02  # another codec in its place is worth a word from this share of a step on
 
 
 class CodecAdvice(NamedTuple):
-    """A codec with which a step takes longer than without, and the seconds of both."""
+    """A codec with which a step takes longer: what it is, what to change, and what that comes to.
 
-    codec: str
+    `taken` is what it takes one core more than after the change, `saved` what it saves of the line.
+    """
+
+    what: str
     mend: str
+    beside: str
+    taken: float
+    saved: float
     step: float
-    without: float
+    other: float
 
     @property
     def lost(self) -> float:
         """Seconds that a step takes longer."""
-        return self.step - self.without
+        return self.step - self.other
 
     def text(self, names: Sequence[str], where: str) -> str:
-        """The warning for boundaries that one line of the script is about; the seconds are those of the first.
+        """The warning for boundaries that one line of the script is about; what it says is true of the first.
 
-        >>> CodecAdvice("svd(0.9)", "leave svd out", 2.5, 2.0).text(["b0, gpu to npu", "b1, gpu to npu"], "t.py:3")
-        'warning: b0, gpu to npu: with svd(0.9) a step takes 2.5 s instead of 2 s: leave svd out, t.py:3 (for b1, too)'
+        >>> found = CodecAdvice("'int8'", "leave nb.compress out", "", 1.0, 0.5, 2.5, 2.0)
+        >>> found.text(["b0, gpu to npu"], "t.py:3").partition(": ")[2][:56]
+        "b0, gpu to npu: 'int8' takes one core 1 s a step, to enc"
         """
+        one = "" if _AND in self.what else "s"
+        taken = f"take{one} one core {duration(self.taken)} a step, to encode and to decode"
+        saved = f"save{one} {duration(max(self.saved, 0.0))} of the line{self.beside}"
+        steps = f"a step takes {duration(self.step)} instead of {duration(self.other)}"
         others = ", ".join(name.partition(",")[0] for name in names[1:])
         mend = f"{self.mend}{f', {where}' if where else ''}{f' (for {others}, too)' if others else ''}"
-        steps = f"a step takes {duration(self.step)} instead of {duration(self.without)}"
-        return f"warning: {names[0]}: with {self.codec} {steps}: {mend}"
+        return f"warning: {names[0]}: {self.what} {taken}, and {saved}, so {steps}: {mend}"
+
+
+class _Change(NamedTuple):
+    """Another way to cross: what it speaks against, how it is written, and from which share of a step on it pays."""
+
+    what: str
+    mend: str
+    others: Sequence[Direction]
+    beside: str = ""
+    least: float = _ROUNDING
+
+
+_AND = " and, of its gradient, "
 
 
 def judge_codecs(ways: Sequence[Direction], step: Step) -> CodecAdvice | None:
-    """What to leave out of a codec with which a step takes longer: all of it, or its structure.
+    """What to change of a codec with which a step takes longer; of several changes the one with the shortest step.
 
-    `ways` are those of the tensor and, if it returns, of its gradient. Where something of them is not known nothing is
-    said, and what saves more than sizes tell (a mask) may be worth it in ways that are not known before.
+    `ways` are those of the tensor and, if it returns, of its gradient. What saves more than sizes tell (a mask) may be
+    worth it in ways that are not known before.
     """
-    if any(each.seconds is None or each.cost is None for each in ways):
-        return None
-    changes: list[tuple[str, str, list[Direction]]] = []
+    found = [each for change in _changes(ways) if (each := _judge(ways, change, step)) is not None]
+    return max(found, key=lambda each: each.lost, default=None)
+
+
+def _changes(ways: Sequence[Direction]) -> Iterator[_Change]:
+    """No codec, a gradient that costs hardly any time, and no structure."""
     if not has_open_size(ways[0].way):
-        codecs = " and ".join(dict.fromkeys(each.way for each in ways if not parse_way(each.way).plain))
-        changes.append((codecs, "leave nb.compress out", [each.crossing_by(NONE) for each in ways]))
-    structure = parse_way(ways[0].way).structure
-    if structure is not None and structure.shrinks:
+        names = dict.fromkeys(f"'{each.way}'" for each in ways if not parse_way(each.way).plain)
+        yield _Change(_AND.join(names), "leave nb.compress out", [each.crossing_by(NONE) for each in ways])
+        for back in ways[1:]:
+            way = parse_way(back.way)
+            if way.precision is not None and way.structure is None and not way.precision.casts:
+                half = replace(back, way=str(replace(way, codec=FP16(), ladder=())))
+                mend = 'nb.compress(..., backward="fp16")'
+                yield _Change(f"'{back.way}' of its gradient", mend, [ways[0], half], " beside fp16", _LITTLE)
+    way = parse_way(ways[0].way)
+    if way.structure is not None and way.structure.shrinks:
+        beside = f" beside {way.precision} alone" if way.precision is not None else ""
         others = [each.crossing_by(_without_structure(each.way)) for each in ways]
-        changes.append((str(structure), f"leave {structure.name} out", others))
-    now = step(ways)
-    found = [CodecAdvice(codec, mend, now, step(others)) for codec, mend, others in changes]
-    longer = (each for each in found if each.lost > _ROUNDING * now)
-    return max(longer, key=lambda each: each.lost, default=None)
+        yield _Change(str(way.structure), f"leave {way.structure.name} out", others, beside)
+
+
+def _judge(ways: Sequence[Direction], change: _Change, step: Step) -> CodecAdvice | None:
+    """What these ways cost beside others; None where a step takes no longer with them, or that is not known."""
+    taken = saved = 0.0
+    for way, other in zip(ways, change.others, strict=True):
+        if way.way != other.way:
+            if way.seconds is None or other.seconds is None or way.cost is None or other.cost is None:
+                return None
+            taken += way.cost.seconds - other.cost.seconds
+            saved += other.seconds - way.seconds
+    found = CodecAdvice(*change[:2], change.beside, taken, saved, step(ways), step(change.others))
+    return found if found.lost > change.least * found.step else None
 
 
 def _without_structure(way: str) -> str:

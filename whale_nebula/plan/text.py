@@ -11,7 +11,7 @@ from whale_nebula.codec.way import describe_bytes, details, has_open_size, words
 from whale_nebula.ir.routing import take_counts, times_of_shares
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage
 from whale_nebula.plan.timing import PhaseTimes, count_phases, duration, step_text, times
-from whale_nebula.report.bottleneck import WORTH, straggler_text, waits
+from whale_nebula.report.bottleneck import WORTH, mend, straggler_text, waits
 from whale_nebula.report.records import size
 from whale_nebula.schedule.drawing import draw
 from whale_nebula.spec import Spec
@@ -110,7 +110,7 @@ def _stages(plan: Plan) -> Section:
 
 def _share_lines(plan: Plan) -> Iterator[str]:
     """What the replicas of stages take where they are not equally fast, and who waits for whom."""
-    count = len(plan.rows)
+    count, rows = len(plan.rows), sum(plan.rows)
     for stage in plan.stages.values():
         if not stage.order and not stage.speeds:
             continue
@@ -121,7 +121,7 @@ def _share_lines(plan: Plan) -> Iterator[str]:
         took = times_of_shares(shares, stage.speeds) if stage.speeds else ()
         if waits(took) > WORTH * max(took, default=0.0):
             idle = f"{100 * waits(took) / max(took):.0f} % of what that takes"
-            yield straggler_text(stage.name, took, idle)
+            yield straggler_text(stage.name, took, idle, mend(stage.speeds, count, rows))
 
 
 def _ratio(numbers: Sequence[float]) -> str:

@@ -1,29 +1,86 @@
-"""Name the bottleneck of a step in a sentence, from what was measured and from two simulations: the step as it is, and
-over lines that take no time.
+"""Name the bottleneck of a step in a sentence, from measurements and from simulations based on them.
+
+The simulator runs the step again with one thing changed at a time: lines that take no time, numbers sent in fewer
+bytes, more micro-batches. What is not computed is not said, and what could not be written,
+or would be refused, is not advised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from whale_nebula.ir.routing import row_name
-from whale_nebula.report.prediction import Basis, Prediction, free, predict
-from whale_nebula.report.records import duration
+from whale_nebula.codec.objects import Precision
+from whale_nebula.codec.precisions import FP16, INT4, INT8
+from whale_nebula.codec.sizes import cost
+from whale_nebula.ir.routing import NEAR, enough, excess, row_name, shares, take_counts, times_of_shares
+from whale_nebula.report.prediction import Basis, Prediction, free, predict, seconds, wide
+from whale_nebula.report.records import ALONE, duration
 
 if TYPE_CHECKING:
     from whale_nebula.report.report import Report
 
 
+_DIMS = (1024, 1024)  # so many numbers that the scales of blocks count as they do in the end
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """What may stand in the line, and by which codec a number then crosses there and, as a gradient, back.
+
+    >>> EACH_WAY[1].line, EACH_WAY[2].widths
+    ('nb.compress(fp16=True)', (1.03125, 1.03125))
+    """
+
+    line: str
+    there: Precision
+    back: Precision
+
+    @property
+    def widths(self) -> tuple[float, float]:
+        """Bytes a number, with its part of what else is sent, there and back."""
+        count = _DIMS[0] * _DIMS[1]
+        there, back = (sum(part.nbytes for part in way.parts(_DIMS, "float32")) for way in (self.there, self.back))
+        return there / count, back / count
+
+    def apply_to(self, basis: Basis) -> Basis:
+        """The step with every boundary sent so: fewer bytes, and what one core takes to make them fewer."""
+
+        def takes(precision: Precision, back: bool, count: float) -> tuple[float, float]:
+            return cost(precision, (round(count),), back=back) or (0.0, 0.0)
+
+        there, back = partial(takes, self.there, False), partial(takes, self.back, True)
+        return basis.numbers_of(*self.widths).coded_by(there, back, basis)
+
+
+EACH_WAY = (
+    Advised('nb.compress(fp16=True, backward="fp16")', FP16(), FP16()),
+    Advised("nb.compress(fp16=True)", FP16(), INT8()),
+    Advised("nb.compress(int8=True)", INT8(), INT8()),
+    Advised("nb.compress(int4=True)", INT4(), INT8()),
+)
+"""From the mildest on: by default gradients are int8."""
+
+
+def advisable(basis: Basis) -> tuple[Advised, ...]:
+    """The codecs that a step may get, from the mildest on; where nothing comes back none is for gradients."""
+    back = any(hop.backward is not None for phase in basis.phases for hop in phase.hops.values())
+    return EACH_WAY if back else EACH_WAY[1:]
+
+
 NOTHING = 0.05
 """A change of less than this share of the step is not worth a word."""
+
+SMALL_CALLS = 0.2
+"""More micro-batches are advised where they would save this share: each call costs something whatever its rows are."""
 
 FAR_OFF = 0.3
 """Where measured and predicted differ by more than this share, the simulator misses something, and says so."""
 
+_PARTS = (2, 4, 8)
 _MEASURED = 2
 _LOCAL = 'over free links a step is one local function, not timed apart; nb.init(links="60mbit,20ms") emulates a line'
 
@@ -96,16 +153,13 @@ class _Simulated:
         """What crosses while stages compute, what crosses once a step, or both: whatever is worth a word."""
         exchange = self.basis.exchange_seconds
         if exchange <= NOTHING * self.whole:
-            return f"{self._describe_waiting()}; {self._compare_with_free_lines()}"
+            return f"{self._describe_waiting()}; {self._advise_codec()}"
         words = list(dict.fromkeys(chain.from_iterable(one.what for each in self.basis.exchange for one in each)))
         what = f"{' and '.join(words)}, sent once a step, hold" if words else "what clusters exchange once a step holds"
         share = _percent(exchange / self.whole)
         if self.whole - self.without_lines.seconds - exchange <= NOTHING * self.whole:
             return f"{what} the step for {share}, and no codec touches that"
-        return f"{self._describe_waiting()}, and {what} it for {share}; {self._compare_with_free_lines()}"
-
-    def _compare_with_free_lines(self) -> str:
-        return f"{duration(self.without_lines.seconds)} a step instead of {duration(self.whole)} over free lines"
+        return f"{self._describe_waiting()}, and {what} it for {share}; {self._advise_codec()}"
 
     def _describe_waiting(self) -> str:
         """The stage that waits most for lines, by the simulator; how long it waits, as it was measured."""
@@ -127,6 +181,19 @@ class _Simulated:
         worst = sorted(name for name, each in away.items() if each >= (1.0 - NOTHING) * max(away.values()))
         return f"the line {worst[0]}" if len(worst) == 1 else f"the lines {', '.join(worst[:-1])} and {worst[-1]}"
 
+    def _advise_codec(self) -> str:
+        """The mildest codec after which a stronger one, or an endless rate, would be worth no more words."""
+        if not self.is_shorter(seconds(self.basis.over(wide))):
+            more = self._advise_micro_batches()
+            return f"the delay costs that, not the rate{f'; {more}' if more else ', and no codec shortens it'}"
+        taken = {each.line: seconds(each.apply_to(self.basis)) for each in advisable(self.basis)}
+        best = min(taken.values())
+        if not self.is_shorter(best):
+            return "no codec would help"
+        line = next(line for line, took in taken.items() if took <= (1.0 + NOTHING) * best)
+        hides = taken[line] <= (1.0 + NOTHING) * self.without_lines.seconds
+        return f"{line} would {'hide it' if hides else 'help, though not hide it'}: {self._compare(taken[line])}"
+
     # -------------------------------------------------------------------------- computing
     def _describe_computing(self) -> str:
         stages = self.prediction.stages
@@ -136,7 +203,22 @@ class _Simulated:
             f"computing, not the line: stage {busiest} computes {busy} of the {duration(self.whole)} that are foretold"
         )
         said += f", and its codecs {duration(codecs)}" if codecs > NOTHING * self.whole else ""
-        return said
+        more = self._advise_micro_batches()
+        return f"{said}; {more}" if more else said
+
+    def _advise_micro_batches(self) -> str:
+        """More micro-batches overlap more, until their rows run out; where rows depend on each other, none may be."""
+        tries = [parts for parts in _PARTS if parts <= self.basis.rows and self.basis.divides]
+        taken = {parts: seconds(self.basis.divided(parts)) for parts in tries}
+        best = min(taken.values(), default=self.whole)
+        if best > (1.0 - SMALL_CALLS) * min(self.whole, self.report.step_seconds):
+            return ""
+        enough = next(parts for parts, took in taken.items() if took <= (1.0 + NOTHING) * best)
+        many = enough * self.basis.micro_batches
+        return f"{many} micro-batches would make it {self._compare(taken[enough])}, if computing divides evenly"
+
+    def _compare(self, other: float) -> str:
+        return f"{duration(other)} a step instead of {duration(self.whole)}"
 
 
 def _percent(share: float) -> str:
@@ -145,6 +227,9 @@ def _percent(share: float) -> str:
 
 WORTH = 0.05
 """Who waits for less than this share is not worth a word."""
+
+HELD = 0.1
+"""Shares that would be done in so much less time, and are not taken, are held: by the config, or by `nb.shard`."""
 
 
 def waits(seconds: Sequence[float]) -> float:
@@ -156,17 +241,30 @@ def waits(seconds: Sequence[float]) -> float:
     return sum(max(seconds) - each for each in seconds) / max(1, len(seconds) - 1) if seconds else 0.0
 
 
-def straggler_text(stage: str, seconds: Sequence[float], waiting: str) -> str:
+def straggler_text(stage: str, seconds: Sequence[float], waiting: str, mend: str = "") -> str:
     """Who is slowest, and that the others wait for it.
 
-    >>> straggler_text("npu", [0.08, 0.068], "12 ms of 80 ms")
-    'npu.0 is the slowest of npu: npu.1 waits 12 ms of 80 ms'
+    >>> straggler_text("npu", [0.08, 0.068], "12 ms of 80 ms", "micro_batch=3 would let shares follow speed")
+    'npu.0 is the slowest of npu: npu.1 waits 12 ms of 80 ms; micro_batch=3 would let shares follow speed'
     """
     slowest = max(range(len(seconds)), key=lambda replica: (seconds[replica], -replica))
     others = [row_name(stage, len(seconds), each) for each in range(len(seconds)) if each != slowest]
     who = f"{others[0]} waits" if len(others) == 1 else "the others wait"
     each = " each, on the average" * (len(others) > 1)
-    return f"{row_name(stage, len(seconds), slowest)} is the slowest of {stage}: {who} {waiting}{each}"
+    told = f"{row_name(stage, len(seconds), slowest)} is the slowest of {stage}: {who} {waiting}{each}"
+    return f"{told}; {mend}" if mend else told
+
+
+def mend(speeds: Sequence[float], micro_batches: int, rows: int | None = None) -> str:
+    """How many micro-batches would let shares follow these speeds; nothing where there are enough, or too few rows.
+
+    >>> mend([1, 2], 2), mend([1, 2], 3), mend([1, 2], 2, rows=2)
+    ('micro_batch=3 would let shares follow speed', '', '')
+    """
+    wanted = enough([speeds], micro_batches)
+    helps = excess(speeds, wanted) * NEAR < excess(speeds, micro_batches)
+    fits = rows is None or wanted <= rows
+    return f"micro_batch={wanted} would let shares follow speed" if helps and fits else ""
 
 
 def describe_straggler(report: Report) -> str:
@@ -183,4 +281,22 @@ def describe_straggler(report: Report) -> str:
     name = max(told, key=lambda each: waits(told[each]), default="")
     if not name or waits(told[name]) <= WORTH * report.step_seconds:
         return ""
-    return straggler_text(name, told[name], f"{duration(waits(told[name]))} of {duration(report.step_seconds)}")
+    waiting = f"{duration(waits(told[name]))} of {duration(report.step_seconds)}"
+    return straggler_text(name, told[name], waiting, _mend(report, name, told[name]))
+
+
+def _mend(report: Report, stage: str, computed: Sequence[float]) -> str:
+    """What would let shares follow speed: a config that says what was seen, or more micro-batches. The replicas of one
+    process share its cores: nothing would.
+    """
+    basis, count = report.basis, report.micro_batches
+    if basis is None or stage not in basis.stages or report.worker == ALONE or not all(computed):
+        return ""
+    own = take_counts(basis.phases[0].works[basis.stages.index(stage)].order, len(computed), count)
+    if not all(own):
+        return ""
+    speeds = [share / took for share, took in zip(own, computed, strict=True)]
+    if max(times_of_shares(shares(speeds, count), speeds)) < (1.0 - HELD) * max(computed):
+        ratio = " : ".join(f"{speed / min(speeds):.2g}" for speed in speeds)
+        return f"seen speeds are {ratio}: the config should say so, workers: [{{address: ..., speed: ...}}]"
+    return mend(speeds, count, basis.rows * count) if basis.divides else ""

@@ -11,6 +11,33 @@ from whale_nebula.ir.routing import take_counts
 from whale_nebula.schedule.lines import Hop, Hops, Line, Work, pace
 from whale_nebula.schedule.simulate import Timeline, simulate
 
+Pair = tuple[int, int]
+Taken = Callable[[float], tuple[float, float]]
+"""Seconds to encode and to decode so many numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """How much of a hop's bytes are floating-point numbers, and how many numbers: what a codec can make small."""
+
+    bytes: float = 0.0
+    count: float = 0.0
+
+    def __add__(self, other: Numbers) -> Numbers:
+        return Numbers(self.bytes + other.bytes, self.count + other.count)
+
+    def divided(self, parts: int) -> Numbers:
+        """One of so many equal parts."""
+        return Numbers(self.bytes / parts, self.count / parts)
+
+    def saves(self, width: float) -> float:
+        """Bytes that go away where each number is sent in `width` bytes; nothing ever grows.
+
+        >>> Numbers(bytes=4000, count=1000).saves(1), Numbers(bytes=2000, count=1000).saves(2)
+        (3000, 0)
+        """
+        return max(self.bytes - width * self.count, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Carried:
@@ -30,12 +57,14 @@ class Carried:
 class PhaseBasis:
     """One phase, for one micro-batch: each stage's work, and what crosses between each two of them.
 
-    `fused` says of a stage that its forward and backward are one function.
+    `fused` says of a stage that its forward and backward are one function; `numbers` belong to `hops`, those of the
+    way there and of the way back.
     """
 
     works: tuple[Work, ...]
     fused: tuple[bool, ...]
     hops: Hops
+    numbers: Mapping[Pair, tuple[Numbers, Numbers]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -45,7 +74,8 @@ class Basis:
     `paced` says that the in-flight limits follow the pace as it is (in one process), not a cautious one; `once` is what
     runs once a step, in seconds, and `exchange` what it sends and waits for, round after round (no codec touches that).
     `rows` are those of a micro-batch, `bytes` what each link is going to carry, and `at_most` the links that may carry
-    less, because values in the batch decide it.
+    less, because values in the batch decide it. `divides` says that more micro-batches
+    would give the same step: no row depends on another.
     """
 
     stages: tuple[str, ...]
@@ -58,6 +88,7 @@ class Basis:
     once: float = 0.0
     exchange: tuple[tuple[Carried, ...], ...] = ()
     bytes: Mapping[str, int] = field(default_factory=dict)
+    divides: bool = True
     at_most: tuple[str, ...] = ()
 
     @property
@@ -73,6 +104,20 @@ class Basis:
         ends = (each.line.name for together in self.exchange for each in together)
         return frozenset(joined | {name for name in ends if len(set(name.split("->"))) == 2})
 
+    def numbers_of(self, width: float, back: float | None = None) -> Basis:
+        """The same with every number that crosses sent in `width` bytes, 2 for fp16; a gradient's in `back`."""
+        widths = width, width if back is None else back
+        return self._phases(lambda phase: replace(phase, hops=_narrow_hops(phase, *widths)))
+
+    def coded_by(self, there: Taken, back: Taken, before: Basis) -> Basis:
+        """The same with what it takes to make as many numbers smaller as are smaller than `before`, there and back.
+        What the codecs of before took still counts, which is too much where these replace them.
+        """
+        pairs = zip(self.phases, before.phases, strict=True)
+        return replace(
+            self, phases=tuple(replace(p, works=_add_codec_time(p, old.hops, there, back)) for p, old in pairs)
+        )
+
     def over(self, change: Callable[[Line], Line]) -> Basis:
         """The same over other lines."""
 
@@ -80,11 +125,17 @@ class Basis:
             there, back = (None if line is None else change(line) for line in (hop.there, hop.back))
             return replace(hop, there=there, back=back)
 
-        phases = tuple(
-            replace(phase, hops={pair: changed(hop) for pair, hop in phase.hops.items()}) for phase in self.phases
-        )
         rounds = tuple(tuple(replace(one, line=change(one.line)) for one in together) for together in self.exchange)
-        return replace(self, phases=phases, exchange=rounds)
+        found = self._phases(lambda phase: replace(phase, hops={pair: changed(h) for pair, h in phase.hops.items()}))
+        return replace(found, exchange=rounds)
+
+    def divided(self, parts: int) -> Basis:
+        """Each micro-batch in so many, where computing divides as evenly as the bytes do."""
+        smaller = self._phases(lambda phase: _divide_phase(phase, parts))
+        return replace(smaller, micro_batches=self.micro_batches * parts, rows=self.rows // parts)
+
+    def _phases(self, change: Callable[[PhaseBasis], PhaseBasis]) -> Basis:
+        return replace(self, phases=tuple(map(change, self.phases)))
 
 
 def rounds_seconds(rounds: Iterable[Iterable[Carried]]) -> float:
@@ -95,6 +146,45 @@ def rounds_seconds(rounds: Iterable[Iterable[Carried]]) -> float:
 def free(line: Line) -> Line:
     """A line that takes no time at all."""
     return Line(line.name)
+
+
+def wide(line: Line) -> Line:
+    """A line of any rate, and the same delay."""
+    return Line(line.name, delay=line.delay)
+
+
+def _narrow_hops(phase: PhaseBasis, width: float, back_width: float) -> Hops:
+    found = {}
+    for pair, hop in phase.hops.items():
+        there, back = phase.numbers.get(pair, (Numbers(), Numbers()))
+        backward = None if hop.backward is None else hop.backward - back.saves(back_width)
+        found[pair] = replace(hop, forward=hop.forward - there.saves(width), backward=backward)
+    return found
+
+
+def _add_codec_time(phase: PhaseBasis, old: Hops, there: Taken, back: Taken) -> tuple[Work, ...]:
+    works = list(phase.works)
+    for (a, b), hop in phase.hops.items():
+        numbers = phase.numbers.get((a, b), (Numbers(), Numbers()))
+        if hop.forward < old[a, b].forward:
+            encode, decode = there(numbers[0].count)
+            works[a] = replace(works[a], coding=works[a].coding + encode)
+            works[b] = replace(works[b], coding=works[b].coding + decode)
+        if (hop.backward or 0.0) < (old[a, b].backward or 0.0):
+            encode, decode = back(numbers[1].count)
+            works[b] = replace(works[b], coding_back=works[b].coding_back + encode)
+            works[a] = replace(works[a], coding_back=works[a].coding_back + decode)
+    return tuple(works)
+
+
+def _divide_phase(phase: PhaseBasis, parts: int) -> PhaseBasis:
+    works = tuple(work.times(1 / parts, 1 / parts) for work in phase.works)
+    hops = {
+        pair: replace(hop, forward=hop.forward / parts, backward=None if hop.backward is None else hop.backward / parts)
+        for pair, hop in phase.hops.items()
+    }
+    numbers = {pair: (there.divided(parts), back.divided(parts)) for pair, (there, back) in phase.numbers.items()}
+    return PhaseBasis(works, phase.fused, hops, numbers)
 
 
 @dataclass(frozen=True)
@@ -146,10 +236,19 @@ def predict(basis: Basis) -> Prediction:
         held[each.line.name] += each.line.seconds(each.bytes)
     names = dict.fromkeys([*basis.bytes, *held])
     return Prediction(
-        seconds=basis.once + basis.exchange_seconds + sum(timeline.seconds for timeline in timelines),
+        seconds=_whole(basis, timelines),
         stages={name: _stage(basis, timelines, number) for number, name in enumerate(basis.stages)},
         links={name: LinkPrediction(basis.bytes.get(name, 0), held[name], name in basis.at_most) for name in names},
     )
+
+
+def seconds(basis: Basis) -> float:
+    """Only how long the step is going to take."""
+    return _whole(basis, _timelines(basis))
+
+
+def _whole(basis: Basis, timelines: Iterable[Timeline]) -> float:
+    return basis.once + basis.exchange_seconds + sum(timeline.seconds for timeline in timelines)
 
 
 def _timelines(basis: Basis) -> Iterator[Timeline]:

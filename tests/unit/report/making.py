@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from whale_nebula.report.prediction import Basis, Carried, PhaseBasis, predict
+from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis, predict
 from whale_nebula.report.records import ONCE, BoundaryReport, LinkReport, Scalars, Span, StageReport
 from whale_nebula.report.report import Report
 from whale_nebula.schedule.lines import Hop, Line, Work
@@ -24,10 +24,11 @@ def basis(
     once: float = 0.0,
     paced: bool = True,
 ) -> Basis:
-    """Two stages; each micro-batch sends `size` bytes there and its gradient back."""
+    """Two stages; each micro-batch sends `size` bytes of float32 there and its gradient back."""
     hop = Hop(Line(THERE, rate, delay), Line(BACK, rate, delay), size, size)
+    numbers = Numbers(size, size / 4)
     works = (Work(*gpu), Work(0.0, npu))
-    phase = PhaseBasis(works, (False, True), {(0, 1): hop})
+    phase = PhaseBasis(works, (False, True), {(0, 1): hop}, {(0, 1): (numbers, numbers)})
     carried = int(size) * micro_batches
     return Basis(
         ("gpu", "npu"),

@@ -1,57 +1,32 @@
-"""The sentence: every number in it is measured, or what the simulator says."""
+"""The sentence: golden for every kind of step; what it advises is simulated, can be written, and does not flicker."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+import whale_nebula as nb
+from tests.golden.files import check_golden
 from tests.unit.report.making import basis, measured
+from whale_nebula.report.bottleneck import EACH_WAY, NOTHING, advisable
 from whale_nebula.report.bottleneck import describe_bottleneck as sentence
-from whale_nebula.report.prediction import Basis, Carried, PhaseBasis, free, predict
+from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis, seconds, wide
 from whale_nebula.report.records import LinkReport, StageReport, duration
 from whale_nebula.report.report import Report
 from whale_nebula.schedule.lines import Hop, Line, Work
 
 
-def instead(given: Basis, changed: Basis) -> str:
-    return f"{duration(predict(changed).seconds)} a step instead of {duration(predict(given).seconds)}"
-
-
-def test_the_step_is_compared_with_one_over_free_lines() -> None:
-    given = basis(gpu=(0.1, 0.2), npu=0.3, size=40_000, rate=1e5, micro_batches=64)
-    found = sentence(measured(given))
-    assert re.match(r"stage gpu waits \d+ % of the step for the lines gpu->npu and npu->gpu; ", found)
-    assert found.endswith(f"; {instead(given, given.over(free))} over free lines")
-
-
-def test_the_share_is_what_was_measured() -> None:
+def sent(**numbers: Numbers | None) -> Basis:
+    """A step that waits for its line, of other numbers in what crosses, or without a way back."""
     given = basis(size=100_000, rate=1e5)
-    report = measured(given)
-    waits = report.stages["gpu"].wait_seconds / report.step_seconds
-    assert sentence(report).startswith(f"stage gpu waits {100 * waits:.0f} % of the step for the lines")
-
-
-def test_waiting_for_stages_is_told_from_waiting_for_lines() -> None:
-    given = basis(npu=0.2, size=4000, rate=1e5, micro_batches=2)
-    report = measured(given)
-    lost = predict(given).stages["gpu"].wait_seconds - predict(given.over(free)).stages["gpu"].wait_seconds
-    part = f"waits for the lines gpu->npu and npu->gpu: {100 * lost / predict(given).seconds:.0f} % of the step"
-    assert part in sentence(report)
-
-
-@pytest.mark.parametrize(
-    ("what", "said"),
-    [
-        ((), "what clusters exchange once a step holds the step for {} %"),
-        (("gradients of tied variables",), "gradients of tied variables, sent once a step, hold the step for {} %"),
-    ],
-)
-def test_updates_may_exchange_more_than_stages_do(what: tuple[str, ...], said: str) -> None:
-    given = replace(basis(), exchange=((Carried(Line("gpu->npu", 1e5), 1e5, what),),))
-    share = f"{100 / predict(given).seconds:.0f}"
-    assert sentence(measured(given)) == f"{said.format(share)}, and no codec touches that"
+    (phase,) = given.phases
+    if small := numbers.get("numbers"):
+        return replace(given, phases=(replace(phase, numbers={(0, 1): (small, small)}),))
+    hops = {pair: replace(hop, backward=None) for pair, hop in phase.hops.items()}
+    return replace(given, phases=(replace(phase, hops=hops),))
 
 
 def forward_only(delay: float = 0.01) -> Basis:
@@ -64,70 +39,8 @@ def forward_only(delay: float = 0.01) -> Basis:
     return Basis(("a", "b", "c"), (phase,), 1, 8, "eager-1f1b", exchange=(results,), bytes=carried)
 
 
-def test_a_step_that_only_goes_forward_waits_for_no_gradients() -> None:
-    found = sentence(measured(forward_only()))
-    share = forward_only().exchange_seconds / predict(forward_only()).seconds
-    assert re.match(r"stage c waits \d+ % of the step for the line b->c, and results, sent once a step, ", found)
-    assert f"hold it for {100 * share:.0f} %; " in found
-
-
-def test_the_sentence_does_not_turn_over_where_two_waits_are_alike() -> None:
-    """Half a step for the lines, half for the results: a little noise must not change what is named."""
-    told = [sentence(measured(forward_only(delay))) for delay in (0.004, 0.01, 0.02, 0.03)]
-    assert len({re.sub(r"\d+ %|; .*", "", each) for each in told}) == 1
-
-
-def test_a_stage_that_computes_all_the_time_is_named() -> None:
-    assert re.fullmatch(r"computing, not the line: stage \w+ computes [^;]* foretold", sentence(measured(basis())))
-
-
-def test_the_update_may_be_what_takes_long() -> None:
-    found = sentence(measured(basis(once=5.0)))
-    assert re.fullmatch(r"what runs once a step \(updates, metrics, results\) takes 9\d % of it", found)
-
-
-def test_a_step_that_took_much_longer_says_so() -> None:
-    report = measured(basis(), slower=2.0)
-    apart = f"this step took {duration(report.step_seconds)}, the simulator says {duration(report.predicted_seconds)}"
-    assert sentence(report).endswith(f" ({apart}: something else takes time too)")
-
-
-def test_a_step_that_was_much_faster_claims_nothing() -> None:
-    assert re.fullmatch(
-        r"not known: this step took \S+ \w+, the simulator says \S+ \w+", sentence(measured(basis(), slower=0.1))
-    )
-
-
-@pytest.mark.parametrize(
-    ("stages", "links", "said"),
-    [
-        ({"a": StageReport()}, {}, "there is one stage, and nothing crosses a link"),
-        ({"a": StageReport(), "b": StageReport()}, {"a->b": LinkReport()}, "over free links a step is one local"),
-        ({"a": StageReport(0.1, 0.4), "b": StageReport(0.1, 0.2)}, {}, "stage a waits 80 % of the step; what for"),
-    ],
-)
-def test_without_a_prediction_only_what_was_measured_is_said(
-    stages: dict[str, StageReport], links: dict[str, LinkReport], said: str
-) -> None:
-    assert sentence(Report("fit", 1, 0.5, 2, stages, links)).startswith(said)
-
-
-def test_a_stage_of_another_process_is_told_by_the_simulator() -> None:
-    given = basis(size=100_000, rate=1e5, paced=False)
-    report = measured(given)
-    here = Report("fit", 3, report.step_seconds, 4, {"npu": report.stages["npu"]}, report.links, basis=given)
-    said = r"stage gpu waits for the lines gpu->npu and npu->gpu: \d+ % of the step, by the simulator; "
-    assert re.match(said, sentence(here))
-
-
-def test_stages_of_one_cluster_need_no_line() -> None:
-    stages = {name: StageReport(cluster="gpu") for name in ("front", "back")}
-    told = sentence(Report("fit", 3, 0.1, 2, stages, {}))
-    assert told == "both stages are in cluster gpu: nothing crosses a link"
-    stages["head"] = StageReport(cluster="gpu")
-    assert sentence(Report("fit", 3, 0.1, 2, stages, {})).startswith("all 3 stages are in cluster gpu")
-    stages["head"] = StageReport(cluster="npu")
-    assert "emulates a line" in sentence(Report("fit", 3, 0.1, 2, stages, {}))
+def exchanging(*what: str) -> Basis:
+    return replace(basis(), exchange=((Carried(Line("gpu->npu", 1e5), 1e5, what),),))
 
 
 def inside() -> Basis:
@@ -139,6 +52,103 @@ def inside() -> Basis:
     return replace(given, phases=(replace(phase, hops=hops),), exchange=exchange, bytes={})
 
 
-@pytest.mark.parametrize("slower", [0.2, 5.0])
-def test_no_line_is_blamed_where_there_is_none(slower: float) -> None:
-    assert " line " not in sentence(measured(inside(), slower)).replace("not the line", "")
+def elsewhere() -> Report:
+    """A step of which another process has measured the first stage."""
+    given = basis(size=100_000, rate=1e5, paced=False)
+    report = measured(given)
+    return Report("fit", 3, report.step_seconds, 4, {"npu": report.stages["npu"]}, report.links, basis=given)
+
+
+def unpredicted(links: dict[str, LinkReport] | None = None, **stages: StageReport) -> Report:
+    return Report("fit", 1, 0.5, 2, stages, links or {})
+
+
+def placed(**clusters: str) -> Report:
+    return unpredicted(**{name: StageReport(cluster=cluster) for name, cluster in clusters.items()})
+
+
+STEPS: dict[str, Report | Basis] = {
+    "a line that fp16 hides": basis(gpu=(0.1, 0.2), npu=0.3, size=40_000, rate=1e5, micro_batches=64),
+    "a line that int8 hides": basis(gpu=(0.1, 0.2), npu=0.3, size=110_000, rate=1e5, micro_batches=64),
+    "a line that no codec hides": basis(size=100_000, rate=1e5),
+    "codecs would compute longer than the line takes": basis(
+        gpu=(1e-5, 2e-5), npu=3e-5, size=4000, rate=1e7, micro_batches=16
+    ),
+    "what crosses is no number": sent(numbers=Numbers(1000, 250)),
+    "what crosses is small already": sent(numbers=Numbers(100_000, 200_000)),
+    "nothing comes back": sent(),
+    "a delay stays": basis(size=40_000, rate=1e5, delay=0.5, micro_batches=8, rows=1),
+    "a delay alone": basis(delay=0.5, micro_batches=1, rows=1),
+    "stages are waited for as well": basis(npu=0.2, size=4000, rate=1e5, micro_batches=2),
+    "clusters exchange something once": exchanging(),
+    "clusters exchange gradients once": exchanging("gradients of tied variables"),
+    "forward only": forward_only(),
+    "more micro-batches overlap more": basis(micro_batches=1, rows=64),
+    "rows depend on each other": replace(basis(micro_batches=1, rows=64), divides=False),
+    "rows run out": basis(micro_batches=1, rows=1),
+    "the update takes long": basis(once=5.0),
+    "twice as slow as foretold": measured(basis(), slower=2.0),
+    "ten times as fast as foretold": measured(basis(), slower=0.1),
+    "one stage, not predicted": unpredicted(a=StageReport()),
+    "free links": unpredicted({"a->b": LinkReport()}, a=StageReport(), b=StageReport()),
+    "only measured": unpredicted(a=StageReport(0.1, 0.4), b=StageReport(0.1, 0.2)),
+    "another process measured it": elsewhere(),
+    "two stages of one cluster": placed(front="gpu", back="gpu"),
+    "three stages of one cluster": placed(front="gpu", back="gpu", head="gpu"),
+    "stages of two clusters without a line": placed(front="gpu", back="gpu", head="npu"),
+    "processes of one cluster, too fast": measured(inside(), 0.2),
+    "processes of one cluster, too slow": measured(inside(), 5.0),
+}
+
+
+def told(step: Report | Basis) -> str:
+    return sentence(measured(step) if isinstance(step, Basis) else step)
+
+
+def test_the_sentences_are_the_golden_ones(request: pytest.FixtureRequest) -> None:
+    check_golden(request, "sentences.txt", "\n".join(f"{name}:\n  {told(step)}" for name, step in STEPS.items()))
+
+
+@pytest.mark.parametrize(
+    ("size", "which", "widths"),
+    [(40_000, 0, (2, 2)), (110_000, 2, (1.03125, 1.03125))],
+)
+def test_the_weakest_codec_that_hides_the_line_is_named(size: float, which: int, widths: tuple[float, float]) -> None:
+    given = basis(gpu=(0.1, 0.2), npu=0.3, size=size, rate=1e5, micro_batches=64)
+    assert seconds(given.numbers_of(*widths)) <= (1 + NOTHING) * seconds(given.over(wide))
+    line, changed = EACH_WAY[which].line, EACH_WAY[which].apply_to(given)
+    assert told(given).endswith(f"; {line} would hide it: {instead(given, changed)}")
+    assert seconds(changed) > seconds(given.numbers_of(*widths)), "a codec computes, too"
+
+
+def instead(given: Basis, changed: Basis) -> str:
+    return f"{duration(seconds(changed))} a step instead of {duration(seconds(given))}"
+
+
+CHANGED: dict[str, Callable[[Basis], Basis]] = {
+    "a line that no codec hides": EACH_WAY[3].apply_to,
+    "nothing comes back": EACH_WAY[3].apply_to,
+    "more micro-batches overlap more": lambda given: given.divided(
+        int(re.search(r"; (\d+) micro-batches would make it", told(given))[1])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_the_numbers_are_those_of_the_changed_step(name: str) -> None:
+    given = STEPS[name]
+    assert isinstance(given, Basis) and instead(given, CHANGED[name](given)) in told(given)
+
+
+def test_every_codec_that_is_advised_can_be_written() -> None:
+    for advised in EACH_WAY:
+        with eval(advised.line, {"nb": nb}):
+            pass
+    lines = [f"nb.compress({name}=True)" for name in ("fp16", "int8", "int4")]
+    assert [each.line for each in advisable(sent())] == lines
+
+
+def test_the_sentence_does_not_turn_over_where_two_waits_are_alike() -> None:
+    """Half a step for the lines, half for the results: a little noise must not change what is named."""
+    found = [told(forward_only(delay)) for delay in (0.004, 0.01, 0.02, 0.03)]
+    assert len({re.sub(r"\d+ %|; .*", "", each) for each in found}) == 1

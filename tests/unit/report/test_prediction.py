@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.report.making import BACK, THERE, basis
-from whale_nebula.report.prediction import Basis, Carried, PhaseBasis, free, predict
-from whale_nebula.schedule.lines import Line, Work, uniform
+from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis, free, predict, seconds, wide
+from whale_nebula.schedule.lines import Hop, Line, Work, uniform
 from whale_nebula.schedule.simulate import simulate
 
 
@@ -17,7 +17,7 @@ from whale_nebula.schedule.simulate import simulate
 def test_it_is_what_the_simulator_says(schedule: str, transfer: float) -> None:
     works, hops = (Work(1.0, 2.0), Work(1.0, 2.0), Work(0.0, 3.0)), uniform(3, seconds=transfer)
     given = Basis(("a", "b", "c"), (PhaseBasis(works, (False, False, True), hops),), 8, 1, schedule)
-    assert predict(given).seconds == simulate(works, hops, 8, name=schedule).seconds
+    assert predict(given).seconds == seconds(given) == simulate(works, hops, 8, name=schedule).seconds
 
 
 def test_phases_follow_one_another_and_what_runs_once_is_added() -> None:
@@ -43,10 +43,41 @@ def test_stages_and_links_add_up() -> None:
     assert found.links[THERE].seconds == pytest.approx(4 * 1000 / 1e5)
 
 
+def test_fewer_bytes_a_number_make_what_crosses_smaller_but_not_its_headers() -> None:
+    numbers = Numbers(bytes=4000, count=1000)
+    hop = Hop(Line("a->b"), Line("b->a"), 4128, 4128)
+    given = Basis(
+        ("a", "b"), (PhaseBasis((Work(1.0),), (False,), {(0, 1): hop}, {(0, 1): (numbers, numbers)}),), 1, 1, ""
+    )
+    (halved,) = given.numbers_of(2).phases
+    assert (halved.hops[0, 1].forward, halved.hops[0, 1].backward) == (2128, 2128)
+    (quarter,) = given.numbers_of(1).phases
+    assert quarter.hops[0, 1].forward == 1128
+
+
+def test_what_is_small_already_or_no_number_stays_as_it_is() -> None:
+    half = Numbers(bytes=2000, count=1000)
+    hop = Hop(Line("a->b"), Line("b->a"), 2128, None)
+    phase = PhaseBasis((Work(1.0),), (False,), {(0, 1): hop}, {(0, 1): (half, Numbers())})
+    (found,) = Basis(("a", "b"), (phase,), 1, 1, "").numbers_of(2).phases
+    assert found.hops == phase.hops
+
+
 def test_lines_can_be_taken_away() -> None:
     given = basis(rate=1e5, delay=0.02)
     (line,) = {hop.there for hop in given.over(free).phases[0].hops.values()}
     assert line == Line(THERE)
+    (line,) = {hop.back for hop in given.over(wide).phases[0].hops.values()}
+    assert line == Line(BACK, delay=0.02)
+
+
+def test_divided_is_more_and_smaller() -> None:
+    given = basis(rate=1e5, micro_batches=2, rows=8)
+    found = given.divided(4)
+    assert (found.micro_batches, found.rows) == (8, 2)
+    assert found.phases[0].works[0].forward * 4 == pytest.approx(given.phases[0].works[0].forward)
+    assert found.phases[0].hops[0, 1].forward * 4 == given.phases[0].hops[0, 1].forward
+    assert found.phases[0].numbers[0, 1][0].count * 4 == given.phases[0].numbers[0, 1][0].count
 
 
 def test_what_an_update_exchanges_holds_the_lines_too() -> None:
@@ -59,6 +90,7 @@ def test_what_an_update_exchanges_holds_the_lines_too() -> None:
     assert predict(given).seconds == pytest.approx(predict(plain).seconds + 0.6)
     assert predict(given).links[BACK].seconds == pytest.approx(predict(plain).links[BACK].seconds + 0.1)
     assert given.over(free).exchange_seconds == 0.0
+    assert given.numbers_of(1).exchange == given.divided(2).exchange == rounds
 
 
 def test_codecs_take_the_stages_and_are_told_from_computing() -> None:

@@ -110,6 +110,7 @@ REPORTS = {
     "the slowest of two": straggling(0.04, 0.02),
     "the slowest of three": straggling(0.04, 0.02, 0.03, rows=1),
     "not worth a word": straggling(0.04, 0.037),
+    "a straggler, and rows depend on each other": straggling(0.04, 0.02, divides=False),
     "a straggler, and too few rows": straggling(0.04, 0.02, rows=1),
     "a straggler in one process, which shares its cores": straggling(0.04, 0.02, worker=ALONE),
     "a straggler, and nothing was foretold": replace(straggling(0.04, 0.02), basis=None),

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from statistics import median
 
 from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut, PhasePlan, StagePhase
+from whale_nebula.passes.batch import divides
 from whale_nebula.report.prediction import Basis, PhaseBasis
 from whale_nebula.report.records import Span
 from whale_nebula.runtime.exchange.auto import Outlook
@@ -108,6 +110,7 @@ class Measured:
             exchange=traffic.rounds(rows),
             bytes=traffic.link_bytes(rows),
             at_most=traffic.at_most,
+            divides=self._divides,
         )
 
     def phases(self, rows: int, medians: Medians) -> tuple[PhaseBasis, ...]:
@@ -125,7 +128,7 @@ class Measured:
         if len(known) < len(stages):
             return None
         fused = tuple(stage in plans and plans[stage].fused for stage in stages)
-        return PhaseBasis(known, fused, self.traffic.hops(phase.index, rows))
+        return PhaseBasis(known, fused, *self.traffic.hops(phase.index, rows))
 
     def _work(self, plan: StagePhase | None, medians: Medians, stage: int) -> Work | None:
         """What a stage computes for a micro-batch in a phase: None where that is not known yet."""
@@ -146,6 +149,10 @@ class Measured:
             order=self.cut.orders[stage] if self.cut.orders else (),
             slowness=self.slowness.get(stage, ()),
         )
+
+    @cached_property
+    def _divides(self) -> bool:
+        return divides(self.cut.program)
 
 
 def _pieces(spans: Iterable[Span]) -> Iterator[tuple[int, str, float]]:

@@ -14,10 +14,10 @@ from whale_nebula.config import Links
 from whale_nebula.ir.cut import Cut, Exchange
 from whale_nebula.ir.routing import Routing
 from whale_nebula.ir.sizes import Exchanged
-from whale_nebula.report.prediction import Carried
+from whale_nebula.report.prediction import Carried, Numbers
 from whale_nebula.report.records import LinkReport
 from whale_nebula.runtime.exchange.crossing import Crossings
-from whale_nebula.schedule.lines import Hop, Hops, Line
+from whale_nebula.schedule.lines import Hop, Line
 from whale_nebula.spec import Spec
 from whale_nebula.wire.frame import frame_count, wire_bytes
 
@@ -25,6 +25,7 @@ from whale_nebula.wire.frame import frame_count, wire_bytes
 class Message(NamedTuple):
     """A tensor that goes from a stage to a host, in one direction.
 
+    `numbers` is how many floating-point numbers it holds that a codec can make smaller: no scalar, nothing complex.
     `bounded` says that there may be fewer bytes, because values decide what its codec makes of it.
     """
 
@@ -33,6 +34,7 @@ class Message(NamedTuple):
     payload: int
     raw: int
     phase: int = 0
+    numbers: int = 0
     bounded: bool = False
 
 
@@ -47,12 +49,14 @@ def messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
             codec = boundary.backward_codec if each.back else boundary.codec
             forward = boundary.codec if each.back else None
         payload = payload_bytes(codec, spec.dtype, spec.sized(rows), forward)
+        coded = spec.floating and not spec.scalar and not spec.dtype.startswith("complex")
+        numbers = raw // Spec(spec.dtype, ()).nbytes() if coded else 0
         readers: dict[str, int] = {}  # the first of each host
         for reader in each.readers:
             if hosts[reader] != hosts[each.source]:
                 readers.setdefault(hosts[reader], reader)
         for reader in readers.values():
-            yield Message(each.source, reader, payload, raw, each.phase, has_open_size(codec))
+            yield Message(each.source, reader, payload, raw, each.phase, numbers, has_open_size(codec))
 
 
 def _is_sized(spec: Spec) -> bool:
@@ -90,6 +94,7 @@ def link_reports(
 
 
 _Pair = tuple[int, int]
+_Crossing = tuple[dict[_Pair, Hop], dict[_Pair, tuple[Numbers, Numbers]]]
 
 
 @dataclass
@@ -103,7 +108,7 @@ class Traffic:
     lines: Links
     shapes: Sequence[tuple[int, ...]] = ()
     _bytes: dict[tuple[int, ...], Mapping[str, int]] = field(default_factory=dict)
-    _hops: dict[tuple[int, int], Hops] = field(default_factory=dict)
+    _hops: dict[tuple[int, int], _Crossing] = field(default_factory=dict)
     _rounds: dict[tuple[int, ...], tuple[tuple[Carried, ...], ...]] = field(default_factory=dict)
 
     @cached_property
@@ -147,19 +152,21 @@ class Traffic:
         what = tuple(dict.fromkeys(each.what for each in together))
         return Carried(self._line(here, there), sum(wire_bytes(size or 0) for size in sizes), what)
 
-    def hops(self, phase: int, rows: int) -> Hops:
-        """What crosses between stages for a micro-batch, and over which lines."""
+    def hops(self, phase: int, rows: int) -> _Crossing:
+        """What crosses between stages for a micro-batch, over which lines, and how much of it are numbers."""
         if (phase, rows) not in self._hops:
             sizes: dict[_Pair, float] = {}
+            numbers: defaultdict[_Pair, Numbers] = defaultdict(Numbers)
             for message in messages(self.cut, self.hosts, rows):
                 if message.phase == phase:
                     key = (message.source, message.destination)
                     sizes[key] = sizes.get(key, 0.0) + wire_bytes(message.payload)
+                    numbers[key] += Numbers(message.payload, message.numbers) if message.numbers else Numbers()
             hops = {}
             for a, b in sorted({(a, b) if a < b else (b, a) for a, b in sizes}):
                 there, back = self._line(self.hosts[a], self.hosts[b]), self._line(self.hosts[b], self.hosts[a])
                 hops[a, b] = Hop(there, back, sizes.get((a, b), 0.0), sizes.get((b, a)))
-            self._hops[phase, rows] = hops
+            self._hops[phase, rows] = hops, {(a, b): (numbers[a, b], numbers[b, a]) for a, b in hops}
         return self._hops[phase, rows]
 
     def _line(self, here: str, there: str) -> Line:
