@@ -166,7 +166,8 @@ class Homes:
         graph = self.program.graph
         for op in graph.ops:
             phase, kind = divmod(self.parts.part.get(op.index, 0), 3)
-            for worker in self.of(op.index) if kind == UPDATE else ():
+            where = self.of(op.index) | (self.of_effect(op) if op.index in self.parts.effects else frozenset())
+            for worker in where if kind == UPDATE else ():
                 number = max((self._ready(value, 3 * phase + UPDATE, worker) for value in op.inputs), default=0)
                 self._round[op.index, worker] = number
                 self._last[phase, worker] = max(self._last.get((phase, worker), 0), number)

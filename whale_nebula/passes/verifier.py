@@ -99,6 +99,10 @@ def _cut_faults(cut: Cut) -> Iterator[str]:
         for each in phase.crossings:
             if each.source in each.destinations or not workers.issuperset((each.source, *each.destinations)):
                 yield f"{each.value} crosses from {each.source} to {each.destinations}"
+            readers = (fragment for worker in each.destinations for fragment in phase.updates.get(worker, ()))
+            for fragment in readers:
+                if each.value in fragment.feeds and fragment.round <= each.round:
+                    yield f"{_name(fragment)} reads {each.value} before it has crossed, in round {fragment.round}"
 
 
 def _fragment_faults(graph: Graph, fragment: Fragment) -> Iterator[str]:

@@ -62,6 +62,22 @@ def test_a_small_value_of_the_forward_may_go_everywhere_and_a_large_one_stays() 
     )
 
 
+def test_a_write_waits_on_every_holder_for_what_one_of_them_makes() -> None:
+    """The worker of another stage clips what a replica's variable is given: the other replica reads that later."""
+    program = program_of("""
+        stages a b
+        %0 = capture w resource[]
+        %1 = capture v resource[]
+        %2 = ReadVariableOp(%0) float32[4] stateful @a
+        %3 = ReadVariableOp(%1) float32[4] stateful @b
+        %4 = Mul(%2, %3) float32[4]
+        %5 = AssignSubVariableOp(%0, %4) stateful
+    """)
+    found = Homes(program, split_parts(program), [frozenset({0, 1}), frozenset({0})])
+    assert found.of(4) == {0} and found.of_effect(program.graph.ops[5]) == {0, 1}
+    assert [found.round_of(5, worker) for worker in (0, 1)] == [0, 1]
+
+
 TWO = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2)]
 
 
