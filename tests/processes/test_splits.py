@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ import whale_nebula as nb
 from tests.parity.splits import MODELS, Split
 from tests.parity.test_shared_slots import train
 from tests.processes.running import Ended, ended, started
+from tests.processes.workers.train import stored
 from tests.same import Cut, Outcome, assert_same
 
 DEADLINE = 600.0
@@ -18,17 +20,44 @@ TWO = {"c0/0": "c0", "c0/1": "c0"}
 SAMPLE = ["translator,2,2,2", "siblings,2,1,1"]
 GRID = [*SAMPLE, "classifier,2,1,4", "pictures,2,2,1", "tied,2,1,1", "dropping,2,1,1"]
 TOO_MANY = "classifier,3,1,1"
+FOUR = {f"c0/{number}": "c0" for number in range(4)}
+MESH_SAMPLE = ["classifier,2,2,4,2+1"]
+MESH_GRID = [
+    *MESH_SAMPLE,
+    "translator,2,2,4,2+1",
+    "classifier,2,2,2,2+2",
+    "pictures,2,2,4,1+2",
+    "tied,2,1,2,2",
+    "classifier,4,2,4,1+3",
+]
+CROWDED = "tied,3,1,2,2"
 LENGTH = 1e-2 * 6
+Mesh = tuple[Ended, Mapping[str, Outcome], Mapping[str, Any]]
 
 
-def asked(config: pytest.Config) -> list[str]:
+def asked(config: pytest.Config, *, mesh: bool = False) -> list[str]:
     """The sample, or the grid."""
-    return GRID if config.getoption("--grid", default=False) else SAMPLE
+    sample, grid = (MESH_SAMPLE, MESH_GRID) if mesh else (SAMPLE, GRID)
+    return grid if config.getoption("--grid", default=False) else sample
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", asked(metafunc.config))
+    for name in {"case", "mesh_case"} & set(metafunc.fixturenames):
+        metafunc.parametrize(name, asked(metafunc.config, mesh=name == "mesh_case"))
+
+
+def uncut(cases: Sequence[str]) -> Mapping[str, Outcome]:
+    """What is expected of them."""
+    nb.shutdown()
+    return {case: MODELS[case.partition(",")[0]](Split(Cut(0), 0)) for case in cases}
+
+
+def compare(run: Ended, expected: Mapping[str, Outcome], case: str) -> None:
+    """What every process told of a case."""
+    plain = expected[case]
+    for part in run.all(case):
+        got = Outcome(part["losses"], part["history"], weights=part["weights"], gradients=plain.gradients)
+        assert_same(plain, got, "processes", LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +65,25 @@ def two(request: pytest.FixtureRequest) -> Iterator[tuple[Ended, Mapping[str, Ou
     """All of them in one run of two workers; and uncut in this process meanwhile."""
     cases = asked(request.config)
     with started("train", TWO, "divided", *cases, TOO_MANY, deadline=DEADLINE) as job:
-        nb.shutdown()
-        expected = {case: MODELS[case.partition(",")[0]](Split(Cut(0), 0)) for case in cases}
+        expected = uncut(cases)
         found = ended(job, DEADLINE)
     yield found, expected
 
 
+@pytest.fixture(scope="module")
+def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """Those with replicas of two devices, in one run of four workers; and uncut meanwhile."""
+    cases, folder = asked(request.config, mesh=True), tmp_path_factory.mktemp("mesh")
+    path = str(folder / "kept.weights.h5")
+    with started("train", FOUR, "meshed", path, *cases, CROWDED, deadline=DEADLINE) as job:
+        expected = uncut(cases)
+        plain = stored(str(folder / "plain.weights.h5"), scopes=False)
+        found = ended(job, DEADLINE)
+    yield found, expected, plain
+
+
 def test_every_process_ends_with_the_uncut_model(two: tuple[Ended, Mapping[str, Outcome]], case: str) -> None:
-    found, plain = two[0].all(case), two[1][case]
-    for part in found:
-        got = Outcome(part["losses"], part["history"], weights=part["weights"], gradients=plain.gradients)
-        assert_same(plain, got, "processes", LENGTH)
+    compare(*two, case)
 
 
 def test_a_worker_holds_its_pieces(two: tuple[Ended, Mapping[str, Outcome]]) -> None:
@@ -64,6 +101,28 @@ def test_a_piece_is_not_read_for_the_whole(two: tuple[Ended, Mapping[str, Outcom
 
 def test_devices_need_a_worker_each(two: tuple[Ended, Mapping[str, Outcome]]) -> None:
     assert "nb.split says 3 devices, and cluster 'c0' has 2" in two[0].same(TOO_MANY)
+
+
+def test_replicas_of_several_devices_end_with_the_uncut_model(four: Mesh, mesh_case: str) -> None:
+    compare(four[0], four[1], mesh_case)
+
+
+def test_each_replica_has_all_pieces(four: Mesh) -> None:
+    first, second, *others = four[0].all("pieces")
+    assert others == [first, second]
+    assert any(10 in shape for shape in first.values()) and any(9 in shape for shape in second.values())
+
+
+def test_a_model_on_a_mesh_is_stored_and_used_as_one(four: Mesh) -> None:
+    """`nb.split()` without a count has the workers that each replica has."""
+    run, _, plain = four
+    assert_same(plain, run.same("stored"), "processes", LENGTH)
+    assert run.same("verified")
+    assert "c0/0, c0/1, c0/2, c0/3: 2 replicas, 2 shards" in run.same("plan")
+
+
+def test_replicas_need_a_worker_for_each_device(four: Mesh) -> None:
+    assert "nb.split says 3 devices in each of 2 replicas, and cluster 'c0' has 4" in four[0].same(CROWDED)
 
 
 def test_replicas_hold_parts_of_slots() -> None:

@@ -8,7 +8,9 @@ import pytest
 
 from tests.unit.passes.examples import TWO_STAGES
 from tests.unit.passes.programs import apart, check, cut, program_of
+from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.graph import Graph
+from whale_nebula.ir.layout import Layouts
 from whale_nebula.ir.program import Pipeline, Program, Stage
 from whale_nebula.passes.owners import Homes
 from whale_nebula.passes.phases import SMALL, split_parts
@@ -89,6 +91,7 @@ TWO = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2)]
         (TWO, {"gpu": [1.0, 2.0, 3.0, 4.0]}, [(1.0, 3.0), (2.0, 4.0)]),
         (TWO, {"gpu": [2.0, 2.0]}, [(), ()]),
         (TWO, {}, [(), ()]),
+        ([Stage("a", "gpu", replicas=2, shards=2)], {"gpu": [1.0, 2.0, 4.0, 3.0]}, [(1.0, 3.0)]),
         ([Stage("a", "gpu", replicas=4)], {"gpu": [1.0, 2.0]}, [(0.5, 1.0, 0.5, 1.0)]),
         ([Stage("a", "gpu"), Stage("b", "npu", replicas=2)], {"gpu": [1.0, 2.0], "npu": [3.0, 1.0]}, [(), (3.0, 1.0)]),
     ],
@@ -105,6 +108,19 @@ def test_the_speeds_are_those_of_the_workers_that_the_replicas_are_given_to() ->
     found = devices(Program(Graph(()), stages=tuple(TWO)), spread(TWO, names))
     by_stage = [tuple(told[device.worker] for device in found if device.stage == stage) for stage in range(2)]
     assert by_stage == speeds(TWO, {"gpu": list(told.values())})
+
+
+def test_replicas_of_several_devices_take_neighbours_and_even_out_by_shard() -> None:
+    """Pieces are gathered in TensorFlow's order: task 10 comes before task 8."""
+    stages, names = (Stage("a", "gpu", replicas=3, shards=4),), [f"gpu/{letter}" for letter in "abcdefghijkl"]
+    workers = tuple(spread(stages, {"gpu": names}))
+    program = Program(Graph(()), stages=stages)
+    layouts = {0: Layouts(4, {})}
+    plan = Cut(program, workers, devices(program, workers), (), (), {}, {}, {}, layouts=layouts)
+    assert plan.routing.hosts == (("gpu/a", "gpu/e", "gpu/k"),)
+    assert plan.group_of(0, "gpu/i") == ("gpu/k", "gpu/l", "gpu/i", "gpu/j")
+    assert plan.routings["gpu/c"].hosts == plan.routings["gpu/i"].hosts == (("gpu/c", "gpu/g", "gpu/i"),)
+    assert plan.routings["gpu/g"].turns(0, "gpu/g", 6) == (1, 4)
 
 
 def test_orders_are_there_only_where_speeds_are_unlike() -> None:

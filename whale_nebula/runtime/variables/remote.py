@@ -105,16 +105,16 @@ class Ledger:
         mine = [(slot, kept) for slot, kept in enumerate(pieces) if here in kept.holders[1:]]
         self._admit(self.exchanges + 2, mine, {kept.path: parted[kept.path] or () for kept in pieces})
 
-    def hand_out(self, slot: int, variable: Any, take: Callable[[int], Any]) -> Any:
+    def hand_out(self, slot: int, variable: Any, take: Callable[[str], Any]) -> Any:
         """The piece of a variable for this worker: its first holder gives the others theirs, one after the other.
-        `take` gives it the piece of a holder by its place among them.
+        `take` gives it the piece of a worker.
         """
         kept, here = self.kept[id(variable)], self.session.worker
         if kept.holders[0] != here:
             return tf.convert_to_tensor(self._receive(slot, kept))
-        for number, worker in enumerate(kept.holders[1:], 1):
-            self.session.links[worker].send(self._key(slot, kept, worker), np.asarray(take(number)))
-        return take(0)
+        for worker in kept.holders[1:]:
+            self.session.links[worker].send(self._key(slot, kept, worker), np.asarray(take(worker)))
+        return take(here)
 
     def hold(self, variable: Any, piece: Joined) -> None:
         """Hold a piece of a variable from now on, instead of all of it."""
