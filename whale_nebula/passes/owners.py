@@ -42,6 +42,8 @@ class Homes:
     def __post_init__(self) -> None:
         self.workers = max([self.least, *(1 + max(where) for where in self.stage_workers)])
         self.everywhere: Where = frozenset(range(self.workers))
+        pairs = zip(self.program.stages, self.stage_workers, strict=False)
+        self._split = [where for stage, where in pairs if stage.shards > 1]
         self.common = self._find_common_variables()
         self.slots = {handle for handle in self.common if self._feeds_stage_variable(handle)}
         while self._spread():
@@ -152,14 +154,20 @@ class Homes:
         return self._meet(op)
 
     def _meet(self, op: Op) -> Where:
-        """Where all inputs are at home. Single numbers cross if need be; everywhere if even that does not do."""
+        """Where all inputs are at home. Single numbers cross if need be; everywhere if even that does not do.
+
+        They cross, too, where only some devices of a split stage would compute with what all of them have: these have
+        to do so together.
+        """
         spec = self.program.graph.spec
         given = [value for value in op.inputs if spec(value).dtype != "resource"]
-        for values in (given, [value for value in given if not spec(value).scalar]):
-            common = self.everywhere.intersection(*(self.of(value.op) for value in values))
-            if common:
-                return common
-        return self.everywhere
+        homes = [self.of(value.op) for value in given]
+        common = self.everywhere.intersection(*homes)
+        torn = any(stage <= home and not stage <= common for stage in self._split for home in homes)
+        if common and not torn:
+            return common
+        tensors = (self.of(value.op) for value in given if not spec(value).scalar)
+        return self.everywhere.intersection(*tensors) or self.everywhere
 
     def _number_rounds(self) -> None:
         """Effects, and what follows one (a metric's result), wait for the last round."""

@@ -99,8 +99,10 @@ FOUR = {"clusters": {"gpu": {"workers": [f"127.0.0.1:{7000 + number}" for number
 @pytest.mark.parametrize(("copies", "pieces"), [(2, None), (None, 2), (2, 2)])
 def test_what_says_no_count_has_the_workers_that_are_left(copies: int | None, pieces: int | None) -> None:
     with nb.init(FOUR):
-        (stage,) = plan(mesh(copies, pieces)).stages.values()
+        found = plan(mesh(copies, pieces))
+    (stage,) = found.stages.values()
     assert (stage.replicas, stage.shards) == (2, 2)
+    assert {each.times for each in found.collectives} == {1}  # of two micro-batches a replica has one
 
 
 def test_one_of_both_says_a_count() -> None:

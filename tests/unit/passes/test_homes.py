@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from tests.unit.passes.examples import TWO_STAGES
+from tests.unit.passes.examples import GLOBAL_NORM, TWO_STAGES
 from tests.unit.passes.programs import apart, check, cut, program_of
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.graph import Graph
@@ -79,6 +80,17 @@ def test_a_small_value_of_the_forward_may_go_everywhere_and_a_large_one_stays() 
         """,
         said,
     )
+
+
+@pytest.mark.parametrize(("shards", "expected"), [(1, {0}), (2, {0, 1})])
+def test_all_devices_of_a_split_stage_update_what_they_hold(shards: int, expected: set[int]) -> None:
+    """A norm over all gradients crosses to the one that does not run the other stage."""
+    made = program_of(TWO_STAGES + GLOBAL_NORM)
+    first, second = made.stages
+    program = replace(made, stages=(replace(first, shards=shards), second))
+    found = Homes(program, split_parts(program), [frozenset({0, 1}), frozenset({0})])
+    scaled, _ = [op.index for op in program.graph.ops if op.type == "Mul"][-2:]
+    assert found.of(scaled) == expected
 
 
 TWO = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2)]
