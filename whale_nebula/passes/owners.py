@@ -170,18 +170,33 @@ class Homes:
         return self.everywhere.intersection(*tensors) or self.everywhere
 
     def _number_rounds(self) -> None:
-        """Effects, and what follows one (a metric's result), wait for the last round."""
-        graph = self.program.graph
+        """Effects, and what follows one (a metric's result), wait for the last round. Workers that run a split stage
+        together do the same in the same round, whatever else they run.
+        """
+        graph, mates = self.program.graph, self._find_mates()
         for op in graph.ops:
             phase, kind = divmod(self.parts.part.get(op.index, 0), 3)
-            for worker in self.of(op.index) if kind == UPDATE else ():
-                number = max((self._ready(value, 3 * phase + UPDATE, worker) for value in op.inputs), default=0)
-                self._round[op.index, worker] = number
-                self._last[phase, worker] = max(self._last.get((phase, worker), 0), number)
+            ready = {
+                worker: max((self._ready(value, 3 * phase + UPDATE, worker) for value in op.inputs), default=0)
+                for worker in (self.of(op.index) if kind == UPDATE else ())
+            }
+            for worker in ready:
+                self._round[op.index, worker] = max(ready.get(mate, 0) for mate in mates[worker])
+                for mate in mates[worker]:
+                    last = self._last.get((phase, mate), 0)
+                    self._last[phase, mate] = max(last, self._round[op.index, worker])
         late = graph.descend(self.parts.effects, control=True)
         for index, worker in self._round:
             if index in late:
                 self._round[index, worker] = self._last[self.parts.phase(index), worker]
+
+    def _find_mates(self) -> list[Where]:
+        """By worker, those that run split stages together with it, and others with these."""
+        mates = [frozenset({worker}) for worker in range(self.workers)]
+        for stage in self._split:
+            joined = frozenset[int]().union(*(mates[worker] for worker in stage))
+            mates = [joined if worker in joined else own for worker, own in enumerate(mates)]
+        return mates
 
     def _ready(self, value: Value, part: int, worker: int) -> int:
         """The first round in which a worker has a value."""

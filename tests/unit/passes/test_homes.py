@@ -91,6 +91,7 @@ def test_all_devices_of_a_split_stage_update_what_they_hold(shards: int, expecte
     found = Homes(program, split_parts(program), [frozenset({0, 1}), frozenset({0})])
     scaled, _ = [op.index for op in program.graph.ops if op.type == "Mul"][-2:]
     assert found.of(scaled) == expected
+    assert {found.round_of(scaled, worker) for worker in expected} == {shards - 1}
 
 
 TWO = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2)]
