@@ -155,6 +155,12 @@ class Parted:
                     found[path] = stage
         return cls(cut, dict(sorted(found.items())))
 
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """How each lies on its holders."""
+        known = {variable.path: variable.op for variable in self.cut.program.variables}
+        return {path: self.cut.layouts[stage].variables[known[path]] for path, stage in self.stages.items()}
+
     def shapes(self, worker: str) -> dict[str, tuple[int, ...] | None]:
         """The shape of the piece of each that is handed out, as a worker is given it; None of what all make."""
         found: dict[str, tuple[int, ...] | None] = {}
