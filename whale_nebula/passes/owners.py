@@ -163,7 +163,8 @@ class Homes:
         given = [value for value in op.inputs if spec(value).dtype != "resource"]
         homes = [self.of(value.op) for value in given]
         common = self.everywhere.intersection(*homes)
-        torn = any(stage <= home and not stage <= common for stage in self._split for home in homes)
+        own = {home for home in homes if home != self.everywhere or self.everywhere in self._split}
+        torn = any(stage <= home and not stage <= common for stage in self._split for home in own)
         if common and not torn:
             return common
         tensors = (self.of(value.op) for value in given if not spec(value).scalar)

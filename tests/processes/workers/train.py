@@ -119,7 +119,8 @@ def stored(path: str, *, scopes: bool) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         for scope in (nb.cluster(["c0"]), nb.replica(2), nb.stage(), nb.split()) if scopes else ():
             stack.enter_context(scope)
-        outputs = keras.layers.Dense(7)(keras.layers.Dense(10, activation="relu")(inputs))
+        hidden = keras.layers.Dense(10, activation="relu", name="wide")(inputs)
+        outputs = keras.layers.Dense(7, name="narrow")(hidden)
     model = keras.Model(inputs, outputs)
     model.compile("adam", "mse", metrics=["mae"])
     x, y = data(14, 6), data(14, 7, seed=1)
@@ -129,7 +130,10 @@ def stored(path: str, *, scopes: bool) -> dict[str, Any]:
     model.set_weights([0 * weight for weight in before])
     model.load_weights(path)
     if scopes:
-        tell("plan", nb.plan(model, x[:6], y[:6]).text)
+        (stage,) = nb.plan(model, x[:6], y[:6]).stages.values()
+        tell("planned", [stage.worker, stage.replicas, stage.shards])
+        held = {each.path: each.piece for each in current_run().ledger.kept.values() if each.piece is not None}
+        tell("held", [held[f"{name}/kernel"].variable.shape.as_list() for name in ("wide", "narrow")])
         tell("verified", nb.verify(model, x[:6], y[:6]).ok)
     alike = [np.array_equal(*each) for each in zip(before, model.get_weights(), strict=True)]
     found = {"evaluated": model.evaluate(x, y, batch_size=6, verbose=0), "loaded": alike}
