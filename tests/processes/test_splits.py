@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,6 @@ import whale_nebula as nb
 from tests.parity.splits import MODELS, Split
 from tests.parity.test_shared_slots import train
 from tests.processes.running import Ended, ended, started
-from tests.processes.workers.train import stored
 from tests.same import Cut, Outcome, assert_same
 
 DEADLINE = 600.0
@@ -22,10 +20,10 @@ GRID = [*SAMPLE, "classifier,2,1,4", "pictures,2,2,1", "tied,2,1,1", "dropping,2
 TOO_MANY = "classifier,3,1,1"
 FOUR = {f"c0/{number}": "c0" for number in range(4)}
 MESH_SAMPLE = ["classifier,2,2,2,2+2"]
-MESH_GRID = [*MESH_SAMPLE, "classifier,2,2,4,2+1", "translator,2,2,4,2+2", "pictures,2,2,4,1+2", "tied,2,1,2,2"]
+MESH_GRID = [*MESH_SAMPLE, "translator,2,2,4,2+2", "tied,2,1,2,2"]
 CROWDED = "tied,3,1,2,2"
 LENGTH = 1e-2 * 6
-Mesh = tuple[Ended, Mapping[str, Outcome], Mapping[str, Any]]
+Mesh = tuple[Ended, Mapping[str, Outcome]]
 
 
 def asked(config: pytest.Config, *, mesh: bool = False) -> list[str]:
@@ -64,15 +62,13 @@ def two(request: pytest.FixtureRequest) -> Iterator[tuple[Ended, Mapping[str, Ou
 
 
 @pytest.fixture(scope="module")
-def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+def four(request: pytest.FixtureRequest) -> Iterator[Mesh]:
     """Those with replicas of two devices, in one run of four workers; and uncut meanwhile."""
-    cases, folder = asked(request.config, mesh=True), tmp_path_factory.mktemp("mesh")
-    path = str(folder / "kept.weights.h5")
-    with started("train", FOUR, "meshed", path, *cases, CROWDED, deadline=DEADLINE) as job:
+    cases = asked(request.config, mesh=True)
+    with started("train", FOUR, "divided", *cases, CROWDED, deadline=DEADLINE) as job:
         expected = uncut(cases)
-        plain = stored(str(folder / "plain.weights.h5"), scopes=False)
         found = ended(job, DEADLINE)
-    yield found, expected, plain
+    yield found, expected
 
 
 def test_every_process_ends_with_the_uncut_model(two: tuple[Ended, Mapping[str, Outcome]], case: str) -> None:
@@ -97,19 +93,13 @@ def test_devices_need_a_worker_each(two: tuple[Ended, Mapping[str, Outcome]]) ->
 
 
 def test_replicas_of_several_devices_end_with_the_uncut_model(four: Mesh, mesh_case: str) -> None:
-    compare(four[0], four[1], mesh_case)
+    compare(*four, mesh_case)
 
 
 def test_each_replica_has_all_pieces(four: Mesh) -> None:
-    assert four[0].all("held") == [[[6, 5], [10, 4]], [[6, 5], [10, 3]]] * 2
-
-
-def test_a_model_on_a_mesh_is_stored_and_used_as_one(four: Mesh) -> None:
-    """`nb.split()` without a count has the workers that each replica has."""
-    run, _, plain = four
-    assert_same(plain, run.same("stored"), "processes", LENGTH)
-    assert run.same("verified")
-    assert run.same("planned") == ["c0/0, c0/1, c0/2, c0/3", 2, 2]
+    first, second, *others = four[0].all("pieces")
+    assert others == [first, second]
+    assert any(10 in shape for shape in first.values()) and any(9 in shape for shape in second.values())
 
 
 def test_replicas_need_a_worker_for_each_device(four: Mesh) -> None:

@@ -5,7 +5,6 @@ Tests call the same lessons in their own process, for what one process comes to.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import time
@@ -110,40 +109,6 @@ def divided(*asked: str) -> None:
         next(each.variable for each in kept if each.piece is not None).numpy()
     except nb.errors.CollectiveReadError as error:
         tell("read", str(error))
-
-
-def stored(path: str, *, scopes: bool) -> dict[str, Any]:
-    """What a small model in replicas of two devices, or uncut, comes to; it is saved, spoiled and loaded again."""
-    keras.utils.set_random_seed(6)
-    inputs = keras.Input((6,))
-    with contextlib.ExitStack() as stack:
-        for scope in (nb.cluster(["c0"]), nb.replica(2), nb.stage(), nb.split()) if scopes else ():
-            stack.enter_context(scope)
-        hidden = keras.layers.Dense(10, activation="relu", name="wide")(inputs)
-        outputs = keras.layers.Dense(7, name="narrow")(hidden)
-    model = keras.Model(inputs, outputs)
-    model.compile("adam", "mse", metrics=["mae"])
-    x, y = data(14, 6), data(14, 7, seed=1)
-    model.fit(x, y, batch_size=6, shuffle=False, verbose=0)
-    model.save_weights(path)
-    before = model.get_weights()
-    model.set_weights([0 * weight for weight in before])
-    model.load_weights(path)
-    if scopes:
-        (stage,) = nb.plan(model, x[:6], y[:6]).stages.values()
-        tell("planned", [stage.worker, stage.replicas, stage.shards])
-        held = {each.path: each.piece for each in current_run().ledger.kept.values() if each.piece is not None}
-        tell("held", [held[f"{name}/kernel"].variable.shape.as_list() for name in ("wide", "narrow")])
-        tell("verified", nb.verify(model, x[:6], y[:6]).ok)
-    alike = [np.array_equal(*each) for each in zip(before, model.get_weights(), strict=True)]
-    found = {"evaluated": model.evaluate(x, y, batch_size=6, verbose=0), "loaded": alike}
-    return {**found, "predicted": model.predict(x, batch_size=6, verbose=0).tolist()}
-
-
-def meshed(path: str, *asked: str) -> None:
-    """Models in pieces in replicas, as for `divided`; and one that is stored."""
-    divided(*asked)
-    tell("stored", stored(path, scopes=True))
 
 
 def compressed(*asked: str) -> None:
@@ -465,7 +430,7 @@ def verifying() -> None:
 if __name__ == "__main__":
     act(
         (
-            zoo, normalised, divided, meshed, sharing, compressed, endless, course, apart, choosing, differences,
+            zoo, normalised, divided, sharing, compressed, endless, course, apart, choosing, differences,
             projected, uneven, seeing, verifying,
         )
     )  # fmt: skip
