@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
@@ -18,17 +18,37 @@ TWO = {"c0/0": "c0", "c0/1": "c0"}
 SAMPLE = ["translator,2,2,2", "siblings,2,1,1"]
 GRID = [*SAMPLE, "classifier,2,1,4", "pictures,2,2,1", "tied,2,1,1", "dropping,2,1,1"]
 TOO_MANY = "classifier,3,1,1"
+FOUR = {f"c0/{number}": "c0" for number in range(4)}
+MESH_SAMPLE = ["classifier,2,2,2,2+2"]
+MESH_GRID = [*MESH_SAMPLE, "translator,2,2,4,2+2", "tied,2,1,2,2"]
+CROWDED = "tied,3,1,2,2"
 LENGTH = 1e-2 * 6
+Mesh = tuple[Ended, Mapping[str, Outcome]]
 
 
-def asked(config: pytest.Config) -> list[str]:
+def asked(config: pytest.Config, *, mesh: bool = False) -> list[str]:
     """The sample, or the grid."""
-    return GRID if config.getoption("--grid", default=False) else SAMPLE
+    sample, grid = (MESH_SAMPLE, MESH_GRID) if mesh else (SAMPLE, GRID)
+    return grid if config.getoption("--grid", default=False) else sample
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", asked(metafunc.config))
+    for name in {"case", "mesh_case"} & set(metafunc.fixturenames):
+        metafunc.parametrize(name, asked(metafunc.config, mesh=name == "mesh_case"))
+
+
+def uncut(cases: Sequence[str]) -> Mapping[str, Outcome]:
+    """What is expected of them."""
+    nb.shutdown()
+    return {case: MODELS[case.partition(",")[0]](Split(Cut(0), 0)) for case in cases}
+
+
+def compare(run: Ended, expected: Mapping[str, Outcome], case: str) -> None:
+    """What every process told of a case."""
+    plain = expected[case]
+    for part in run.all(case):
+        got = Outcome(part["losses"], part["history"], weights=part["weights"], gradients=plain.gradients)
+        assert_same(plain, got, "processes", LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +56,23 @@ def two(request: pytest.FixtureRequest) -> Iterator[tuple[Ended, Mapping[str, Ou
     """All of them in one run of two workers; and uncut in this process meanwhile."""
     cases = asked(request.config)
     with started("train", TWO, "divided", *cases, TOO_MANY, deadline=DEADLINE) as job:
-        nb.shutdown()
-        expected = {case: MODELS[case.partition(",")[0]](Split(Cut(0), 0)) for case in cases}
+        expected = uncut(cases)
+        found = ended(job, DEADLINE)
+    yield found, expected
+
+
+@pytest.fixture(scope="module")
+def four(request: pytest.FixtureRequest) -> Iterator[Mesh]:
+    """Those with replicas of two devices, in one run of four workers; and uncut meanwhile."""
+    cases = asked(request.config, mesh=True)
+    with started("train", FOUR, "divided", *cases, CROWDED, deadline=DEADLINE) as job:
+        expected = uncut(cases)
         found = ended(job, DEADLINE)
     yield found, expected
 
 
 def test_every_process_ends_with_the_uncut_model(two: tuple[Ended, Mapping[str, Outcome]], case: str) -> None:
-    found, plain = two[0].all(case), two[1][case]
-    for part in found:
-        got = Outcome(part["losses"], part["history"], weights=part["weights"], gradients=plain.gradients)
-        assert_same(plain, got, "processes", LENGTH)
+    compare(*two, case)
 
 
 def test_a_worker_holds_its_pieces(two: tuple[Ended, Mapping[str, Outcome]]) -> None:
@@ -64,6 +90,20 @@ def test_a_piece_is_not_read_for_the_whole(two: tuple[Ended, Mapping[str, Outcom
 
 def test_devices_need_a_worker_each(two: tuple[Ended, Mapping[str, Outcome]]) -> None:
     assert "nb.split says 3 devices, and cluster 'c0' has 2" in two[0].same(TOO_MANY)
+
+
+def test_replicas_of_several_devices_end_with_the_uncut_model(four: Mesh, mesh_case: str) -> None:
+    compare(*four, mesh_case)
+
+
+def test_each_replica_has_all_pieces(four: Mesh) -> None:
+    first, second, *others = four[0].all("pieces")
+    assert others == [first, second]
+    assert any(10 in shape for shape in first.values()) and any(9 in shape for shape in second.values())
+
+
+def test_replicas_need_a_worker_for_each_device(four: Mesh) -> None:
+    assert "nb.split says 3 devices in each of 2 replicas, and cluster 'c0' has 4" in four[0].same(CROWDED)
 
 
 SHARED = ["adamw,optimizer", "plain,gradients", "rows,gradients"]

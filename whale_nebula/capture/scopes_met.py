@@ -6,7 +6,7 @@ A stage's number of replicas is that of the enclosing `nb.replica`, else it come
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from whale_nebula.capture.places import warn_once
@@ -105,7 +105,10 @@ class ScopesMet:
         """A split scope is entered; gives its number."""
         open_now = open_frames()
         self.replicas.home = home_of(open_now)
-        if stage_of(open_now) is None and replica_of(open_now) is None:
+        stage = stage_of(open_now)
+        key = None if stage is None else self.numbers.identity(stage, self.around)[0]
+        self.replicas.splits.setdefault(key or "stage0", frame)
+        if stage is None and replica_of(open_now) is None:
             self.beside.append(frame)
         return number_in(self.splits, frame)
 
@@ -147,7 +150,8 @@ def number_in(met: list[Frame], frame: Frame) -> int:
 
 @dataclass
 class Replicas:
-    """The replica scopes that a trace has met: which stood around which stage, and which around all of the step.
+    """The replica scopes that a trace has met: which stood around which stage, and which around all of the step. For
+    each stage that has any inside, `splits` has its first split scope.
 
     >>> from whale_nebula.site import Site
     >>> three = Frame("replica", {"count": 3}, Site("train.py", 4))
@@ -161,6 +165,7 @@ class Replicas:
     around: Frame | None = None
     met: list[Frame] = field(default_factory=list)
     of: dict[str, Frame | None] = field(default_factory=dict)
+    splits: dict[str, Frame] = field(default_factory=dict)
     holding: set[Frame] = field(default_factory=set)
     home: str = "local"
     apart: Apart | None = None
@@ -240,9 +245,10 @@ class Replicas:
         if not stages and frame is None:
             return [Stage("stage0", self.home)]
         if not stages:
-            count = _count(frame) or workers_in(self.home)
+            alone = Stage("stage0", self.home)
+            count = self._number(alone, frame, 1)
             where = str(frame.site) if frame and (count > 1 or self.apart) else ""
-            return [_share(Stage("stage0", self.home, where, count), frame)]
+            return [_share(replace(alone, where=where, replicas=count), frame)]
         if self.apart is not None:
             stages = [replace(stage, cluster=self.home) for stage in stages]
         idle = next((frame for frame in self.met if frame not in self.holding), None)
@@ -254,16 +260,29 @@ class Replicas:
                 "and copies are made of stages",
                 mend='with nb.replica(...), nb.stage(name="..."): around the same lines',
             )
-        inside = Counter((self.of.get(stage.key), stage.cluster) for stage in stages)
+        around = [self.of.get(stage.key) for stage in stages]
+        inside = Counter((frame, stage.cluster) for frame, stage in zip(around, stages, strict=True))
         return [
-            _share(replace(stage, replicas=self._number(stage, inside)), self.of.get(stage.key)) for stage in stages
+            _share(replace(stage, replicas=self._number(stage, frame, inside[frame, stage.cluster])), frame)
+            for frame, stage in zip(around, stages, strict=True)
         ]
 
-    def _number(self, stage: Stage, inside: Mapping[tuple[Frame | None, str], int]) -> int:
-        frame = self.of.get(stage.key)
-        if frame is None:
-            return 1
-        return _count(frame) or max(1, workers_in(stage.cluster) // inside[frame, stage.cluster])
+    def _number(self, stage: Stage, frame: Frame | None, among: int) -> int:
+        """The replicas of a stage: where its scope does not say how many, as many as the workers of its cluster allow,
+        shared `among` the stages inside, with as many for each replica as it has devices.
+        """
+        if frame is None or _count(frame):
+            return _count(frame)
+        workers, split = workers_in(stage.cluster) // among, self.splits.get(stage.key)
+        devices = 1 if split is None else split.options["count"]
+        if devices is None and split is not None and workers > 1:
+            raise OptionError(
+                f"neither nb.replica nor, at {split.site}, nb.split inside it says a count",
+                where=str(frame.site),
+                why=f"stage {stage.key!r} has {workers} workers, which can be shared out in several ways",
+                mend=f"nb.replica({workers}) or nb.split({workers}), or less: the other one then has what is left",
+            )
+        return max(1, workers // (devices or 1))
 
 
 def _count(frame: Frame | None) -> int:

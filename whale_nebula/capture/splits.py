@@ -16,8 +16,9 @@ from whale_nebula.errors import NebulaWarning, OptionError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Program, Split, Stage
 from whale_nebula.passes.effects import is_read
+from whale_nebula.passes.replicas import speeds
 from whale_nebula.scopes.frames import Frame
-from whale_nebula.scopes.identity import workers_in
+from whale_nebula.scopes.identity import worker_speeds, workers_in
 from whale_nebula.tf import private as tf_private
 
 _SIBLINGS = {REPLICA: COPIED, SPLIT_STAGE: SPLIT}
@@ -83,6 +84,9 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
         beside = {of for of, _ in found if stages[of].cluster == stage.cluster}
         where = stage.where or next((str(frame.site) for frame in inside), "")
         stages[number] = replace(stage, shards=_count(stage, inside, len(beside)), where=where)
+    if any(stage.speeds for stage in stages):
+        found_speeds = speeds(stages, worker_speeds())
+        stages = [replace(stage, speeds=each) for stage, each in zip(stages, found_speeds, strict=True)]
     for frame in met:
         if all(frame is not each for each in caught):
             _warn_of_nothing(frame)
@@ -108,9 +112,9 @@ def _made_inside(trace: Any, numbers: Mapping[str, int]) -> dict[int, Frame]:
 
 def _count(stage: Stage, frames: Sequence[Frame], among: int) -> int:
     """How many devices a stage has for its pieces: where no scope says so, the workers of its cluster are shared
-    `among` the split stages there.
+    `among` the split stages there, and among the replicas of each.
     """
-    usual = max(1, workers_in(stage.cluster) // max(1, among))
+    usual = max(1, workers_in(stage.cluster) // max(1, among) // stage.replicas)
     counts = {frame.options["count"] or usual: frame for frame in frames}
     if len(counts) > 1:
         (one, first), (other, second) = list(counts.items())[:2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -128,6 +128,20 @@ class Worker:
     stages: tuple[int, ...]
 
 
+def rank_workers(workers: Iterable[Worker]) -> dict[str, str]:
+    """By the name of each worker, what TensorFlow sorts the members of a collective by: the text of its number in its
+    cluster.
+
+    >>> ranks = rank_workers([Worker(f"gpu/{letter}", "gpu", ()) for letter in "abcdefghijkl"])
+    >>> sorted(ranks, key=ranks.get)[:5]
+    ['gpu/a', 'gpu/b', 'gpu/k', 'gpu/l', 'gpu/c']
+    """
+    clusters: dict[str, list[str]] = {}
+    for worker in workers:
+        clusters.setdefault(worker.cluster, []).append(worker.name)
+    return {name: str(number) for own in clusters.values() for number, name in enumerate(sorted(own))}
+
+
 @dataclass(frozen=True)
 class PhasePlan:
     """One phase: the stages' pieces and, by worker, what runs once."""
@@ -170,8 +184,15 @@ class Cut:
 
     @cached_property
     def routing(self) -> Routing:
-        """Which worker takes which micro-batch of a stage."""
+        """Which worker takes which micro-batch of a stage: of a split one, the first of each replica."""
         return self._routing_from(lambda device: device.worker)
+
+    @cached_property
+    def routings(self) -> Mapping[str, Routing]:
+        """By worker, the same among those that hold the same pieces as it: number s of a replica takes what its first
+        worker takes, and evens out with number s of the others.
+        """
+        return {worker.name: self._routing_from(lambda device: device.worker, worker.name) for worker in self.workers}
 
     @cached_property
     def routing_by_cluster(self) -> Routing:
@@ -182,8 +203,18 @@ class Cut:
         """The workers that run a replica, or a device, of a stage."""
         return tuple(worker.name for worker in self.workers if stage in worker.stages)
 
-    def _routing_from(self, host: Callable[[VirtualDevice], str]) -> Routing:
+    def group_of(self, stage: int, worker: str) -> tuple[str, ...]:
+        """The workers that have a stage's variables in pieces together, in the order of the pieces: those of a worker's
+        replica, or all replicas where these have parts of slots.
+        """
+        workers, count = self.workers_of(stage), self.layouts[stage].count
+        first = workers.index(worker) // count * count
+        return tuple(sorted(workers[first : first + count], key=rank_workers(self.workers).__getitem__))
+
+    def _routing_from(self, host: Callable[[VirtualDevice], str], worker: str = "") -> Routing:
         found: list[list[str]] = [[] for _ in self.program.stages]
+        own = {device.stage: device.shard for device in self.devices if device.worker == worker}
         for device in sorted(self.devices, key=lambda device: (device.stage, device.replica)):
-            found[device.stage].append(host(device))
+            if device.shard == own.get(device.stage, 0):
+                found[device.stage].append(host(device))
         return Routing(tuple(map(tuple, found)), self.orders)

@@ -42,6 +42,8 @@ class Homes:
     def __post_init__(self) -> None:
         self.workers = max([self.least, *(1 + max(where) for where in self.stage_workers)])
         self.everywhere: Where = frozenset(range(self.workers))
+        pairs = zip(self.program.stages, self.stage_workers, strict=False)
+        self._split = [where for stage, where in pairs if stage.shards > 1]
         self.common = self._find_common_variables()
         self.slots = self._find_slots()
         while self._spread():
@@ -152,29 +154,51 @@ class Homes:
         return self._meet(op)
 
     def _meet(self, op: Op) -> Where:
-        """Where all inputs are at home. Single numbers cross if need be; everywhere if even that does not do."""
+        """Where all inputs are at home. Single numbers cross if need be; everywhere if even that does not do.
+
+        They cross, too, where only some devices of a split stage would compute with what all of them have: these have
+        to do so together.
+        """
         spec = self.program.graph.spec
         given = [value for value in op.inputs if spec(value).dtype != "resource"]
-        for values in (given, [value for value in given if not spec(value).scalar]):
-            common = self.everywhere.intersection(*(self.of(value.op) for value in values))
-            if common:
-                return common
-        return self.everywhere
+        homes = [self.of(value.op) for value in given]
+        common = self.everywhere.intersection(*homes)
+        own = {home for home in homes if home != self.everywhere or self.everywhere in self._split}
+        torn = any(stage <= home and not stage <= common for stage in self._split for home in own)
+        if common and not torn:
+            return common
+        tensors = (self.of(value.op) for value in given if not spec(value).scalar)
+        return self.everywhere.intersection(*tensors) or self.everywhere
 
     def _number_rounds(self) -> None:
-        """Effects, and what follows one (a metric's result), wait for the last round."""
-        graph = self.program.graph
+        """Effects, and what follows one (a metric's result), wait for the last round. Workers that run a split stage
+        together do the same in the same round, whatever else they run.
+        """
+        graph, mates = self.program.graph, self._find_mates()
         for op in graph.ops:
             phase, kind = divmod(self.parts.part.get(op.index, 0), 3)
             where = self.of(op.index) | (self.of_effect(op) if op.index in self.parts.effects else frozenset())
-            for worker in where if kind == UPDATE else ():
-                number = max((self._ready(value, 3 * phase + UPDATE, worker) for value in op.inputs), default=0)
-                self._round[op.index, worker] = number
-                self._last[phase, worker] = max(self._last.get((phase, worker), 0), number)
+            ready = {
+                worker: max((self._ready(value, 3 * phase + UPDATE, worker) for value in op.inputs), default=0)
+                for worker in (where if kind == UPDATE else ())
+            }
+            for worker in ready:
+                self._round[op.index, worker] = max(ready.get(mate, 0) for mate in mates[worker])
+                for mate in mates[worker]:
+                    last = self._last.get((phase, mate), 0)
+                    self._last[phase, mate] = max(last, self._round[op.index, worker])
         late = graph.descend(self.parts.effects, control=True)
         for index, worker in self._round:
             if index in late:
                 self._round[index, worker] = self._last[self.parts.phase(index), worker]
+
+    def _find_mates(self) -> list[Where]:
+        """By worker, those that run split stages together with it, and others with these."""
+        mates = [frozenset({worker}) for worker in range(self.workers)]
+        for stage in self._split:
+            joined = frozenset[int]().union(*(mates[worker] for worker in stage))
+            mates = [joined if worker in joined else own for worker, own in enumerate(mates)]
+        return mates
 
     def _ready(self, value: Value, part: int, worker: int) -> int:
         """The first round in which a worker has a value."""

@@ -131,5 +131,5 @@ def rows_read(cut: Cut, worker: str) -> tuple[RowsRead, ...]:
         own = readers.get(number, [])
         all_rows = number in returned or bool(own and not leaf.batched) or any(each.stage is None for each in own)
         stages = frozenset(each.stage for each in own if each.stage is not None)
-        found.append(RowsRead(program.pipeline.micro_batch, cut.routing, worker, stages, all_rows))
+        found.append(RowsRead(program.pipeline.micro_batch, cut.routings[worker], worker, stages, all_rows))
     return tuple(found)

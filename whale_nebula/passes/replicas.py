@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from whale_nebula.errors import BatchCoupledError
-from whale_nebula.ir.cut import Cut, VirtualDevice, Worker
+from whale_nebula.ir.cut import Cut, VirtualDevice, Worker, rank_workers
 from whale_nebula.ir.graph import REPLICA_SUM
 from whale_nebula.ir.program import Program, Stage
 from whale_nebula.ir.routing import Order, by_speed
@@ -20,7 +20,7 @@ def spread(stages: Sequence[Stage], clusters: Mapping[str, Sequence[str]]) -> li
     A replica of what is inside an `nb.replica` stands on neighbours: with two stages in two replicas on four workers,
     the first two have the stages of the first replica. Where there are fewer workers than replicas, they have several
     each. A stage that is not copied is on its cluster's first worker; the devices of one that is split are workers
-    as well.
+    as well: number s of replica r is the one at r * shards + s.
 
     >>> two = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2)]
     >>> [worker.stages for worker in spread(two, {"gpu": ["gpu/0", "gpu/1", "gpu/2", "gpu/3"]})]
@@ -30,6 +30,9 @@ def spread(stages: Sequence[Stage], clusters: Mapping[str, Sequence[str]]) -> li
     >>> split = [Stage("a", "gpu"), Stage("b", "gpu", shards=2)]
     >>> [worker.stages for worker in spread(split, {"gpu": ["gpu/0", "gpu/1", "gpu/2"]})]
     [(0, 1), (1,), ()]
+    >>> both = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2, shards=2)]
+    >>> [worker.stages for worker in spread(both, {"gpu": ["gpu/0", "gpu/1", "gpu/2", "gpu/3"]})]
+    [(0, 1), (1,), (0, 1), (1,)]
     """
     runs: dict[str, list[int]] = {worker: [] for workers in clusters.values() for worker in workers}
     for number, stage in enumerate(stages):
@@ -56,30 +59,38 @@ def running(stages: int, workers: Sequence[Worker]) -> list[frozenset[int]]:
 
 
 def devices(program: Program, workers: Sequence[Worker]) -> tuple[VirtualDevice, ...]:
-    """A virtual device for each replica of each stage; the workers that run the stage take them in turn."""
-    found = []
+    """A virtual device for each shard of each replica of each stage; the workers that run it take them in turn."""
+    found, ranks = [], rank_workers(workers)
     for number, stage in enumerate(program.stages):
         homes = [worker.name for worker in workers if number in worker.stages]
-        found += [VirtualDevice(number, r, worker=homes[r % len(homes)]) for r in range(stage.replicas)]
+        groups = [
+            sorted(homes[n : n + stage.shards], key=ranks.__getitem__) for n in range(0, len(homes), stage.shards)
+        ]
+        for replica in range(stage.replicas):
+            group = groups[replica % len(groups)]
+            found += [VirtualDevice(number, replica, s, group[s % len(group)]) for s in range(stage.shards)]
     return tuple(found)
 
 
 def speeds(stages: Sequence[Stage], workers: Mapping[str, Sequence[float]]) -> list[tuple[float, ...]]:
     """For each stage the speeds of its replicas, where `workers` gives those of the workers of its cluster and they are
-    not all alike. Replicas on one worker share what that has.
+    not all alike. Replicas on one worker share what that has; one on several is as fast as the slowest of them.
 
     >>> three = [Stage("a", "gpu", replicas=3), Stage("b", "npu", replicas=2)]
     >>> speeds(three, {"gpu": [1.0, 2.0]})
     [(0.5, 2.0, 0.5), ()]
+    >>> speeds([Stage("a", "gpu", replicas=2, shards=2)], {"gpu": [1.0, 2.0, 3.0, 4.0]})
+    [(1.0, 3.0)]
     """
     found: list[tuple[float, ...]] = []
     for number, stage in enumerate(stages):
         own = workers.get(stage.cluster, ())
-        homes = min(stage.replicas, len(own))
-        places = [_place(stages, number, home, len(own)) for home in range(homes)]
-        taken = [places[replica % homes] for replica in range(stage.replicas if homes else 0)]
+        homes = min(stage.replicas, len(own) // stage.shards)
+        places = [_place(stages, number, seat, len(own)) for seat in range(homes * stage.shards)]
+        groups = [places[n * stage.shards : (n + 1) * stage.shards] for n in range(homes)]
+        taken = [groups[replica % homes] for replica in range(stage.replicas if homes else 0)]
         unlike = homes > 1 and len(set(own)) > 1
-        found.append(tuple(own[place] / taken.count(place) for place in taken) if unlike else ())
+        found.append(tuple(min(own[p] for p in each) / taken.count(each) for each in taken) if unlike else ())
     return found
 
 

@@ -23,9 +23,10 @@ from whale_nebula.ir.layout import (
     choose_collective,
     count_bytes,
 )
-from whale_nebula.ir.program import GradientPart, Program, Request
+from whale_nebula.ir.program import GradientPart, Program, Request, Stage
 from whale_nebula.passes.layouts import ASSIGNS, Question, complete_layouts
 from whale_nebula.passes.readings import list_fragments
+from whale_nebula.passes.replicas import sums_of
 from whale_nebula.passes.rules import Fold, fold
 from whale_nebula.spec import Spec, Value
 
@@ -238,15 +239,12 @@ def check_devices(cut: Cut, *, collectives: bool, own_weights: bool) -> None:
     for number in cut.layouts:
         stage, workers = cut.program.stages[number], cut.workers_of(number)
         where = next((split.where for split in cut.program.splits if split.stage == number), stage.where)
-        if len(workers) < stage.shards:
-            raise OptionError(
-                f"nb.split says {stage.shards} devices, and cluster {stage.cluster!r} has {len(workers)}",
-                where=where,
-                why="between processes each device of a split stage is a worker of its cluster",
-                mend=f"nb.split({len(workers)}), or nb.split() for as many as there are",
-            )
+        if stage.shards > 1 and len(workers) < stage.replicas * stage.shards:
+            raise _too_few(stage, len(workers), where)
+        summed = stage.shards > 1 and number in sums_of(cut.program) and cut.program.pipeline.micro_batch > 1
         built = {
-            "nb.split inside nb.replica between processes": stage.replicas > 1 and stage.shards > 1,
+            "nb.split of layers with synchronized moments, in nb.replica between processes": summed,
+            "nb.split inside nb.replica(shard=) between processes": stage.shards > 1 and stage.shared_slots,
             "nb.split, or nb.replica(shard=), of what every cluster trains a copy of": cut.program.apart is not None,
             "nb.split, or nb.replica(shard=), with 'weights: own'": own_weights,
         }
@@ -260,6 +258,21 @@ def check_devices(cut: Cut, *, collectives: bool, own_weights: bool) -> None:
                 why="they use TensorFlow's collectives, which cannot be opened once TensorFlow has started",
                 mend="call nb.init() before anything that makes a tensor, a variable or a layer",
             )
+
+
+def _too_few(stage: Stage, there: int, where: str) -> OptionError:
+    """A split stage has more devices than its cluster has workers."""
+    said, fewer = f"{stage.shards} devices", f"nb.split({there}), or nb.split() for as many as there are"
+    if stage.replicas > 1:
+        said += f" in each of {stage.replicas} replicas"
+        counts = max(1, there // stage.shards), min(stage.shards, there)
+        fewer = "nb.replica({}) and nb.split({}), or one of them without a count".format(*counts)
+    return OptionError(
+        f"nb.split says {said}, and cluster {stage.cluster!r} has {there}",
+        where=where,
+        why="between processes each device of a split stage is a worker of its cluster",
+        mend=fewer,
+    )
 
 
 def list_own_fragments(cut: Cut, stage: int) -> Iterator[Fragment]:

@@ -53,7 +53,7 @@ class Overview:
     def stages(self) -> dict[str, PlanStage]:
         """The stages by name, in their order."""
         keys = [stage.key for stage in self.cut.program.stages]
-        return {key: self._stage(n, ", ".join(self.cut.routing.of(n))) for n, key in enumerate(keys)}
+        return {key: self._stage(n, ", ".join(self.cut.workers_of(n))) for n, key in enumerate(keys)}
 
     def boundaries(self) -> tuple[PlanBoundary, ...]:
         """The boundaries, in the order of their making."""

@@ -8,6 +8,7 @@ from itertools import chain
 from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.layout import ALL_REDUCE, SPLIT, count_bytes, local_shape
 from whale_nebula.ir.program import Variable
+from whale_nebula.ir.routing import take_counts
 from whale_nebula.passes.split import list_own_fragments
 from whale_nebula.plan.records import PlanCollective
 from whale_nebula.spec import Value
@@ -39,9 +40,11 @@ def list_layouts(cut: Cut) -> dict[str, str]:
 
 def list_collectives(cut: Cut, rows: int, count: int) -> tuple[PlanCollective, ...]:
     """What crosses between the devices of stages in a step of `count` micro-batches, of which the first has so many
-    `rows`.
+    `rows`; of a stage in replicas, in the one that takes most of them.
     """
-    return tuple(chain.from_iterable(_of_stage(cut, stage, rows, count) for stage in cut.layouts))
+    orders, stages = cut.orders or [()] * len(cut.program.stages), cut.program.stages
+    taken = {stage: max(take_counts(orders[stage], stages[stage].replicas, count)) for stage in cut.layouts}
+    return tuple(chain.from_iterable(_of_stage(cut, stage, rows, taken[stage]) for stage in cut.layouts))
 
 
 def _of_stage(cut: Cut, stage: int, rows: int, count: int) -> Iterator[PlanCollective]:

@@ -52,8 +52,8 @@ def replica(
     """Copy what is inside; each copy works on its share of the micro-batches.
 
     It stands around a whole model, around a pipeline, or around single stages, each with a count of its own. Without
-    a count there are as many replicas as the cluster has workers for what is inside. A batch is cut into at least as
-    many micro-batches as there are replicas.
+    a count there are as many replicas as the cluster has workers for what is inside; with an `nb.split(count)` inside,
+    a replica takes `count` of them. A batch is cut into at least as many micro-batches as there are replicas.
 
     With `shard="optimizer"` each replica holds a part of the optimizer's slots, is given that part of the summed
     gradients, updates that part of the weights, and gives it to the others: the same numbers and bytes, with less
@@ -129,7 +129,8 @@ def split(count: int | None = None, *, axis: int = -1) -> Opens:
     """Divide the variables that are made or used inside, along `axis` of theirs, over `count` devices of the stage.
 
     Every other tensor of the stage follows: its layout is completed from those of the variables. Without a `count`
-    there are as many devices as the stage's cluster has workers.
+    there are as many devices as the stage's cluster has workers; inside `nb.replica(n)`, as many for each replica. Of
+    the two one has to say its count.
 
     >>> import whale_nebula as nb
     >>> nb.split(2, axis=0)

@@ -9,6 +9,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +91,15 @@ def sharing(*asked: str) -> None:
 
 
 def divided(*asked: str) -> None:
-    """Models in pieces in one cluster, each as "translator,2,1,4" says: devices, stages, micro-batches."""
+    """Models in pieces in one cluster, each as "translator,2,1,4" says: devices, stages, micro-batches; with
+    replicas of each stage "translator,2,2,4,2+1".
+    """
     nb.init()
     for argument in asked:
-        name, *numbers = argument.split(",")
-        count, stages, micro_batches = map(int, numbers)
+        name, count, rest = argument.split(",", 2)
         try:
-            found = MODELS[name](Split(Cut(stages, micro_batches, clusters=False), count))
+            cut = replace(read_case(f"{name},{rest}")[1], clusters=False)
+            found = MODELS[name](Split(cut, int(count)))
         except NebulaError as error:
             tell(argument, str(error))
             continue
@@ -429,7 +432,7 @@ def verifying() -> None:
 if __name__ == "__main__":
     act(
         (
-            zoo, normalised, divided, sharing, compressed, endless, course, apart, choosing, differences, projected,
-            uneven, seeing, verifying,
+            zoo, normalised, divided, sharing, compressed, endless, course, apart, choosing, differences,
+            projected, uneven, seeing, verifying,
         )
     )  # fmt: skip

@@ -83,6 +83,33 @@ def test_a_scope_that_divides_nothing_says_so() -> None:
         plan(step)
 
 
+def mesh(copies: int | None, pieces: int | None) -> Callable[[Any], Any]:
+    weight = tf.Variable(W, name="weight")
+
+    def step(x: Any) -> Any:
+        with nb.cluster(["gpu"]), nb.replica(copies), nb.stage(), nb.split(pieces):
+            return tf.reduce_sum(x @ weight)
+
+    return step
+
+
+FOUR = {"clusters": {"gpu": {"workers": [f"127.0.0.1:{7000 + number}" for number in range(4)]}}}
+
+
+@pytest.mark.parametrize(("copies", "pieces"), [(2, None), (None, 2), (2, 2)])
+def test_what_says_no_count_has_the_workers_that_are_left(copies: int | None, pieces: int | None) -> None:
+    with nb.init(FOUR):
+        found = plan(mesh(copies, pieces))
+    (stage,) = found.stages.values()
+    assert (stage.replicas, stage.shards) == (2, 2)
+    assert {each.times for each in found.collectives} == {1}  # of two micro-batches a replica has one
+
+
+def test_one_of_both_says_a_count() -> None:
+    with nb.init(FOUR):
+        assert "neither nb.replica nor, at" in refused(mesh(None, None))
+
+
 def test_stages_may_be_divided_differently() -> None:
     weight, other = tf.Variable(W, name="weight"), tf.Variable(V, name="other")
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from tests.unit.passes.examples import GLOBAL_NORM, TWO_STAGES
 from tests.unit.passes.programs import check, program_of
+from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.graph import Graph
+from whale_nebula.ir.layout import Layouts
 from whale_nebula.ir.program import Pipeline, Program, Stage
 from whale_nebula.passes.owners import Homes
 from whale_nebula.passes.phases import SMALL, split_parts
@@ -78,6 +82,18 @@ def test_a_write_waits_on_every_holder_for_what_one_of_them_makes() -> None:
     assert [found.round_of(5, worker) for worker in (0, 1)] == [0, 1]
 
 
+@pytest.mark.parametrize(("shards", "expected"), [(1, {0}), (2, {0, 1})])
+def test_all_devices_of_a_split_stage_update_what_they_hold(shards: int, expected: set[int]) -> None:
+    """A norm over all gradients crosses to the one that does not run the other stage."""
+    made = program_of(TWO_STAGES + GLOBAL_NORM)
+    first, second = made.stages
+    program = replace(made, stages=(replace(first, shards=shards), second))
+    found = Homes(program, split_parts(program), [frozenset({0, 1}), frozenset({0})])
+    scaled, _ = [op.index for op in program.graph.ops if op.type == "Mul"][-2:]
+    assert found.of(scaled) == expected
+    assert {found.round_of(scaled, worker) for worker in expected} == {shards - 1}
+
+
 TWO = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2)]
 
 
@@ -88,6 +104,7 @@ TWO = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2)]
         (TWO, {"gpu": [1.0, 2.0, 3.0, 4.0]}, [(1.0, 3.0), (2.0, 4.0)]),
         (TWO, {"gpu": [2.0, 2.0]}, [(), ()]),
         (TWO, {}, [(), ()]),
+        ([Stage("a", "gpu", replicas=2, shards=2)], {"gpu": [1.0, 2.0, 4.0, 3.0]}, [(1.0, 3.0)]),
         ([Stage("a", "gpu", replicas=4)], {"gpu": [1.0, 2.0]}, [(0.5, 1.0, 0.5, 1.0)]),
         ([Stage("a", "gpu"), Stage("b", "npu", replicas=2)], {"gpu": [1.0, 2.0], "npu": [3.0, 1.0]}, [(), (3.0, 1.0)]),
     ],
@@ -104,6 +121,19 @@ def test_the_speeds_are_those_of_the_workers_that_the_replicas_are_given_to() ->
     found = devices(Program(Graph(()), stages=tuple(TWO)), spread(TWO, names))
     by_stage = [tuple(told[device.worker] for device in found if device.stage == stage) for stage in range(2)]
     assert by_stage == speeds(TWO, {"gpu": list(told.values())})
+
+
+def test_replicas_of_several_devices_take_neighbours_and_even_out_by_shard() -> None:
+    """Pieces are gathered in TensorFlow's order: task 10 comes before task 8."""
+    stages, names = (Stage("a", "gpu", replicas=3, shards=4),), [f"gpu/{letter}" for letter in "abcdefghijkl"]
+    workers = tuple(spread(stages, {"gpu": names}))
+    program = Program(Graph(()), stages=stages)
+    layouts = {0: Layouts(4, {})}
+    plan = Cut(program, workers, devices(program, workers), (), (), {}, {}, {}, layouts=layouts)
+    assert plan.routing.hosts == (("gpu/a", "gpu/e", "gpu/k"),)
+    assert plan.group_of(0, "gpu/i") == ("gpu/k", "gpu/l", "gpu/i", "gpu/j")
+    assert plan.routings["gpu/c"].hosts == plan.routings["gpu/i"].hosts == (("gpu/c", "gpu/g", "gpu/i"),)
+    assert plan.routings["gpu/g"].turns(0, "gpu/g", 6) == (1, 4)
 
 
 def test_orders_are_there_only_where_speeds_are_unlike() -> None:

@@ -33,6 +33,15 @@ def test_replicas_read_the_rows_of_their_micro_batches() -> None:
     assert of["b/0"]["y"].of(4).all() and not of["b/0"]["y"].all_rows
 
 
+def test_all_devices_of_a_replica_read_its_rows() -> None:
+    made = program()
+    first, second = made.stages
+    split = replace(made, stages=(replace(first, shards=2), second))
+    workers = [*(Worker(f"a/{number}", "a", (0,)) for number in range(4)), WORKERS[2]]
+    found = [read(cut_program(split, workers), f"a/{number}")["x"].of(4).tolist() for number in range(4)]
+    assert found == [[True, False, True, False]] * 2 + [[False, True, False, True]] * 2
+
+
 def test_with_one_process_for_all_every_row_is_read() -> None:
     made = program()
     cut = cut_program(made, alone(made))

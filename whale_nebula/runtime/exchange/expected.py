@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import permutations
+from itertools import chain, permutations
 from typing import Any, NamedTuple
 
 from whale_nebula.codec.sizes import extra_bytes
@@ -150,7 +150,8 @@ def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
             if message.kind == "numbers":
                 most = cut.program.pipeline.micro_batch * sum(spec.nbytes() for spec in message.specs)
                 bound = Bound("uint8", (most,))
-            for ends in permutations(cut.routing.of(message.stage), 2):
+            alike = {cut.routings[worker].of(message.stage) for worker in cut.workers_of(message.stage)}
+            for ends in chain.from_iterable(permutations(mates, 2) for mates in alike):
                 yield Slot("result", phase.index, message.slot, *ends), bound
         for bundle in bundles(cut, phase):
             ends = bundle.source, bundle.destination

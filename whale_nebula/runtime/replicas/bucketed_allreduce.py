@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from whale_nebula.ir.cut import Cut, Fragment
-from whale_nebula.ir.layout import SPLIT
+from whale_nebula.ir.cut import Cut, Fragment, rank_workers
+from whale_nebula.ir.layout import SPLIT, local_shape
 from whale_nebula.passes.exchange import ReplicaMessage
 from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives, Group, groups
 from whale_nebula.runtime.step.compiled import Compiled, Piece
 from whale_nebula.runtime.step.gradients import Sums
-from whale_nebula.spec import Value
+from whale_nebula.spec import Spec, Value
 
 
 class Run(Protocol):
@@ -38,6 +38,7 @@ class BucketedAllReduce:
     cut: Cut
     groups: Mapping[int, Group]
     program: int
+    worker: str = ""
     _shapes: dict[ReplicaMessage, tuple[int, ...] | None] = field(default_factory=dict)
     _functions: dict[tuple[Fragment, bool], Any] = field(default_factory=dict)
 
@@ -117,7 +118,7 @@ class BucketedAllReduce:
         return self.groups[stage].sum(own, f"{self.program} {stage} {chosen[0].slot}", axes)
 
     def _shape(self, each: ReplicaMessage) -> tuple[int, ...] | None:
-        """The form of a dense gradient; None where it is a list of rows, or the form is not known."""
+        """The form of a dense gradient, or of this worker's piece; None where it is a list of rows, or not known."""
         program, (request, source, *_) = self.cut.program, each.key
         part = program.gradient_parts[each.key]
         variable = program.variable_ops.get(program.requests[request].origins[source])
@@ -125,10 +126,24 @@ class BucketedAllReduce:
         dense = not part.sparse and variable is not None and each.specs[0].dtype in DTYPES
         if not dense or shape is None or None in shape:
             return None
+        layouts = self.cut.layouts.get(each.stage)
+        if layouts is not None and layouts.gives_pieces(each.values[0]):
+            index = self.cut.group_of(each.stage, self.worker).index(self.worker)
+            spec = Spec(each.specs[0].dtype, shape)
+            shape = local_shape(spec, layouts.layout(each.values[0]), layouts.count, index).shape or ()
+        elif not self._adds_alike(each.stage):
+            return None
         return tuple(axis for axis in shape if axis is not None)
+
+    def _adds_alike(self, stage: int) -> bool:
+        """Whether TensorFlow adds replicas up in one order for all shards: so what is whole has the same bits."""
+        ranks = rank_workers(self.cut.workers)
+        hosts = {self.cut.routings[worker].hosts[stage] for worker in self.cut.workers_of(stage)}
+        orders = {tuple(sorted(range(len(own)), key=lambda r: ranks[own[r]])) for own in hosts}
+        return self.cut.program.stages[stage].replicas < 3 or len(orders) == 1
 
 
 def find_groups(compiled: Compiled, collectives: Collectives | None, program: int) -> BucketedAllReduce | None:
     """The groups that this worker is in; None where TensorFlow's collectives are not to be had."""
     found = groups(compiled.cut, compiled.worker, collectives, f"program {program}")
-    return BucketedAllReduce(compiled.cut, found, program) if found else None
+    return BucketedAllReduce(compiled.cut, found, program, compiled.worker) if found else None

@@ -252,7 +252,7 @@ class Group:
         self, tensors: Sequence[tuple[tf.Tensor, int]], exchange: Callable[[tf.Tensor], tf.Tensor]
     ) -> list[tf.Tensor]:
         """The own pieces of the sums of some tensors, each along its axis: members exchange their parts of all pieces,
-        as long as the longest, and each adds up those of its own in the order of the members.
+        as long as the longest, and each adds up those of its own.
         """
         members = len(self.members)
         cut = [tf.split(tensor, divide(tensor.shape[axis], members), axis) for tensor, axis in tensors]
@@ -262,7 +262,7 @@ class Group:
             flat += [tf.reshape(pieces[member], [-1]) for pieces in cut]
             flat += [tf.zeros([max(sizes) - size], cut[0][0].dtype)] * (size < max(sizes))
         found = exchange(tf.reshape(tf.concat(flat, 0), [members, max(sizes)]))
-        index = self.members.index(self.collectives.index)
+        index = sorted(self.members, key=str).index(self.collectives.index)  # TensorFlow orders tasks by their text
         forms = [pieces[index].shape for pieces in cut]
         total = tf.add_n(tf.unstack(found))[: sizes[index]]
         own = tf.split(total, [form.num_elements() for form in forms])
@@ -325,7 +325,7 @@ def groups(cut: Cut, own: str, collectives: Collectives | None, name: str) -> di
         return {}
     cluster = next(worker.cluster for worker in cut.workers if worker.name == own)
     tasks = sorted(worker.name for worker in cut.workers if worker.cluster == cluster)
-    hosts = {stage: cut.routing.of(stage) for stage in sorted(cut.routing.replicated)}
+    hosts = {stage: cut.routings[own].of(stage) for stage in sorted(cut.routing.replicated)}
     return {
         stage: collectives.group([tasks.index(host) for host in each], f"{name} stage {stage}")
         for stage, each in hosts.items()

@@ -23,13 +23,16 @@ from whale_nebula.spec import Value
 
 @dataclass
 class Piece:
-    """What this worker has of a variable, one of `count` pieces; all that have one `join` them at the same time."""
+    """What this worker has of a variable, one of `count` pieces; all that have one `join` them at the same time. The
+    first of them is on worker `first`.
+    """
 
     layout: Layout
     count: int
     index: int
     variable: Any
     name: str
+    first: str
     collectives: Collectives
 
     def store(self, whole: Any) -> None:
@@ -42,7 +45,7 @@ class Piece:
 
         @tf.function(autograph=False)
         def gather() -> Any:
-            group = CollectiveGroup(self.count, self.index, f"read of {self.name}")
+            group = CollectiveGroup(self.count, self.index, f"read of {self.name} with {self.first}")
             return group.gather([self.variable.read_value()], self.layout.axis, sizes)[0]
 
         with self.collectives.explain_failures(f"a read of {self.name}, which several workers hold"):
@@ -70,18 +73,27 @@ class Shards:
         """Those whose micro-batches all of their workers run together."""
         return [stage for stage in self.stages if self.cut.program.stages[stage].shards > 1]
 
-    @property
-    def paths(self) -> frozenset[str]:
-        """The names of the variables that are held in pieces."""
-        return frozenset(self.cut.program.variable_ops[op].path for op in self.pieces)
+    @cached_property
+    def mates(self) -> Mapping[str, Sequence[str]]:
+        """By the name of each variable that is held in pieces, the workers that hold the same piece as this one."""
+        found: dict[str, Sequence[str]] = {}
+        for stage in self.stages:
+            alike = self.cut.routings[self.worker].of(stage) if stage in self.split_stages else (self.worker,)
+            for op in self.cut.layouts[stage].variables.keys() & self.pieces.keys():
+                found[self.cut.program.variable_ops[op].path] = alike
+        return found
 
     def index(self, stage: int) -> int:
-        """Which of a stage's devices this worker is."""
-        return self.cut.workers_of(stage).index(self.worker)
+        """Which of the devices of its replica of a stage this worker is."""
+        return self.cut.group_of(stage, self.worker).index(self.worker)
+
+    def name(self, stage: int) -> str:
+        """What the workers of a replica of a stage call what they do together."""
+        return f"{self.program} stage {stage} with {self.cut.group_of(stage, self.worker)[0]}"
 
     def group(self, stage: int, fragment: Fragment) -> CollectiveGroup:
         """The group in which a function of a fragment runs; all its workers name it alike."""
-        about = f"{self.program} stage {stage}: {fragment.kind} {fragment.phase} {fragment.round}"
+        about = f"{self.name(stage)}: {fragment.kind} {fragment.phase} {fragment.round}"
         return CollectiveGroup(self.cut.layouts[stage].count, self.index(stage), about)
 
     def explained(self) -> AbstractContextManager[None]:
@@ -90,10 +102,9 @@ class Shards:
         return self.collectives.explain_failures(f"stage {keys}, which several workers run together")
 
     def broadcast(self, stage: int) -> Broadcast:
-        """How the first worker of a stage gives the others what came for all of them."""
+        """How the first worker of a replica gives the others what came for all of them."""
         if stage not in self._broadcasts:
-            about = f"{self.program} stage {stage}"
-            self._broadcasts[stage] = Broadcast(self.cut.program.stages[stage].shards, about)
+            self._broadcasts[stage] = Broadcast(self.cut.program.stages[stage].shards, self.name(stage))
         return self._broadcasts[stage]
 
 
@@ -105,7 +116,7 @@ class SplitExchange:
     shards: Shards
 
     def put(self, value: Value, micro_batch: int, tensor: Any, rows: Any = None) -> None:
-        """Give a value to other stages: all workers of a split stage have it, and the first of them gives it."""
+        """Give a value to other stages: all workers of a replica of a split stage have it, and the first gives it."""
         source = self.inner.crossings.by_value[value].source
         if source not in self.shards.split_stages or self.shards.index(source) == 0:
             self.inner.put(value, micro_batch, tensor, rows)
@@ -144,19 +155,25 @@ class Parted:
                     found[path] = stage
         return cls(cut, dict(sorted(found.items())))
 
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """How each lies on its holders."""
+        known = {variable.path: variable.op for variable in self.cut.program.variables}
+        return {path: self.cut.layouts[stage].variables[known[path]] for path, stage in self.stages.items()}
+
     def shapes(self, worker: str) -> dict[str, tuple[int, ...] | None]:
-        """The shape of the piece of each that a worker is given; None of what it makes by itself."""
+        """The shape of the piece of each that is handed out, as a worker is given it; None of what all make."""
         found: dict[str, tuple[int, ...] | None] = {}
         for variable in self.cut.program.variables:
             stage = self.stages.get(variable.path)
             if stage is not None:
-                here = worker in self.cut.workers_of(stage)
-                found[variable.path] = self.shape(variable, stage, worker) if variable.trainable and here else None
+                shape = self.shape(variable, stage, worker) if worker in self.cut.workers_of(stage) else ()
+                found[variable.path] = shape if variable.trainable else None
         return found
 
     def shape(self, variable: Variable, stage: int, worker: str) -> tuple[int, ...]:
         """The shape of a worker's piece."""
-        layouts, index = self.cut.layouts[stage], self.cut.workers_of(stage).index(worker)
+        layouts, index = self.cut.layouts[stage], self.cut.group_of(stage, worker).index(worker)
         piece = local_shape(variable.spec, layouts.variables[variable.op], layouts.count, index)
         return tuple(axis or 0 for axis in piece.shape or ())
 
@@ -174,18 +191,20 @@ def hold_pieces(
         slot, trained = trained, trained + known[path].trainable
         if stage not in shards.stages:
             continue
-        own, layout = variables[path], shards.cut.layouts[stage].variables[known[path].op]
+        own, layouts, group = variables[path], shards.cut.layouts[stage], shards.cut.group_of(stage, shards.worker)
+        layout, count = layouts.variables[known[path].op], layouts.count
 
-        def take(number: int, own: Any = own, layout: Layout = layout, stage: int = stage) -> Any:
-            return take_piece(own.read_value(), layout, len(shards.cut.workers_of(stage)), number)
+        def take(worker: str, own: Any = own, layout: Layout = layout, stage: int = stage, count: int = count) -> Any:
+            index = shards.cut.group_of(stage, worker).index(worker)
+            return take_piece(own.read_value(), layout, count, index)
 
-        index = shards.index(stage)
-        if index == 0 or not known[path].trainable:
+        if shards.worker == shards.cut.held[path][0] or not known[path].trainable:
             begin(own)
-        first = ledger.hand_out(slot, own, take) if known[path].trainable else take(index)
+        first = ledger.hand_out(slot, own, take) if known[path].trainable else take(shards.worker)
         with tf.device(own.device):
             made = tf.Variable(first, trainable=False, name=f"{path}/piece")
-        ledger.hold(own, Piece(layout, len(shards.cut.workers_of(stage)), index, made, path, shards.collectives))
+        piece = Piece(layout, count, shards.index(stage), made, path, group[0], shards.collectives)
+        ledger.hold(own, piece)
     for stage in shards.stages:
         for op, layout in shards.cut.layouts[stage].variables.items():
             if layout.kind == SPLIT:

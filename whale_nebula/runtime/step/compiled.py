@@ -30,8 +30,8 @@ from whale_nebula.tf import private as tf_private
 @dataclass(frozen=True)
 class Function:
     """A fragment that can be called: tensors of `feeds` in, tensors of `fetches` out. One that `waits` holds sums over
-    replicas, and is called inside of it. One that is `in_pieces` may be fed pieces of
-    tensors, and give such.
+    replicas, and is called inside of it. One that is `in_pieces` may be fed pieces of tensors, and give such; the only
+    one that a process has is a tensor.
     """
 
     fragment: Fragment
@@ -45,7 +45,10 @@ class Function:
         if self.in_pieces:
             tensors = tf.nest.flatten(list(tensors), expand_composites=True)
         with contextlib.nullcontext() if self.waits is None else self.waits():
-            return tf_private.call_flat(self.concrete, tensors, self.captured)
+            found = tf_private.call_flat(self.concrete, tensors, self.captured)
+        if not self.in_pieces:
+            return found
+        return [each.tensors[0] if isinstance(each, Pieces) and len(each.tensors) == 1 else each for each in found]
 
 
 class Workshop:

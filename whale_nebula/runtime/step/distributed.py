@@ -142,7 +142,8 @@ class DistributedStep(ActorStep):
         own = self.clusters[here]
         others = dict.fromkeys(cluster for cluster in self.clusters.values() if cluster != own)
         rates = LineRates([f"{own}->{other}" for other in others], self.lines)
-        self._set_up(cut.routing, partial(eq, here), self.clusters, rates)
+        self._set_up(cut.routings[here], partial(eq, here), self.clusters, rates)
+        self.channels = replace(self.channels, routing=cut.routing)
         self.adder = find_groups(self.compiled, self.collectives, self.program)
         self.links = {(here, peer): link for peer, link in self.session.links.items()}
         self.mates = [peer for peer in self.session.links if self.clusters[peer] == own]
@@ -218,7 +219,7 @@ class DistributedStep(ActorStep):
         self.compiled.cut = cut
         self.measured.moves(cut)
         self.reads = rows_read(cut, self.session.worker)
-        self.routing = cut.routing
+        self.routing = cut.routings[self.session.worker]
         self.channels = replace(self.channels, routing=cut.routing)
 
     @cached_property
@@ -252,10 +253,9 @@ class DistributedStep(ActorStep):
             "leaving": asked,
             "seen": self.seen,
         }
-        pieces = self.shards.paths if self.shards is not None else frozenset[str]()
+        pieces = {} if self.shards is None else self.shards.mates
         if (self.routing.replicated or pieces) and due(self.steps):
-            alike = {path: variable for path, variable in self.variables.items() if path not in pieces}
-            sheet["alike"] = sums(self.compiled.cut, self.session.worker, alike)
+            sheet["alike"] = sums(self.compiled.cut, self.session.worker, self.variables, pieces)
         self.session.start_step(sheet, inputs.mark, self.mates, self.readers)
         return self.watch.submit(self.session.check_step, sheet, inputs.mark)
 

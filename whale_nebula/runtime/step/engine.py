@@ -385,7 +385,7 @@ def _together(
         elsewhere = {id(captured.variables[path]) for path, held in cut.held.items() if session.worker not in held}
         later = elsewhere | {id(captured.variables[path]) for path in parted.stages}
         captured.begin(lambda variable: id(variable) not in later)
-        run.ledger.settle(captured.variables, cut.held, () if copied is None else copied.far, parted.stages)
+        run.ledger.settle(captured.variables, cut.held, () if copied is None else copied.far, parted.layouts)
         shards = _shards(cut, captured, run, session.worker, parted)
     except BaseException as failure:
         session.fail(failure)

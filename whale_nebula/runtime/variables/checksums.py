@@ -6,7 +6,7 @@ a callback that writes a weight in one process only, a broken memory: without a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import google_crc32c
@@ -31,12 +31,15 @@ def due(steps: int) -> bool:
     return steps % EVERY == 1
 
 
-def sums(cut: Cut, worker: str, variables: Mapping[str, Any]) -> Sums:
-    """The checksums of what a worker holds together with others of its cluster."""
+def sums(
+    cut: Cut, worker: str, variables: Mapping[str, Any], pieces: Mapping[str, Sequence[str]] | None = None
+) -> Sums:
+    """The checksums of what a worker holds together with others of its cluster; of `pieces`, with these workers."""
     clusters = {each.name: each.cluster for each in cut.workers}
     found: dict[str, int] = {}
     for path in sorted(cut.held):
-        mates = [other for other in cut.held[path] if clusters[other] == clusters[worker]]
+        holders = (pieces or {}).get(path, cut.held[path])
+        mates = [other for other in holders if clusters[other] == clusters[worker]]
         if worker in mates and len(mates) > 1 and path in variables:
             together = ", ".join(sorted(mates))
             data = np.ascontiguousarray(variables[path].numpy())

@@ -45,12 +45,15 @@ class Joined(Protocol):
 
 @dataclass
 class Kept:
-    """A variable that programs of this run touch, and the workers that hold it: whole, or a `piece` each."""
+    """A variable that programs of this run touch, and the workers that hold it: whole, or a `piece` each. Its `layout`
+    is known in every process.
+    """
 
     path: str
     variable: Any
     holders: tuple[str, ...]
     piece: Joined | None = None
+    layout: Layout = WHOLE_LAYOUT
 
 
 @dataclass
@@ -74,17 +77,18 @@ class Ledger:
         variables: Mapping[str, Any],
         held: Mapping[str, Sequence[str]],
         copied: Sequence[str] = (),
-        parted: Collection[str] = (),
+        parted: Mapping[str, Layout] | None = None,
     ) -> None:
         """Take in a program: what several workers hold starts from the first one's value; the rest is emptied.
 
-        Those that it is `copied` to hold variables of their own, which are nobody else's business. Of what is `parted`
-        each holder is given its piece: see `hand_out`.
+        Those that it is `copied` to hold variables of their own, which are nobody else's business. Of what is `parted`,
+        by these layouts, each holder is given its piece: see `hand_out`.
         """
-        new = self._new(variables, held)
+        new, parted = self._new(variables, held), parted or {}
         self._share([kept for kept in new if len(kept.holders) > 1 and kept.path not in parted])
         for kept in new:
             kept.holders = tuple(dict.fromkeys([*kept.holders, *copied]))
+            kept.layout = parted.get(kept.path, WHOLE_LAYOUT)
             self.kept[id(kept.variable)] = kept
             if self.session.worker not in kept.holders:
                 empty(kept)
@@ -105,16 +109,16 @@ class Ledger:
         mine = [(slot, kept) for slot, kept in enumerate(pieces) if here in kept.holders[1:]]
         self._admit(self.exchanges + 2, mine, {kept.path: parted[kept.path] or () for kept in pieces})
 
-    def hand_out(self, slot: int, variable: Any, take: Callable[[int], Any]) -> Any:
+    def hand_out(self, slot: int, variable: Any, take: Callable[[str], Any]) -> Any:
         """The piece of a variable for this worker: its first holder gives the others theirs, one after the other.
-        `take` gives it the piece of a holder by its place among them.
+        `take` gives it the piece of a worker.
         """
         kept, here = self.kept[id(variable)], self.session.worker
         if kept.holders[0] != here:
             return tf.convert_to_tensor(self._receive(slot, kept))
-        for number, worker in enumerate(kept.holders[1:], 1):
-            self.session.links[worker].send(self._key(slot, kept, worker), np.asarray(take(number)))
-        return take(0)
+        for worker in kept.holders[1:]:
+            self.session.links[worker].send(self._key(slot, kept, worker), np.asarray(take(worker)))
+        return take(here)
 
     def hold(self, variable: Any, piece: Joined) -> None:
         """Hold a piece of a variable from now on, instead of all of it."""
@@ -125,9 +129,7 @@ class Ledger:
     def layout_of(self, variable: Any) -> Layout | None:
         """How the holders of a variable have it; None where no program has touched it yet."""
         kept = self.kept.get(id(variable))
-        if kept is None:
-            return None
-        return WHOLE_LAYOUT if kept.piece is None else kept.piece.layout
+        return None if kept is None else kept.layout
 
     def _new(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]]) -> list[Kept]:
         every = [Kept(path, variables[path], tuple(held[path])) for path in sorted(variables)]
