@@ -28,7 +28,7 @@ from whale_nebula.plan.codec_advice import fallbacks
 from whale_nebula.plan.overview import Overview
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanLink
-from whale_nebula.plan.splits import list_collectives, list_layouts
+from whale_nebula.plan.splits import list_collectives, list_layouts, tell_costs
 from whale_nebula.plan.timing import count_in_flight
 from whale_nebula.report.records import duration, size
 from whale_nebula.runtime.local_sgd.topology import dims_of, sites_of, weights_of
@@ -120,7 +120,7 @@ def _plan(
             "intra_op": tf.config.threading.get_intra_op_parallelism_threads(),
             "inter_op": tf.config.threading.get_inter_op_parallelism_threads(),
         },
-        notes=(*cut.notes, *fallbacks(cut, rows)),
+        notes=(*tell_costs(cut, rows[0], len(rows)), *fallbacks(cut, rows)),
         lines=canonical_lines(cut.program),
         exchange_seconds=overview.exchange_seconds(),
         layouts=list_layouts(cut),
