@@ -63,9 +63,10 @@ def _add_in_place(held: list[Any], fresh: Any) -> Any:
     if isinstance(value, Pieces):
         own, value = list(value.tensors)[::-1], None
         return Pieces(tuple(_add_in_place(own, each) for each in fresh.tensors))
-    variable, value = tf.Variable(value, trainable=False), None
-    variable.assign_add(fresh, read_value=False)
-    return variable.read_value()
+    with tf.device(value.device):
+        variable, value = tf.Variable(value, trainable=False), None
+        variable.assign_add(fresh, read_value=False)
+        return variable.read_value()
 
 
 def _pairwise(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
