@@ -29,15 +29,9 @@ _MADE_IN = "_nebula_split"
 
 @contextlib.contextmanager
 def mark_variables(frame: Frame) -> Iterator[None]:
-    """Let the variables that are made meanwhile know the scope that they are made in. An initial value is computed by
-    one function, which uses the memory of a draw again for what is made of it: op by op three times as much is needed.
-    """
+    """Let the variables that are made meanwhile know the scope that they are made in."""
 
     def make(create: Any, **options: Any) -> Any:
-        draw = options.get("initial_value")
-        if callable(draw) and tf.executing_eagerly():
-            value = tf.function(lambda: tf.convert_to_tensor(draw(), options.get("dtype")), autograph=False)
-            options["initial_value"] = tf_private.traced_often(value)
         variable = create(**options)
         setattr(variable, _MADE_IN, frame)
         return variable

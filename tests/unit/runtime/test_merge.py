@@ -2,13 +2,11 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from whale_nebula.ir.graph import CAPTURE, Graph, Op
 from whale_nebula.ir.program import GradientPart, Holder, Leaf, Program, Request, Variable
-from whale_nebula.runtime.split.groups import Pieces
 from whale_nebula.runtime.step.gradients import Sums, merge, total
 from whale_nebula.spec import Spec, Value
 
@@ -64,22 +62,6 @@ def test_dense_gradients_are_added_in_stage_order() -> None:
     second.settle()
     found = total(program(), {**second.parts(), **first.parts()})
     assert found[Value(1, 0)].numpy().max() == 0.0  # 1e8 + (1 - 1e8), and in no other order
-
-
-@pytest.mark.parametrize("in_pieces", [False, True])
-def test_large_gradients_are_added_in_their_place(in_pieces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one, which somebody else has, too, stays what it is; each sum has the bits of an addition."""
-    monkeypatch.setattr("whale_nebula.runtime.step.gradients._LARGE", 1)
-    given = [tf.random.stateless_normal((2, 3), (n, 0)) for n in range(3)]
-    first, sums = given[0].numpy(), Sums(program())
-    for each in given:
-        sums.add(0, part(0), [Pieces((each, 2.0 * each)) if in_pieces else each])
-    sums.settle()
-    ((found,),) = sums.parts().values()
-    tensors = found.tensors if in_pieces else (found,)
-    for factor, tensor in enumerate(tensors, 1):
-        np.testing.assert_array_equal(tensor, factor * given[0] + factor * given[1] + factor * given[2])
-    np.testing.assert_array_equal(given[0], first)
 
 
 def test_rows_of_a_sparse_gradient_are_put_behind_each_other() -> None:

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from whale_nebula.ir.graph import CAPTURE
 from whale_nebula.ir.program import GradientPart, PartKey, Program
-from whale_nebula.runtime.split.groups import Pieces
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
 
@@ -46,27 +45,6 @@ def sum_in_order(values: Sequence[Any]) -> Any:
 
 
 _MANY = 8
-_LARGE = 1 << 24
-"""Bytes from which on a gradient is added to in its place: another as large would be held beside both."""
-
-
-def _is_large(value: Any) -> bool:
-    tensors = value.tensors if isinstance(value, Pieces) else (value,)
-    return tf.executing_eagerly() and any(each.dtype.size * each.shape.num_elements() >= _LARGE for each in tensors)
-
-
-def _add_in_place(held: list[Any], fresh: Any) -> Any:
-    """The sum of the last of `held`, which is taken out, and what is fresh. Where nobody else has the one, its memory
-    becomes that of the sum.
-    """
-    value = held.pop()
-    if isinstance(value, Pieces):
-        own, value = list(value.tensors)[::-1], None
-        return Pieces(tuple(_add_in_place(own, each) for each in fresh.tensors))
-    with tf.device(value.device):
-        variable, value = tf.Variable(value, trainable=False), None
-        variable.assign_add(fresh, read_value=False)
-        return variable.read_value()
 
 
 def _pairwise(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
@@ -101,10 +79,7 @@ class Sums:
         elif key in self.dense:
             if key in self.waiting:
                 self.settle()
-            if _is_large(tensors[0]):
-                self.dense[key] = _add_in_place([self.dense.pop(key)], tensors[0])
-            else:
-                self.waiting[key] = tensors[0]
+            self.waiting[key] = tensors[0]
         else:
             self.dense[key] = tensors[0]
 
