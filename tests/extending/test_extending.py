@@ -108,6 +108,33 @@ def test_an_op_rule() -> None:
     assert train(nb.pipeline(2), hidden=bessel) == pytest.approx(train(uncut=True, hidden=bessel), rel=1e-5)
 
 
+def test_an_op_rule_says_how_pieces_are_made() -> None:
+    """Without it the op is run whole, and a note says so and what it costs; with it in pieces, by the same numbers."""
+
+    def plan() -> tuple[nb.Plan, list[float]]:
+        nb.shutdown()
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((8,))
+        with nb.cluster(), nb.split(2):
+            wide = keras.layers.Dense(64)(inputs)
+            wide = keras.layers.Lambda(tf.math.special.bessel_i0)(keras.ops.tanh(wide))
+        with nb.cluster(), nb.split(2, axis=0):
+            outputs = keras.layers.Dense(1)(wide)
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        found = nb.plan(model, X[:8], Y[:8])
+        nb.shutdown()
+        return found, model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
+
+    whole, losses = plan()
+    (note,) = (note for note in whole.notes if note.startswith("BesselI0 is run whole on every device"))
+    assert "test_extending.py:" in note and note.endswith("for that a device sends 1.0 KiB a step")
+    run_section("An op rule")
+    pieces, same = plan()
+    assert not any("is run whole" in note for note in pieces.notes) and same == pytest.approx(losses, rel=1e-5)
+    assert {each.kind for each in pieces.collectives} == {"all-reduce"}
+
+
 def test_a_pass() -> None:
     run_section("A pass")
     inputs = keras.Input((8,))

@@ -116,15 +116,43 @@ class Tied(keras.Model):
                 return tf.matmul(found, self.table.embeddings, transpose_b=True)
 
 
-def tied(split: Split) -> Outcome:
+def tied(split: Split, rule: Callable[[], Any] = lambda: keras.optimizers.SGD(1e-2, momentum=0.9)) -> Outcome:
     """Tied embeddings with a split vocabulary, SGD with momentum."""
     keras.utils.set_random_seed(6)
     model = Tied(split)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(1e-2, momentum=0.9), loss, metrics=["accuracy"])
+    model.compile(rule(), loss, metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(3)])
     draw = np.random.default_rng(2)
     x, y = (draw.integers(0, WORDS, (ROWS, LENGTH)) for _ in range(2))
     return fit(model, split.cut, x, y, batch_size=BATCH)
+
+
+def tied_by_adam(split: Split) -> Outcome:
+    """The same with Adam."""
+    return tied(split, optimizer)
+
+
+def words(split: Split, rule: Callable[[], Any] = lambda: keras.optimizers.SGD(1e-2)) -> Outcome:
+    """A table by its rows and one by its columns, whose gradients are rows: SGD puts these into the tables."""
+    keras.utils.set_random_seed(9)
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    with split.cut.program():
+        with split.cut.at(0):
+            with split.along(0):
+                first = layers.Embedding(97, 6)(inputs)
+            with split.along(1):
+                second = layers.Embedding(97, 6)(inputs)
+        with split.cut.at(1):
+            outputs = layers.Dense(4)(layers.Flatten()(first + second))
+    model = keras.Model(inputs, outputs)
+    model.compile(rule(), "mse", metrics=["mae"])
+    x = np.random.default_rng(2).integers(0, 97, (ROWS, LENGTH))
+    return fit(model, split.cut, x, data(ROWS, 4), batch_size=BATCH)
+
+
+def words_by_adam(split: Split) -> Outcome:
+    """The same with Adam, whose slots are in the same pieces."""
+    return words(split, optimizer)
 
 
 def dropping(split: Split) -> Outcome:
@@ -161,8 +189,8 @@ def siblings(split: Split) -> Outcome:
 
 MODELS: Mapping[str, Callable[[Split], Outcome]] = {
     "classifier": classifier, "translator": translator, "pictures": pictures, "tied": tied, "dropping": dropping,
-    "siblings": siblings,
+    "siblings": siblings, "tied by Adam": tied_by_adam, "words": words, "words by Adam": words_by_adam,
 }  # fmt: skip
-STAGES = {"tied": (1,), "dropping": (1,), "siblings": (1,)}
+STAGES = {"tied": (1,), "tied by Adam": (1,), "dropping": (1,), "siblings": (1,)}
 WHOLE_BATCH = frozenset({"dropping"})
 """Models whose rows depend on one another, so that the batch is not cut."""

@@ -15,8 +15,8 @@ from tests.same import Cut, Outcome, assert_same
 DEADLINE = 600.0
 pytestmark = pytest.mark.timeout(DEADLINE)
 TWO = {"c0/0": "c0", "c0/1": "c0"}
-SAMPLE = ["translator,2,2,2", "siblings,2,1,1"]
-GRID = [*SAMPLE, "classifier,2,1,4", "pictures,2,2,1", "tied,2,1,1", "dropping,2,1,1"]
+SAMPLE = ["translator,2,2,2", "siblings,2,1,1", "words,2,1,1"]
+GRID = [*SAMPLE, "classifier,2,1,4", "pictures,2,2,1", "tied,2,1,1", "dropping,2,1,1", "words by Adam,2,1,1"]
 TOO_MANY = "classifier,3,1,1"
 FOUR = {f"c0/{number}": "c0" for number in range(4)}
 MESH_SAMPLE = ["classifier,2,2,2,2+2"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from whale_nebula.ir.graph import Graph, Op
@@ -27,8 +27,9 @@ from whale_nebula.ir.layout import (
     choose_collective,
     count_bytes,
 )
+from whale_nebula.passes.pieces import ASSIGNS, Step, find_pieces, find_wanted
 from whale_nebula.passes.rules.interpret import Bodies
-from whale_nebula.passes.rules.registry import RULES, Axes, Fold, Labels, Site, whole
+from whale_nebula.passes.rules.registry import ROWS, RULES, UNDER, Axes, Fold, Labels, Site, whole
 from whale_nebula.spec import Spec, Value
 
 _LINEAR = frozenset(
@@ -61,7 +62,8 @@ _PRODUCTS = frozenset({"Mul", "MatMul", "BatchMatMulV2", "RealDiv", "Einsum"})
 """Ops that do so of one input, where the others are whole; a quotient of its first."""
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 """Ops that read of a tensor its form alone, which is the whole's on every device."""
-ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
+SCATTERS = frozenset(f"ResourceScatter{what}" for what in ("Add", "Sub", "Mul", "Div", "Min", "Max", "Update"))
+"""Ops that change some rows of a variable, by their numbers."""
 _LOOKUPS = frozenset({"GatherV2", "ResourceGather"})
 COOPERATIVE = frozenset(
     [
@@ -70,13 +72,21 @@ COOPERATIVE = frozenset(
         "SparseSoftmaxCrossEntropyWithLogits",
         "SoftmaxCrossEntropyWithLogits",
         "ArgMax",
+        "ArgMin",
+        "InTopK",
+        "InTopKV2",
+        "TopKV2",
         "Max",
         "Min",
     ]
 )
 """Ops that devices compute together along an axis that cannot be cut: by sums and maxima over them."""
-_UNKNOWN = 32
-"""How many entries an axis has whose size only a step knows, where bytes are compared."""
+_NUMBERS = 64
+"""Bytes that may cross in addition, of norms and the like, where something is made in pieces instead of whole."""
+_SIZED = frozenset({"Reshape", "DepthwiseConv2dNative"})
+"""Ops that give an axis another size than it has in their operands."""
+ROWS_COUNTED = 32
+"""How many rows a batch has where bytes are compared."""
 
 
 class Way(NamedTuple):
@@ -110,63 +120,106 @@ class Question:
     kept_whole: Collection[int] = ()
     folds: Mapping[Value, Fold] = field(default_factory=dict)
     where: Callable[[int], str] = lambda op: ""
+    specs: Mapping[Value, Spec] = field(default_factory=dict)
+
+    def spec(self, value: Value) -> Spec:
+        """The form of a value; `specs` are those that are known better than where it was traced."""
+        return self.specs.get(value) or self.graph.spec(value)
 
 
 def complete_layouts(question: Question) -> Layouts:
     """The layouts of all values. Variables of which nothing was said are held in the pieces that some reader or writer
-    takes, where no more bytes cross then: all of them that can be, else one after the other, until nothing changes.
+    takes, and what is made to be cut is made in pieces, where no more bytes cross then: all of it that can be, else one
+    after the other, until nothing changes.
     """
-    found = _complete(question, question.variables)
+    question = replace(question, specs=_find_sizes(question))
+    found, made = _complete(question, question.variables, {}), dict[Value, Layout]()
     while True:
-        more = _find_pieces(question, found)
-        tries = [more, *({variable: layout} for variable, layout in more.items())] if len(more) > 1 else [more]
-        others = (_complete(question, {**found.variables, **each}) for each in tries if each)
-        better = next((other for other in others if other.nbytes <= found.nbytes), None)
-        if better is None:
+        steps = list(_list_steps(question, found, made))
+        tries = [Step.join(steps), *steps] if len(steps) > 1 else steps
+        for step in tries:
+            other = _complete(question, {**found.variables, **step.variables}, {**made, **step.wanted})
+            if other.nbytes <= found.nbytes + (_NUMBERS if step.wanted else 0):
+                found, made = other, {**made, **step.wanted}
+                break
+        else:
             return found
-        found = better
 
 
-def _find_pieces(question: Question, found: Layouts) -> dict[int, Layout]:
-    """Variables that are whole, of which all that take pieces take the same."""
-    graph = question.graph
-    pieces: dict[int, set[Layout]] = {}
-    for op, reshards in found.reshards.items():
-        for each in reshards:
-            source, reader = graph.ops[each.value.op], graph.ops[op]
-            if source.type == "ReadVariableOp" and each.target.kind == SPLIT:
-                pieces.setdefault(source.inputs[0].op, set()).add(each.target)
-            elif reader.type in ASSIGNS and each.source.kind == SPLIT:
-                pieces.setdefault(reader.inputs[0].op, set()).add(each.source)
-    return {
-        variable: layouts.pop()
-        for variable, layouts in pieces.items()
-        if len(layouts) == 1 and variable not in found.variables and variable not in question.settled
-    }
+def _list_steps(question: Question, found: Layouts, made: Mapping[Value, Layout]) -> Iterator[Step]:
+    """What could be held, or made, in pieces beside what is already."""
+    known = {*question.settled, *found.variables}
+    for variable, layout in find_pieces(question.graph, found).items():
+        if variable not in known:
+            yield Step({variable: layout}, {})
+    for step in find_wanted(question.graph, question.ops, found, known, lambda op: _describe(question, op)):
+        if not step.wanted.keys() <= made.keys():
+            yield step
 
 
-def _complete(question: Question, variables: Mapping[int, Layout]) -> Layouts:
-    run = _Completion(question, variables)
+def _describe(question: Question, op: Op) -> Axes | str:
+    """What an op does to axes, or why that is not known."""
+    entry = RULES.get(op.type)
+    if entry is None or entry.axes is None:
+        return "no rule says what it does to axes"
+    folds = tuple(question.folds.get(value, whole()) for value in op.inputs)
+    return entry.axes(Site(question.graph, op, folds, Bodies(), op.index, question.specs))
+
+
+def _find_sizes(question: Question) -> dict[Value, Spec]:
+    """The forms of values of which a size was not known where they were traced, and an operand has it on that axis."""
+    found: dict[Value, Spec] = {}
+    question = replace(question, specs=found)
+    for op in map(question.graph.ops.__getitem__, question.ops):
+        if op.type in _SIZED or all(spec.shape is None or None not in spec.shape[1:] for spec in op.outputs):
+            continue
+        axes = _describe(question, op)
+        if isinstance(axes, str):
+            continue
+        sizes: dict[str, int | None] = {}
+        for value, side in zip(op.inputs, axes.inputs, strict=False):
+            pairs = zip(side or (), question.spec(value).shape or (), strict=False)
+            sizes |= {label: size for label, size in pairs if size is not None and size > 1}
+        if op.type in ("Sum", "Mean", "Max", "Min"):  # what is folded stays as an axis of one entry, if it stays
+            read = {label for side in axes.inputs for label in side or ()}
+            sizes |= {label: 1 for label in axes.outputs[0] or () if label not in read}
+        for value, spec, side in zip(op.values, op.outputs, axes.outputs, strict=True):
+            if side is not None and spec.shape is not None and len(side) == len(spec.shape):
+                kept = [label not in axes.mixed or op.type in COOPERATIVE for label in side]
+                triples = zip(side, kept, spec.shape, strict=True)
+                shape = (sizes.get(label) if size is None and same else size for label, same, size in triples)
+                found[value] = spec._replace(shape=tuple(shape))
+    return found
+
+
+def _complete(question: Question, variables: Mapping[int, Layout], wanted: Mapping[Value, Layout]) -> Layouts:
+    run = _Completion(question, variables, wanted)
     for op in question.ops:
         run.visit(question.graph.ops[op])
     run.reshard(-1, [(value, WHOLE_LAYOUT) for value in sorted(question.wholes)])
     pieces = {value: layout for value, layout in run.of.items() if layout != WHOLE_LAYOUT}
-    together, touched, notes = frozenset(run.together), frozenset(run.touched), tuple(dict.fromkeys(run.notes))
-    return Layouts(question.count, pieces, run.reshards, dict(variables), together, touched, notes)
+    together, touched, notes = frozenset(run.together), frozenset(run.touched), tuple(dict.fromkeys(run.alone.values()))
+    sizes = {op: run.size(question.graph.ops[op].inputs[0]) for op in together}
+    return Layouts(
+        question.count, pieces, run.reshards, dict(variables), together, touched, notes, alone=run.alone, sizes=sizes
+    )
 
 
 @dataclass
 class _Completion:
-    """One visit of all ops. `made` are the layouts in which values are there already."""
+    """One visit of all ops. `wanted` are made in pieces though all is whole that they are made of; `made` are the
+    layouts in which values are there already.
+    """
 
     question: Question
     variables: Mapping[int, Layout]
+    wanted: Mapping[Value, Layout]
     of: dict[Value, Layout] = field(default_factory=dict)
     reshards: dict[int, tuple[Reshard, ...]] = field(default_factory=dict)
     made: set[tuple[Value, Layout]] = field(default_factory=set)
     together: set[int] = field(default_factory=set)
     touched: set[int] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
+    alone: dict[int, str] = field(default_factory=dict)
 
     def visit(self, op: Op) -> None:
         """Choose the way of an op."""
@@ -203,28 +256,40 @@ class _Completion:
 
     def size(self, value: Value) -> float:
         """Bytes of a value. A variable in pieces is never brought together where only its handle is read."""
-        spec = self.question.graph.spec(value)
-        return math.inf if spec.dtype == "resource" else spec.nbytes(_UNKNOWN)
+        spec = self.question.spec(value)
+        if spec.dtype == "resource":
+            return math.inf
+        op, fold = self.question.graph.ops[value.op], self.question.folds.get(value, whole())
+        if op.type == "Reshape" and spec.shape is not None and None in spec.shape:
+            return self.size(op.inputs[0])
+        own = fold.order[1] if fold.order[:1] == (UNDER,) else fold.per
+        return spec.nbytes(ROWS_COUNTED) * (own if fold.kind == ROWS and own > 0 else 1)
 
     def cost(self, op: Op, way: Way) -> tuple[float, bool]:
-        """Bytes that cross for a way, those with which a new part of a sum will be summed among them; then whether
-        devices do again what others do.
+        """Bytes that cross for a way, those with which a part of a sum will be summed among them; then whether devices
+        do again what others do, or one adds what is whole to its part.
         """
         cost = 0.0
         for value, need in zip(op.inputs, way.inputs, strict=True):
             if need is not None and (value, need) not in self.made:
                 cost += count_bytes(choose_collective(self.layout(value), need), self.size(value), self.question.count)
-        summed = any(self.layout(value).kind == PARTIAL for value in op.inputs)
         for value, layout in zip(op.values, way.outputs, strict=True):
-            if layout.kind == PARTIAL and not summed:
+            if layout.kind == PARTIAL:
                 cost += count_bytes("all-reduce", self.size(value), self.question.count)
-        return cost, WHOLE_LAYOUT in way.outputs
+        masked = any(
+            need == PARTIAL_LAYOUT and self.layout(value) == WHOLE_LAYOUT
+            for value, need in zip(op.inputs, way.inputs, strict=True)
+        )
+        return cost, masked or WHOLE_LAYOUT in way.outputs
 
     def list_ways(self, op: Op) -> Iterator[Way]:
         """All ways to run an op; that in which all is whole comes first."""
         variable = self.variables.get(op.inputs[0].op, WHOLE_LAYOUT)
         if op.type in ASSIGNS:
             yield Way((None, variable, *[None] * (len(op.inputs) - 2)), ())
+            return
+        if op.type in SCATTERS:
+            yield Way((None, WHOLE_LAYOUT, self.lay_updates(op, variable)), (), variable != WHOLE_LAYOUT)
             return
         if op.type == "ReadVariableOp":
             yield Way((None,) * len(op.inputs), (variable,))
@@ -236,15 +301,14 @@ class _Completion:
             yield Way((None,) * len(op.inputs), (WHOLE_LAYOUT,) * len(op.outputs))
             return
         yield Way((WHOLE_LAYOUT,) * len(op.inputs), (WHOLE_LAYOUT,) * len(op.outputs))
-        if op.index in self.question.kept_whole or all(self.layout(value) == WHOLE_LAYOUT for value in op.inputs):
+        alone = all(self.layout(value) == WHOLE_LAYOUT for value in op.inputs)
+        if op.index in self.question.kept_whole or (alone and not any(value in self.wanted for value in op.values)):
             return
         yield from self.list_partial_ways(op)
-        entry = RULES.get(op.type)
-        found = (
-            "no rule says what it does to axes" if entry is None or entry.axes is None else entry.axes(self.site(op))
-        )
+        found = _describe(self.question, op)
         if isinstance(found, str):
-            self.notes.append(f"{op.type} is run whole on every device: {found} ({self.question.where(op.index)})")
+            where = self.question.where(op.index)
+            self.alone[op.index] = f"{op.type} is run whole on every device: {found} ({where})"
             return
         for label in self.list_labels(op, found):
             yield from self.list_ways_along(op, found, label)
@@ -264,9 +328,11 @@ class _Completion:
                 yield Way(tuple(needs), outputs)
 
     def list_labels(self, op: Op, found: Axes) -> list[str]:
-        """The axes along which an input lies in pieces."""
+        """The axes along which an input lies in pieces, or what the op makes is wanted so."""
         sides = zip(op.inputs, found.inputs, strict=False)
         held = [(self.layout(value), side) for value, side in sides if side is not None]
+        made = zip(op.values, found.outputs, strict=True)
+        held += [(self.wanted.get(value, WHOLE_LAYOUT), side) for value, side in made if side is not None]
         return list(dict.fromkeys(side[layout.axis] for layout, side in held if layout.kind == SPLIT))
 
     def list_ways_along(self, op: Op, found: Axes, label: str) -> Iterator[Way]:
@@ -279,7 +345,7 @@ class _Completion:
         specs = [self.spec(value) for value in op.inputs]
         inputs = [_lay(side or (), label, spec, units) for side, spec in zip(sides, specs, strict=True)]
         outputs = []
-        for spec, side in zip(op.outputs, found.outputs, strict=True):
+        for spec, side in zip(map(self.spec, op.values), found.outputs, strict=True):
             if side is not None and label in side:
                 outputs.append(_lay(side, label, spec, units))
             elif together and op.type in COOPERATIVE:
@@ -305,12 +371,17 @@ class _Completion:
 
     def spec(self, value: Value) -> Spec:
         """The form of a value; that of a variable is not known by its handle."""
-        found = self.question.graph.spec(value)
+        found = self.question.spec(value)
         return Spec(found.dtype, None) if found.dtype == "resource" else found
 
-    def site(self, op: Op) -> Site:
-        folds = tuple(self.question.folds.get(value, whole()) for value in op.inputs)
-        return Site(self.question.graph, op, folds, Bodies(), op.index)
+    def lay_updates(self, op: Op, variable: Layout) -> Layout:
+        """How the rows lie that are put into a variable: a device takes of all those that are its own, or of each a
+        piece.
+        """
+        numbers, rows = (self.spec(value).rank for value in op.inputs[1:])
+        if variable.kind != SPLIT or variable.axis == 0 or not rows or numbers is None:
+            return WHOLE_LAYOUT
+        return replace(variable, axis=variable.axis + numbers - 1)
 
 
 def _lay(side: Labels, label: str, spec: Spec, units: int) -> Layout:

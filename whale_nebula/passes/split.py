@@ -7,7 +7,7 @@ added up so over micro-batches, and the update begins from there. What leaves th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -24,7 +24,8 @@ from whale_nebula.ir.layout import (
     count_bytes,
 )
 from whale_nebula.ir.program import GradientPart, Program, Request, Stage
-from whale_nebula.passes.layouts import ASSIGNS, Question, complete_layouts
+from whale_nebula.passes.layouts import Question, complete_layouts
+from whale_nebula.passes.pieces import ASSIGNS
 from whale_nebula.passes.readings import list_fragments
 from whale_nebula.passes.replicas import sums_of
 from whale_nebula.passes.rules import Fold, fold
@@ -33,7 +34,9 @@ from whale_nebula.spec import Spec, Value
 
 def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, Layout]) -> Mapping[int, Layouts]:
     """By the number of a stage, the layouts of its values, or only notes why there are none. An update that several
-    stages share goes by the first of them for which it sees pieces. A variable that is `held` stays as it is.
+    stages share goes by the first of them for which it sees pieces. A variable that is `held` stays as it is. A vector
+    among variables of more axes, as a bias beside the kernel, is in pieces where its readers take such, unless fewer
+    bytes cross if it is as was asked.
     """
     program = cut.program
     found: dict[int, Layouts] = {}
@@ -79,6 +82,11 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
         )
         layouts, given, unlike = _complete_alike(cut, number, question)
         notes += [_UNLIKE.format(len(unlike), stage.key)] * bool(unlike)
+        vectors = {op for op in own if program.variable_ops[op].spec.rank == 1} - held.keys()
+        if vectors and vectors < own.keys() and stage.shards > 1:
+            others = {op: layout for op, layout in own.items() if op not in vectors}
+            other = complete_layouts(replace(question, variables=others))
+            layouts = other if other.nbytes <= layouts.nbytes else layouts
         kept = {value for fragment in fragments for value in fragment.fetches if value in layouts.of} - wholes
         kept |= {holder for holder, part in sums.items() if part in kept}
         kept |= given.keys() if len(cut.workers) > 1 else set()  # in one process what is added up is whole
@@ -234,9 +242,13 @@ def check_held(cut: Cut, held: Mapping[int, Layout]) -> None:
             )
 
 
-def check_devices(cut: Cut, *, collectives: bool, own_weights: bool) -> None:
-    """Between processes, refuse a split stage that has no worker for each of its devices, and what is not built."""
-    for number in cut.layouts:
+def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool, own_weights: bool) -> None:
+    """Between processes, refuse a split stage that has no worker for each of its devices, and what is not built. `at`
+    tells the line that made an op.
+    """
+    for number, layouts in cut.layouts.items():
+        for op in sorted(layouts.reshards):
+            _check_handles(cut.program, op, layouts.reshards[op], at)
         stage, workers = cut.program.stages[number], cut.workers_of(number)
         where = next((split.where for split in cut.program.splits if split.stage == number), stage.where)
         if stage.shards > 1 and len(workers) < stage.replicas * stage.shards:
@@ -273,6 +285,19 @@ def _too_few(stage: Stage, there: int, where: str) -> OptionError:
         why="between processes each device of a split stage is a worker of its cluster",
         mend=fewer,
     )
+
+
+def _check_handles(program: Program, op: int, reshards: Sequence[Reshard], at: Callable[[int], str]) -> None:
+    """Refuse an op that is given a variable that is in pieces, where it is not known what it does to them."""
+    for each in reshards:
+        if program.graph.spec(each.value).dtype == "resource":
+            path, kind = program.variable_ops[each.value.op].path, program.graph.ops[op].type
+            raise NotYetError(
+                f"nb.split of {path!r} between processes, where {kind} is given it",
+                where=at(op),
+                why="a worker holds a piece of it, and no rule says what the op does to pieces",
+                mend="leave it out of nb.split, or change it by assign, assign_add, assign_sub or a scatter of rows",
+            )
 
 
 def list_own_fragments(cut: Cut, stage: int) -> Iterator[Fragment]:

@@ -6,24 +6,29 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
 from whale_nebula.ir.cut import Cut, Fragment
-from whale_nebula.ir.layout import ALL_REDUCE, SPLIT, count_bytes, local_shape
+from whale_nebula.ir.layout import ALL_GATHER, ALL_REDUCE, SPLIT, Layouts, count_bytes, local_shape
 from whale_nebula.ir.program import Variable
 from whale_nebula.ir.routing import take_counts
+from whale_nebula.passes.layouts import ROWS_COUNTED
 from whale_nebula.passes.split import list_own_fragments
 from whale_nebula.plan.records import PlanCollective
-from whale_nebula.spec import Value
+from whale_nebula.report.records import size
+from whale_nebula.spec import Spec, Value
 
-_SUMS = {
-    "Softmax": 2,
-    "LogSoftmax": 2,
-    "SparseSoftmaxCrossEntropyWithLogits": 4,
-    "SoftmaxCrossEntropyWithLogits": 4,
-    "ArgMax": 2,
-    "ArgMin": 2,
-    "Max": 1,
-    "Min": 1,
+_NUMBERS: Mapping[str, tuple[str, int]] = {
+    "Softmax": (ALL_REDUCE, 2),
+    "LogSoftmax": (ALL_REDUCE, 2),
+    "SparseSoftmaxCrossEntropyWithLogits": (ALL_REDUCE, 4),
+    "SoftmaxCrossEntropyWithLogits": (ALL_REDUCE, 4),
+    "InTopK": (ALL_REDUCE, 4),
+    "InTopKV2": (ALL_REDUCE, 4),
+    "Max": (ALL_REDUCE, 1),
+    "Min": (ALL_REDUCE, 1),
+    "ArgMax": (ALL_GATHER, 1),
+    "ArgMin": (ALL_GATHER, 1),
+    "TopKV2": (ALL_GATHER, 1),
 }
-"""How many numbers for each row devices tell one another that compute an op together."""
+"""How many numbers for each row devices tell one another that compute an op together, by which collective."""
 
 
 def list_layouts(cut: Cut) -> dict[str, str]:
@@ -47,6 +52,21 @@ def list_collectives(cut: Cut, rows: int, count: int) -> tuple[PlanCollective, .
     return tuple(chain.from_iterable(_of_stage(cut, stage, rows, taken[stage]) for stage in cut.layouts))
 
 
+def tell_costs(cut: Cut, rows: int, count: int) -> tuple[str, ...]:
+    """The notes of a cut; of an op that is run whole on every device also what that costs in a step."""
+    costs: dict[str, float] = {}
+    for stage, layouts in cut.layouts.items():
+        fragments = _first_fragments(cut, stage)
+        for op, note in layouts.alone.items():
+            crossing = ((each.nbytes, cut.program.graph.spec(each.value)) for each in layouts.reshards.get(op, ()))
+            sent = sum(n * _share_of_rows(spec, rows) for n, spec in crossing if spec.dtype != "resource")
+            times = count if op in fragments and fragments[op].stage is not None else 1
+            costs[note] = costs.get(note, 0.0) + sent * times
+    return tuple(
+        f"{note}; for that a device sends {size(costs[note])} a step" if note in costs else note for note in cut.notes
+    )
+
+
 def _of_stage(cut: Cut, stage: int, rows: int, count: int) -> Iterator[PlanCollective]:
     layouts, graph, key = cut.layouts[stage], cut.program.graph, cut.program.stages[stage].key
     fragments = _first_fragments(cut, stage)
@@ -58,17 +78,38 @@ def _of_stage(cut: Cut, stage: int, rows: int, count: int) -> Iterator[PlanColle
         for each in reshards:
             crossing = (each.value, each.target)
             fragment = fragments.get(each.value.op if op < 0 else op)
-            if crossing in seen or not each.nbytes or fragment is None:
+            if crossing in seen or not each.nbytes or fragment is None or graph.spec(each.value).dtype == "resource":
                 continue
             seen.add(crossing)
-            nbytes = count_bytes(each.kind, graph.spec(each.value).nbytes(rows), layouts.count)
+            nbytes = each.nbytes * _share_of_rows(graph.spec(each.value), rows)
             yield _collective(cut, key, each.kind, each.value, nbytes, fragment, count)
     for op in sorted(layouts.together):
-        kind = graph.ops[op].type
-        if kind in _SUMS and op in fragments:
-            least = min(graph.spec(value).nbytes(rows) for value in graph.ops[op].values)
-            nbytes = count_bytes(ALL_REDUCE, _SUMS[kind] * least, layouts.count)
-            yield _collective(cut, key, ALL_REDUCE, Value(op), nbytes, fragments[op], count)
+        if graph.ops[op].type in _NUMBERS and op in fragments:
+            kind, nbytes = _count_told(cut, layouts, op, rows)
+            yield _collective(cut, key, kind, Value(op), nbytes, fragments[op], count)
+
+
+def _count_told(cut: Cut, layouts: Layouts, op: int, rows: int) -> tuple[str, float]:
+    """What crosses for an op that devices compute together: numbers for each row, in the type of the scores; of the
+    best also where they are.
+    """
+    graph = cut.program.graph
+    made, scores = graph.ops[op], graph.spec(graph.ops[op].inputs[0])
+    kind, times = _NUMBERS[made.type]
+    held = layouts.layout(made.inputs[0])
+    along = (scores.shape[held.axis] if scores.shape else None) or held.units or 1
+    each = layouts.sizes[op] / along * _share_of_rows(scores, rows)
+    if kind == ALL_REDUCE:
+        return kind, count_bytes(kind, times * each, layouts.count)
+    number = Spec(scores.dtype, ()).nbytes()
+    best = (made.outputs[0].shape or (1,))[-1] if made.type == "TopKV2" else 1
+    each *= (best or 1) * (number + Spec(made.outputs[-1].dtype, ()).nbytes()) / number
+    return kind, count_bytes(kind, each * layouts.count, layouts.count)
+
+
+def _share_of_rows(spec: Spec, rows: int) -> float:
+    """By what the bytes of a tensor that were counted for some rows are to be multiplied for these."""
+    return rows / ROWS_COUNTED if spec.shape is None or None in spec.shape else 1.0
 
 
 def _first_fragments(cut: Cut, stage: int) -> Mapping[int, Fragment]:

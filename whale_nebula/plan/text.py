@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from whale_nebula.codec.way import describe_bytes, details, has_open_size, words
 from whale_nebula.ir.routing import take_counts, times_of_shares
+from whale_nebula.plan.devices import list_device_facts
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage
 from whale_nebula.plan.timing import PhaseTimes, count_phases, duration, step_text, times
 from whale_nebula.report.bottleneck import WORTH, mend, straggler_text, waits
@@ -365,7 +366,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         clusters.setdefault(stage.cluster, []).append(stage)
     for cluster, stages in clusters.items():
         yield f'subgraph {_id("cluster", cluster)}["cluster {_text(cluster)}"]'
-        yield from (f'    {_id("stage", stage.name)}["{_label(stage)}"]' for stage in stages)
+        yield from (f'    {_id("stage", stage.name)}["{_label(plan, stage)}"]' for stage in stages)
         yield "end"
     for stage in plan.stages.values():
         for leaf in stage.inputs:
@@ -388,8 +389,10 @@ def _describe_codec(codec: str, *, back: bool = False) -> str:
     return "" if not said else f"{' ' if said.startswith('as ') else ', '}{_text(said)}"
 
 
-def _label(stage: PlanStage) -> str:
-    return f"stage {_text(stage.name)}<br/>{stage.parameters:,} parameters"
+def _label(plan: Plan, stage: PlanStage) -> str:
+    """A stage, and a line for each thing that there is to say of its devices."""
+    facts = [f"{_text(_shorten(name))}: {_text(value)}" for name, value in list_device_facts(plan, stage)]
+    return "<br/>".join([f"stage {_text(stage.name)}", f"{stage.parameters:,} parameters", *facts])
 
 
 def _id(kind: str, name: str) -> str:

@@ -28,7 +28,7 @@ from whale_nebula.plan.codec_advice import fallbacks
 from whale_nebula.plan.overview import Overview
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanLink
-from whale_nebula.plan.splits import list_collectives, list_layouts
+from whale_nebula.plan.splits import list_collectives, list_layouts, tell_costs
 from whale_nebula.plan.timing import count_in_flight
 from whale_nebula.report.prediction import rounds_seconds
 from whale_nebula.report.records import duration, size
@@ -122,7 +122,7 @@ def _plan(
             "intra_op": tf.config.threading.get_intra_op_parallelism_threads(),
             "inter_op": tf.config.threading.get_inter_op_parallelism_threads(),
         },
-        notes=tuple(cut.notes),
+        notes=tell_costs(cut, rows[0], len(rows)),
         lines=canonical_lines(cut.program),
         exchange_seconds=rounds_seconds(traffic.rounds(tuple(rows))),
         layouts=list_layouts(cut),

@@ -11,7 +11,7 @@ import pytest
 
 import whale_nebula as nb
 from tests.unit.ir.traced import PLANS, plan
-from whale_nebula.plan.html.layout import HEIGHT, WIDTH, layout
+from whale_nebula.plan.html.layout import WIDTH, layout
 from whale_nebula.plan.records import PlanLayer, PlanStage, PlanTied
 
 VOID = {"meta", "input", "br", "link"}
@@ -128,11 +128,11 @@ def test_a_hundred_layers_are_under_two_megabytes(blocks: int, stages: int) -> N
 def test_nothing_lies_on_anything_else(name: str) -> None:
     found = layout(large(20, 20) if name == "large" else plan(name))
     for a, b in combinations(found.nodes, 2):
-        assert abs(a.x - b.x) >= WIDTH or abs(a.y - b.y) >= HEIGHT
+        assert abs(a.x - b.x) >= WIDTH or abs(a.y - b.y) >= found.tall
     for a, b in combinations(found.boxes, 2):
         apart_x = a.x + a.width <= b.x or b.x + b.width <= a.x
         assert apart_x or a.y + a.height <= b.y or b.y + b.height <= a.y
-    assert all(node.x + WIDTH <= found.width and node.y + HEIGHT <= found.height for node in found.nodes)
+    assert all(node.x + WIDTH <= found.width and node.y + found.tall <= found.height for node in found.nodes)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -143,7 +143,7 @@ def test_each_stage_stands_in_its_cluster_and_after_what_it_reads(name: str) -> 
     for node, stage in zip(found.nodes, given.stages.values(), strict=True):
         box = boxes[stage.cluster]
         assert box.x <= node.x and node.x + WIDTH <= box.x + box.width
-        assert box.y <= node.y and node.y + HEIGHT <= box.y + box.height
+        assert box.y <= node.y and node.y + found.tall <= box.y + box.height
     assert all(found.nodes[arrow.source].x < found.nodes[arrow.destination].x for arrow in found.arrows)
 
 
@@ -160,7 +160,7 @@ def test_ties_are_drawn_below() -> None:
     found = layout(replace(given, tied=(*given.tied, more)))
     assert [tie.stages for tie in found.ties] == [(0, 2), (0, 1)]
     assert found.ties[0].channel < found.ties[1].channel < found.height
-    assert all(tie.channel > node.y + HEIGHT for tie in found.ties for node in found.nodes)
+    assert all(tie.channel > node.y + found.tall for tie in found.ties for node in found.nodes)
 
 
 def test_its_style_and_script_are_installed_with_it() -> None:

@@ -22,7 +22,7 @@ def test_the_text_is_the_golden_one(name: str, request: pytest.FixtureRequest) -
     check_golden(request, f"plans/{name}.txt", without_digests(plan(name).to_text()))
 
 
-@pytest.mark.parametrize("name", ["skipping", "adversaries"])
+@pytest.mark.parametrize("name", ["skipping", "adversaries", "divided"])
 def test_the_flowchart_is_the_golden_one(name: str, request: pytest.FixtureRequest) -> None:
     check_golden(request, f"plans/{name}.mmd", plan(name).to_mermaid())
 

@@ -135,7 +135,27 @@ def inference() -> nb.Plan:
     return nb.plan(predict, np.zeros((6, 4), "float32"))
 
 
-PLANS = {make.__name__: make for make in (skipping, adversaries, tied, inference, everything)}
+def divided() -> nb.Plan:
+    """Words, and a wide layer and back, in pieces in the first stage; classes in the second."""
+    keras.utils.clear_session()
+    inputs = keras.Input((6,), dtype="int32", name="tokens")
+    with nb.cluster(), nb.pipeline(2):
+        with nb.stage(cluster="gpu", name="body"):
+            with nb.split(2, axis=0):
+                hidden = layers.Embedding(4001, 16, name="words")(inputs)
+            with nb.split(2, axis=1):
+                wide = layers.Dense(64, activation="gelu", name="wide")(hidden)
+            with nb.split(2, axis=0):
+                hidden = layers.Dense(16, name="narrow")(wide)
+        with nb.stage(cluster="npu", name="head"), nb.split(3):
+            outputs = layers.Dense(1000, name="classes")(layers.GlobalAveragePooling1D()(hidden))
+    model = keras.Model(inputs, outputs, name="divided")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(5)])
+    return nb.plan(model, np.zeros((8, 6), "int32"), np.zeros(8, "int32"))
+
+
+PLANS = {make.__name__: make for make in (skipping, adversaries, tied, inference, everything, divided)}
 
 
 @functools.cache

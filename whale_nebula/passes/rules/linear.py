@@ -184,7 +184,9 @@ def inner(site: Site) -> Axes:
     inputs = [[*outer, *mixed]]
     if site.op.type.startswith("MatrixSetDiag"):
         inputs.append([*outer, *mixed[: (site.rank(1) or rank) - len(outer)]])
-    outputs = [[*outer, *number_axes(rank + 2)[: (each.rank or rank) - len(outer)]] for each in site.op.outputs]
+    kept = {"Softmax": mixed, "LogSoftmax": mixed, "TopK": ["best"], "TopKV2": ["best"]}
+    made = kept.get(site.op.type, number_axes(rank + 2))
+    outputs = [[*outer, *made[: (each.rank or rank) - len(outer)]] for each in site.op.outputs]
     return Axes(tuple(inputs), tuple(outputs), mixed=dict.fromkeys(mixed, f"{site.op.type} over the batch axis"))
 
 

@@ -167,7 +167,7 @@ def _describe_segments(site: Site) -> Axes:
     return Axes((number_axes(rank), number_axes(rank)[:dealt]), (["heap", *number_axes(rank)[dealt:]],))
 
 
-@rule("UnsortedSegmentSum", "SegmentSumV2")
+@rule("UnsortedSegmentSum", "SegmentSumV2", axes=_describe_segments)
 def segments(site: Site) -> Result:
     """Rows dealt into a number of heaps that is the same everywhere: the heaps are sums. Where other axes than the
     batch are dealt, each row has heaps of its own.

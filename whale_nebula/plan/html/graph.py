@@ -9,7 +9,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from whale_nebula.codec.way import has_open_size
-from whale_nebula.plan.html.layout import HEIGHT, WIDTH, Arrow, Box, Drawing, Node, Tie, layout
+from whale_nebula.plan.devices import list_device_facts
+from whale_nebula.plan.html.layout import LINE, WIDTH, Arrow, Box, Drawing, Node, Tie, layout
 from whale_nebula.plan.html.markup import Attribute, Markup, element, join_markup
 from whale_nebula.plan.records import PlanStage
 from whale_nebula.plan.text import amount
@@ -25,6 +26,8 @@ _FONT = '& { font-family: Inter, "Segoe UI", system-ui, sans-serif; background: 
 _MARGIN = 24
 _LETTER = 6.7
 """The width of a letter of the small size, about."""
+_LETTERS = 28
+"""So many stand beside each other in a stage, about."""
 
 
 def graph(plan: Plan, *, style: str | None = None) -> Markup:
@@ -90,15 +93,15 @@ class _Graph:
     # ------------------------------------------------------------------ stages
     def _stage(self, node: Node) -> Markup:
         stage, facts, crossing = self.stages[node.number], [], {boundary.name for boundary in self.plan.boundaries}
-        for place, (label, value) in enumerate(_facts(stage)):
-            y = node.y + 56 + 20 * place
-            facts += [_words(node.x + 26, y, label, "label"), _words(node.x + WIDTH - 16, y, value, "value end")]
+        for place, (label, value) in enumerate(_facts(self.plan, stage)):
+            y, short = node.y + 56 + LINE * place, _short(label, _LETTERS - len(value))
+            facts += [_words(node.x + 26, y, short, "label"), _words(node.x + WIDTH - 16, y, value, "value end")]
         return element(
             "g",
             self._pills(node, [leaf for leaf in stage.inputs if leaf not in crossing], above=True),
             self._pills(node, [each for each in stage.outputs if each not in crossing], above=False),
-            element("rect", class_="card", x=node.x, y=node.y, width=WIDTH, height=HEIGHT, rx=12),
-            element("rect", class_="edge", x=node.x + 10, y=node.y + 16, width=4, height=HEIGHT - 32, rx=2),
+            element("rect", class_="card", x=node.x, y=node.y, width=WIDTH, height=self.drawing.tall, rx=12),
+            element("rect", class_="edge", x=node.x + 10, y=node.y + 16, width=4, height=self.drawing.tall - 32, rx=2),
             _words(node.x + 26, node.y + 31, _short(stage.name, 17), "name"),
             _words(node.x + WIDTH - 16, node.y + 30, f"stage {node.number}", "small end"),
             facts,
@@ -107,13 +110,17 @@ class _Graph:
             data_stage=node.number,
             tabindex=0,
             role="button",
-            aria_label=_stage_title(node.number, stage),
+            aria_label=self._stage_title(node.number, stage),
         )
+
+    def _stage_title(self, number: int, stage: PlanStage) -> str:
+        facts = ", ".join(f"{label} {value}" for label, value in _facts(self.plan, stage))
+        return f"stage {number}, {stage.name}, in cluster {stage.cluster}: {facts}. Enter shows its layers."
 
     def _load(self, node: Node, stage: PlanStage) -> Markup:
         """How much a stage computes beside the one that computes most."""
         most = max(each.flops for each in self.stages)
-        place = {"x": node.x + 26, "y": node.y + HEIGHT - 15, "height": 4, "rx": 2}
+        place = {"x": node.x + 26, "y": node.y + self.drawing.tall - 15, "height": 4, "rx": 2}
         width = round((WIDTH - 42) * stage.flops / most, 1) if most else 0.0
         load = element("rect", class_="load", width=width, **place) if width else None
         return join_markup(element("rect", class_="track", width=WIDTH - 42, **place), load)
@@ -125,8 +132,8 @@ class _Graph:
         for name in shown:
             text = _short(name, 14)
             width = len(text) * _LETTER + 18
-            y = node.y - 34 if above else node.y + HEIGHT + 12
-            stem = (node.y - 12, node.y) if above else (node.y + HEIGHT, node.y + HEIGHT + 12)
+            y = node.y - 34 if above else node.y + self.drawing.tall + 12
+            stem = (node.y - 12, node.y) if above else (node.y + self.drawing.tall, node.y + self.drawing.tall + 12)
             made.append(element("path", class_="stem", d=f"M{x + width / 2:g} {stem[0]:g}V{stem[1]:g}"))
             made.append(element("rect", class_="pill", x=x, y=y, width=round(width, 1), height=22, rx=11))
             made.append(_words(x + width / 2, y + 15, text, "small middle"))
@@ -137,7 +144,11 @@ class _Graph:
     def _arrow(self, number: int, arrow: Arrow) -> Markup:
         crosses = self.stages[arrow.source].cluster != self.stages[arrow.destination].cluster
         a, b = self.drawing.nodes[arrow.source], self.drawing.nodes[arrow.destination]
-        there, back, middle = _direct(a, b) if arrow.channel is None else _passing(a, b, arrow.channel)
+        there, back, middle = (
+            _direct(a, b, self.drawing.tall)
+            if arrow.channel is None
+            else _passing(a, b, arrow.channel, self.drawing.tall)
+        )
         returns = any(boundary.backward for boundary in arrow.boundaries)
         return element(
             "g",
@@ -172,7 +183,7 @@ class _Graph:
         nodes = [self.drawing.nodes[number] for number in tie.stages]
         xs = [node.x + WIDTH - 30 for node in nodes]
         legs = [
-            f"M{x:g} {node.y + HEIGHT if node.y < tie.channel else node.y:g}V{tie.channel:g}"
+            f"M{x:g} {node.y + self.drawing.tall if node.y < tie.channel else node.y:g}V{tie.channel:g}"
             for x, node in zip(xs, nodes, strict=True)
         ]
         text = f"{_short(tie.names[0], 24)}, tied" if len(tie.names) == 1 else f"{len(tie.names)} tied variables"
@@ -193,10 +204,10 @@ class _Graph:
         return f"from {source} to {destination}: {names}, {'; '.join(_amounts(arrow, len(self.plan.rows), True))}"
 
 
-def _direct(a: Node, b: Node) -> tuple[str, str, tuple[float, float]]:
+def _direct(a: Node, b: Node, tall: float) -> tuple[str, str, tuple[float, float]]:
     """From the right side of one stage to the left side of the next."""
     x0, x1 = a.x + WIDTH, b.x
-    y0, y1 = a.y + HEIGHT / 2 - 8, b.y + HEIGHT / 2 - 8
+    y0, y1 = a.y + tall / 2 - 8, b.y + tall / 2 - 8
     bend = (x1 - x0) * 0.5
     there = f"M{x0:g} {y0:g}C{x0 + bend:g} {y0:g} {x1 - bend - 7:g} {y1:g} {x1 - 7:g} {y1:g}"
     z0, z1 = y0 + 34, y1 + 34
@@ -204,11 +215,11 @@ def _direct(a: Node, b: Node) -> tuple[str, str, tuple[float, float]]:
     return there, back, ((x0 + x1) / 2, (y0 + y1) / 2)
 
 
-def _passing(a: Node, b: Node, channel: float) -> tuple[str, str, tuple[float, float]]:
+def _passing(a: Node, b: Node, channel: float, tall: float) -> tuple[str, str, tuple[float, float]]:
     """Out of one stage's upper (or lower) side, along a channel, into the other's upper (or lower) side."""
     x0, x1 = a.x + WIDTH - 44, b.x + 120
-    y0 = a.y if channel < a.y else a.y + HEIGHT
-    y1 = b.y if channel < b.y else b.y + HEIGHT
+    y0 = a.y if channel < a.y else a.y + tall
+    y1 = b.y if channel < b.y else b.y + tall
     tip = -7 if channel < b.y else 7
     there = _along(x0, y0, x1, y1 + tip, channel)
     back = _along(x1 + 16, y1, x0 - 16, y0 + (-7 if channel < a.y else 7), channel - 10)
@@ -236,15 +247,11 @@ def _amounts(arrow: Arrow, count: int, crosses: bool) -> list[str]:
     return [*lines, f"{duration(held)} of the line"] if held and crosses else lines
 
 
-def _facts(stage: PlanStage) -> Iterator[tuple[str, str]]:
+def _facts(plan: Plan, stage: PlanStage) -> Iterator[tuple[str, str]]:
     yield "parameters", f"{stage.parameters:,}"
     yield "FLOPs a step", amount(stage.flops).strip()
     yield "memory", size(stage.memory_bytes)
-
-
-def _stage_title(number: int, stage: PlanStage) -> str:
-    facts = ", ".join(f"{label} {value}" for label, value in _facts(stage))
-    return f"stage {number}, {stage.name}, in cluster {stage.cluster}: {facts}. Enter shows its layers."
+    yield from list_device_facts(plan, stage)
 
 
 def _words(x: float, y: float, text: str, class_: str) -> Markup:

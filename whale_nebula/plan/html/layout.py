@@ -20,13 +20,14 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from whale_nebula.plan.devices import list_device_facts
 from whale_nebula.plan.records import PlanBoundary
 
 if TYPE_CHECKING:
     from whale_nebula.plan.plan import Plan
 
-WIDTH, HEIGHT = 236, 128
-"""Of a stage."""
+WIDTH, HEIGHT, LINE = 236, 128, 20
+"""Of a stage; its height with no more than three lines, and that of a line more."""
 _ACROSS, _BETWEEN = 168, 64
 """From one column to the next, and from one stage to the one below it."""
 _SIDE, _TOP, _BOTTOM, _APART = 28, 76, 50, 56
@@ -76,7 +77,7 @@ class Tie:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A plan's graph with all its places."""
+    """A plan's graph with all its places; all stages are as tall as the one of which there is most to say."""
 
     nodes: tuple[Node, ...]
     boxes: tuple[Box, ...]
@@ -84,6 +85,7 @@ class Drawing:
     ties: tuple[Tie, ...]
     width: float
     height: float
+    tall: float
 
 
 def layout(plan: Plan) -> Drawing:
@@ -96,6 +98,12 @@ class _Layout:
     """Lanes are what arrows pass above: each cluster has one, or all together where they stand side by side."""
 
     plan: Plan
+
+    @cached_property
+    def tall(self) -> float:
+        """How tall a stage is drawn."""
+        stages = self.plan.stages.values()
+        return HEIGHT + LINE * max((sum(1 for _ in list_device_facts(self.plan, stage)) for stage in stages), default=0)
 
     @cached_property
     def cluster_of(self) -> list[str]:
@@ -178,12 +186,12 @@ class _Layout:
             arrows.append(Arrow(*pair, tuple(self.pairs[pair]), channel))
         ties = tuple(self.tie(stages, nodes) for stages in self.tied)
         width, height = max(box.x + box.width for box in boxes), max(box.y + box.height for box in boxes)
-        return Drawing(nodes, boxes, tuple(arrows), ties, width, height)
+        return Drawing(nodes, boxes, tuple(arrows), ties, width, height, self.tall)
 
     def tie(self, stages: tuple[int, ...], nodes: Sequence[Node]) -> Tie:
         """Below the stages of the first one's lane."""
         lane = self.lane(self.cluster_of[stages[0]])
-        bottom = max(node.y for node in nodes if self.lane(self.cluster_of[node.number]) == lane) + HEIGHT
+        bottom = max(node.y for node in nodes if self.lane(self.cluster_of[node.number]) == lane) + self.tall
         return Tie(stages, tuple(self.tied[stages]), bottom + _BOTTOM + _TIE * (self.ties_in(lane).index(stages) + 0.5))
 
     def ties_in(self, lane: str) -> list[tuple[int, ...]]:
@@ -197,7 +205,7 @@ class _Layout:
     def height(self, cluster: str) -> float:
         count, most = self.channels[self.lane(cluster)], max(Counter(self.columns_of[cluster]).values())
         above, below = _TOP + _CHANNEL * count + _SPARE * bool(count), _TIE * len(self.ties_in(self.lane(cluster)))
-        return above + most * HEIGHT + (most - 1) * _BETWEEN + _BOTTOM + below
+        return above + most * self.tall + (most - 1) * _BETWEEN + _BOTTOM + below
 
     def node(self, number: int) -> Node:
         cluster, column = self.cluster_of[number], self.columns[number]
@@ -206,7 +214,7 @@ class _Layout:
             starts = sorted(min(at) for at in self.columns_of.values())
             x += sum(_SIDE for start in starts[1:] if start <= column)
         above = [n for n in self.clusters[cluster] if n < number and self.columns[n] == column]
-        return Node(number, x, self.first_row(cluster) + len(above) * (HEIGHT + _BETWEEN))
+        return Node(number, x, self.first_row(cluster) + len(above) * (self.tall + _BETWEEN))
 
     def box(self, cluster: str, nodes: Sequence[Node]) -> Box:
         own = [nodes[number] for number in self.clusters[cluster]]

@@ -9,6 +9,7 @@ from math import prod
 from string import Template
 from typing import TYPE_CHECKING
 
+from whale_nebula.plan.devices import list_device_facts
 from whale_nebula.plan.html.graph import color, graph
 from whale_nebula.plan.html.layers import tree
 from whale_nebula.plan.html.layout import Arrow, layout
@@ -246,6 +247,7 @@ def _stage_panel(plan: Plan, stage: PlanStage) -> Iterator[Markup]:
         ("memory", f"{size(stage.memory_bytes)}{kept * bool(stage.kept_bytes)}"),
         ("reads", ", ".join(stage.inputs) or "nothing"),
         ("gives", ", ".join(stage.outputs) or "nothing"),
+        *list_device_facts(plan, stage),
     )
     yield element("h4", "Layers")
     yield tree(stage)

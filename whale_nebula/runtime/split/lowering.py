@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.layout import PARTIAL, SPLIT, WHOLE_LAYOUT, Layout, Layouts, local_shape
-from whale_nebula.passes.layouts import ASSIGNS
+from whale_nebula.passes.layouts import SCATTERS
+from whale_nebula.passes.pieces import ASSIGNS, DEALS
 from whale_nebula.runtime.split.groups import (
     Group,
     Pieces,
@@ -23,7 +24,7 @@ from whale_nebula.runtime.split.groups import (
     reshard,
     take_piece,
 )
-from whale_nebula.spec import Value
+from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import private as tf_private
 
 _SHAPED = {
@@ -98,9 +99,17 @@ class Part:
 
     def choose(self, op: Op) -> Callable[[Op, Sequence[Tensors], Sequence[Layout]], list[Tensors]]:
         """How an op is made."""
+        if op.type in SCATTERS:
+            return self.scatter
         if op.index in self.layouts.together:
             return lambda op, inputs, layouts: _TOGETHER[op.type](self, op, inputs, layouts)
-        own = {"ReadVariableOp": self.read, "Shape": self.shape, "ShapeN": self.shape, "Mean": self.mean}
+        own = {
+            "ReadVariableOp": self.read,
+            "Shape": self.shape,
+            "ShapeN": self.shape,
+            "Mean": self.mean,
+            DEALS: self.deal,
+        }
         return self.assign if op.type in ASSIGNS else own.get(op.type, self.copy)
 
     def copy(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
@@ -144,6 +153,35 @@ class Part:
         self.made[op.index] = [tf_private.copy_op(self.operations[op.index], [self.handles[op.inputs[0].op], whole])]
         return []
 
+    def scatter(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
+        """Rows that are put into a variable by their numbers: of its piece a process changes those that it holds."""
+        handle, numbers, rows = self.handles[op.inputs[0].op], inputs[1][0], inputs[2][0]
+        held = self.layouts.layout(op.inputs[0])
+        if not self.group.holds_pieces:
+            rows = reshard(self.group, inputs[2], layouts[2], WHOLE_LAYOUT)[0]
+        elif held.kind == SPLIT and held.axis == 0:
+            starts, sizes = self.measure(op.inputs[0], [handle], held)
+            own = numbers - tf.cast(starts[self.group.here[0]], numbers.dtype)
+            inside = (own >= 0) & (own < tf.cast(sizes[self.group.here[0]], own.dtype))
+            numbers = tf.boolean_mask(own, inside)
+            rows = tf.boolean_mask(rows, inside) if rows.shape.rank else rows
+        self.made[op.index] = [tf_private.copy_op(self.operations[op.index], [handle, numbers, rows])]
+        return []
+
+    def deal(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
+        """Rows that are added up by their numbers: of whole rows each device makes the sums of its piece."""
+        layout = self.layouts.layout(Value(op.index))
+        if layout.kind != SPLIT or layout.axis != 0 or layouts[0].kind == SPLIT:
+            return self.copy(op, inputs, layouts)
+        made, known = [], op.outputs[0].shape
+        for rows, numbers, count, device in zip(*inputs, self.group.here, strict=True):
+            size = known[0] if known is not None and known[0] is not None else tf.cast(count, tf.int32)
+            starts, sizes = measure_pieces(size, self.group.count, layout.units)
+            own = numbers - tf.cast(starts[device], numbers.dtype)
+            inside = (own >= 0) & (own < tf.cast(sizes[device], own.dtype))
+            made.append(tf.math.unsorted_segment_sum(rows, tf.where(inside, own, -1), sizes[device]))
+        return [made]
+
     def shape(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
         """The shapes of whole tensors."""
         found = []
@@ -166,12 +204,19 @@ class Part:
 
     def starts(self, value: Value, tensors: Tensors, layout: Layout) -> Tensors:
         """Where the piece of each device begins along its axis."""
-        spec = self.graph.spec(value)
-        total: Any = None if spec.shape is None or spec.dtype == "resource" else spec.shape[layout.axis]
-        if total is None:
-            total = self.group.sum([tf.shape(tensor)[layout.axis] for tensor in tensors])[0]
-        starts, _ = measure_pieces(total, self.group.count, layout.units)
+        starts, _ = self.measure(value, tensors, layout)
         return [starts[device] for device in self.group.here]
+
+    def measure(self, value: Value, tensors: Tensors, layout: Layout) -> tuple[list[Any], list[Any]]:
+        """Where the pieces of all devices begin along their axis, and how long they are."""
+        spec = self.graph.spec(value)
+        if spec.dtype == "resource":  # what its readers know of its form, if there are any
+            reads = (op for op in self.graph.ops if op.type == "ReadVariableOp" and op.inputs[0] == value)
+            spec = next((op.outputs[0] for op in reads), Spec(spec.dtype, None))
+        total: Any = None if spec.shape is None else spec.shape[layout.axis]
+        if total is None:
+            total = self.group.sum([_measure_form(tensor)[layout.axis] for tensor in tensors])[0]
+        return measure_pieces(total, self.group.count, layout.units)
 
 
 @dataclass
@@ -252,6 +297,11 @@ class Lowering:
         return Pieces(tuple(part.values[value]))
 
 
+def _measure_form(tensor: Any) -> Any:
+    """The shape of a tensor, or of what a variable holds."""
+    return tf.raw_ops.VariableShape(input=tensor) if tensor.dtype == tf.resource else tf.shape(tensor)
+
+
 def _replace_size(shape: Any, axis: int, size: Any) -> Any:
     return tf.concat([shape[:axis], [tf.cast(size, shape.dtype)], shape[axis + 1 :]], 0)
 
@@ -330,6 +380,40 @@ def _best(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     ]
 
 
+def _is_among_best(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+    """Whether fewer than k scores of a row are above that of its target, and all are finite."""
+    scores, targets, counts = inputs
+    marks = [mark > 0 for mark in _mark_labels(run, op.inputs[0], targets, scores, layouts[0])]
+    own = [
+        tf.stack(
+            [tf.reduce_sum(tf.where(mark, each, tf.zeros_like(each)), -1), tf.reduce_sum(tf.cast(mark, each.dtype), -1)]
+        )
+        for mark, each in zip(marks, scores, strict=True)
+    ]
+    found = []
+    for each, told, count in zip(scores, run.group.sum(own), counts, strict=True):
+        above = tf.reduce_sum(tf.cast(each > told[0][:, tf.newaxis], tf.int32), -1)
+        strange = tf.reduce_sum(tf.cast(~tf.math.is_finite(each), tf.int32), -1)
+        found.append((tf.stack([above, strange]), tf.cast(count, tf.int32), told))
+    pairs = zip(map(tf.unstack, run.group.sum([each for each, _, _ in found])), found, strict=True)
+    return [[(above < count) & (strange == 0) & (told[1] > 0) for (above, strange), (_, count, told) in pairs]]
+
+
+def _largest(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+    """The k largest along the last axis: of the k largest that each device finds among its own."""
+    starts, sizes = run.measure(op.inputs[0], inputs[0], layouts[0])
+    count = tf.get_static_value(inputs[1][0])
+    fixed = count is not None and all(isinstance(size, int) for size in sizes)
+    counts = [min(int(count), size) if fixed else tf.minimum(inputs[1][0], size) for size in sizes]
+    found = [tf.math.top_k(data, counts[device]) for data, device in zip(inputs[0], run.group.here, strict=True)]
+    places = [each.indices + starts[device] for each, device in zip(found, run.group.here, strict=True)]
+    axis = layouts[0].axis
+    values, places = (run.group.gather(each, axis, counts) for each in ([each.values for each in found], places))
+    best = [tf.math.top_k(each, k) for each, k in zip(values, inputs[1], strict=True)]
+    chosen = [tf.gather(each, told.indices, batch_dims=axis) for each, told in zip(places, best, strict=True)]
+    return [[told.values for told in best], [tf.cast(each, op.outputs[1].dtype) for each in chosen]]
+
+
 def _look_up(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     """Rows of a table in pieces: zeros for those that a device does not hold."""
     axis = 0 if op.type == "ResourceGather" else int(tf.get_static_value(inputs[2][0]))
@@ -362,6 +446,9 @@ _TOGETHER: Mapping[str, Callable[[Part, Op, Inputs, Held], list[Tensors]]] = {
     "SoftmaxCrossEntropyWithLogits": _cross_entropy,
     "ArgMax": _best,
     "ArgMin": _best,
+    "InTopK": _is_among_best,
+    "InTopKV2": _is_among_best,
+    "TopKV2": _largest,
     "Max": _extreme,
     "Min": _extreme,
     "ResourceGather": _look_up,

@@ -274,7 +274,8 @@ def engine(
             check_here(cut, here, layout.absent, given.where)
             opened = run.ledger.collectives is not None
             check_hosts(cut, here, given.where, collectives=opened)
-            check_devices(cut, collectives=opened or here not in hosts_of_splits(cut), own_weights=run.ledger.own)
+            able = opened or here not in hosts_of_splits(cut)
+            check_devices(cut, given.where, collectives=able, own_weights=run.ledger.own)
             check_held(cut, given.held)
         if copied is not None:
             copied.check(cut)

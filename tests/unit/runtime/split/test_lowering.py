@@ -73,6 +73,15 @@ def transformer() -> Task:
     return Task(model, named, rng.integers(0, 20, (6, 7)), rng.integers(0, 20, (6, 7)))
 
 
+def tokens() -> Task:
+    """A table of which few rows are looked up, some of them more than once."""
+    inputs = keras.Input((7,), dtype="int32")
+    named = {"embedding": layers.Embedding(50, 8)}
+    rng = np.random.default_rng(0)
+    model = keras.Model(inputs, layers.Dense(5)(layers.Flatten()(named["embedding"](inputs))))
+    return Task(model, named, rng.integers(0, 50, (4, 7)), rng.integers(0, 5, 4))
+
+
 CASES: dict[str, tuple[Callable[[], Task], dict[str, int]]] = {
     "columns": (dense, {"first.kernel": 1}),
     "rows": (dense, {"first.kernel": 0}),
@@ -84,28 +93,35 @@ CASES: dict[str, tuple[Callable[[], Task], dict[str, int]]] = {
     "heads": (transformer, {f"attention.{name}_dense.kernel": 1 for name in ("query", "key", "value")}),
     "table by rows": (transformer, {"embedding.embeddings": 0}),
     "table by columns": (transformer, {"embedding.embeddings": 1}),
+    "sgd: rows of a table": (tokens, {"embedding.embeddings": 0}),
+    "sgd: columns of a table": (tokens, {"embedding.embeddings": 1}),
+    "rows of a table": (tokens, {"embedding.embeddings": 0}),
 }
 """What is split along which axis: layers by their names in the task, and their attributes."""
+
+
+def trace(function: Any, specs: Sequence[tf.TensorSpec]) -> tuple[Any, ...]:
+    """The graph of a function and its ops, what it is fed and gives, and the variables that it reads."""
+    traced = function.get_concrete_function(*specs).graph
+    held = {internal.op.name: external for external, internal in traced.captures}
+    roles = {t.op.name: (CAPTURE if t.op.name in held else INPUT, t.op.name) for t in traced.inputs}
+    graph, operations = mirror(traced, roles), in_order(traced.get_operations())
+    numbers = {op.name: number for number, op in enumerate(operations)}
+    feeds = [Value(numbers[t.op.name]) for t in traced.inputs if t.op.name not in held]
+    fetches = [Value(numbers[t.op.name], t.value_index) for t in traced.outputs]
+    return graph, operations, feeds, fetches, {numbers[name]: external for name, external in held.items()}
 
 
 class Step:
     """A traced training step, and the same for devices."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.optimizer = keras.optimizers.Adam(RATE, epsilon=1e-3, global_clipnorm=0.5)
+    def __init__(self, task: Task, optimizer: keras.Optimizer) -> None:
+        self.task, self.optimizer = task, optimizer
         self.optimizer.build(task.model.trainable_variables)
         self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.whole = tf.function(self.train, autograph=False)
         specs = [tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in (task.x, task.y)]
-        traced = self.whole.get_concrete_function(*specs).graph
-        held = {internal.op.name: external for external, internal in traced.captures}
-        roles = {t.op.name: (CAPTURE if t.op.name in held else INPUT, t.op.name) for t in traced.inputs}
-        self.graph, self.operations = mirror(traced, roles), in_order(traced.get_operations())
-        numbers = {op.name: number for number, op in enumerate(self.operations)}
-        self.feeds = [Value(numbers[t.op.name]) for t in traced.inputs if t.op.name not in held]
-        self.fetches = [Value(numbers[t.op.name], t.value_index) for t in traced.outputs]
-        self.handles = {numbers[name]: external for name, external in held.items()}
+        self.graph, self.operations, self.feeds, self.fetches, self.handles = trace(self.whole, specs)
 
     def train(self, x: Any, y: Any) -> tuple[Any, Any]:
         model = self.task.model
@@ -158,9 +174,63 @@ class Step:
 def test_a_step_in_pieces_trains_as_the_whole_one(name: str, count: int) -> None:
     make, split = CASES[name]
     task = make()
-    step = Step(task)
+    adam = keras.optimizers.Adam(RATE, epsilon=1e-3, global_clipnorm=0.5)
+    step = Step(task, keras.optimizers.SGD(RATE) if name.startswith("sgd") else adam)
     layouts = step.complete(split, count)
     assert any(layout.kind == SPLIT for value, layout in layouts.of.items() if step.graph.spec(value).floating)
+    assert not any("Scatter" in note or "Segment" in note for note in layouts.notes)
     (outputs, weights), (found, left) = step.trained(step.whole), step.trained(step.lower(layouts))
     assert_same(outputs, found, "sums")
     assert_same(weights, left, "sums", RATE * STEPS)
+
+
+class Alone(LocalGroup):
+    """One of several devices, of which each runs its own function and needs nothing of the others."""
+
+    holds_pieces = True
+
+    def __init__(self, count: int, device: int) -> None:
+        super().__init__(count)
+        self.device = device
+
+    @property
+    def here(self) -> Sequence[int]:
+        return (self.device,)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_each_device_puts_its_own_rows_into_its_piece(axis: int) -> None:
+    """A table of 11 rows over three devices, and a slot that needs the rows in a tensor of its form."""
+    draw, count = np.random.default_rng(0), 3
+    values = [draw.standard_normal((11, 6)).astype("float32") for _ in range(2)]
+    table, slot = map(tf.Variable, values)
+    numbers, rows = tf.constant([4, 10, 0, 4, 7]), tf.constant(draw.standard_normal((5, 6)).astype("float32"))
+
+    def train(numbers: Any, rows: Any) -> None:
+        slot.assign(0.9 * slot + tf.math.unsorted_segment_sum(rows, numbers, 11))
+        table.scatter_sub(tf.IndexedSlices(rows, numbers))
+        table.assign(0.5 * table - slot)
+
+    specs = [tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, 6])]
+    graph, operations, feeds, _, handles = trace(tf.function(train, autograph=False), specs)
+    op = next(number for number, handle in handles.items() if handle is table.handle)
+    layouts = complete_layouts(Question(graph, range(len(graph)), count, {op: Layout(SPLIT, axis)}))
+    assert set(layouts.variables.values()) == {Layout(SPLIT, axis)} and len(layouts.variables) == 2
+    assert not layouts.nbytes and not layouts.notes
+
+    def run(device: int) -> list[np.ndarray]:
+        pieces = [tf.Variable(np.array_split(value, count, axis)[device]) for value in values]
+        own = {number: pieces[handle is slot.handle].handle for number, handle in handles.items()}
+
+        @tf.function(autograph=False)
+        def step(*tensors: Any) -> None:
+            inside = {number: tf.compat.v1.get_default_graph().capture(handle) for number, handle in own.items()}
+            lowering = Lowering(graph, operations, [Shared(layouts, Alone(count, device))], inside)
+            lowering.run(range(len(graph)), dict(zip(feeds, tensors, strict=True)), [])
+
+        step(numbers, rows)
+        return [piece.numpy() for piece in pieces]
+
+    train(numbers, rows)
+    for whole, found in zip((table, slot), zip(*map(run, range(count)), strict=True), strict=True):
+        np.testing.assert_allclose(np.concatenate(found, axis), whole.numpy(), rtol=1e-6)

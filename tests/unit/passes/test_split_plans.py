@@ -1,0 +1,168 @@
+"""Plans of models that are split: what crosses between devices, and that what is large never does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.ir.layout import count_bytes
+from whale_nebula.runtime.split.groups import LocalGroup
+from whale_nebula.runtime.split.lowering import Part
+
+ROWS, CLASSES, WIDTH, COUNT = 12, 1000, 6, 3
+LOGITS = ROWS * CLASSES * 4
+layers, metrics = keras.layers, keras.metrics
+
+
+@pytest.fixture(autouse=True)
+def no_run_is_open() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def by_number() -> tuple[Any, list[Any]]:
+    logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    own = [metrics.SparseTopKCategoricalAccuracy(3), metrics.SparseCategoricalCrossentropy(from_logits=True)]
+    return logits, ["accuracy", *own]
+
+
+def one_hot() -> tuple[Any, list[Any]]:
+    logits = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
+    return logits, ["accuracy", metrics.TopKCategoricalAccuracy(3), metrics.CategoricalCrossentropy(from_logits=True)]
+
+
+def probabilities() -> tuple[Any, list[Any]]:
+    return keras.losses.SparseCategoricalCrossentropy(), ["accuracy", metrics.SparseTopKCategoricalAccuracy(3)]
+
+
+def focal() -> tuple[Any, list[Any]]:
+    return keras.losses.CategoricalFocalCrossentropy(from_logits=True), [best_of_all]
+
+
+def best_of_all(y_true: Any, y_pred: Any) -> Any:
+    """The mean of each row's three best, and where they are."""
+    values, places = tf.math.top_k(y_pred, 3)
+    return tf.reduce_mean(values) + tf.reduce_mean(tf.cast(places, values.dtype))
+
+
+def make_classifier(task: Callable[[], tuple[Any, list[Any]]], count: int) -> tuple[keras.Model, Any, Any]:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((WIDTH,))
+    with nb.cluster():
+        hidden = layers.Dense(WIDTH, activation="relu")(inputs)
+        with nb.split(count):
+            outputs = layers.Dense(CLASSES)(hidden)
+            outputs = layers.Softmax()(outputs) if task is probabilities else outputs
+    model = keras.Model(inputs, outputs)
+    loss, told = task()
+    model.compile(keras.optimizers.AdamW(1e-2, global_clipnorm=1.0), loss, metrics=told)
+    draw = np.random.default_rng(0)
+    x, y = draw.standard_normal((ROWS, WIDTH)).astype("float32"), draw.integers(0, CLASSES, ROWS)
+    return model, x, np.eye(CLASSES, dtype="float32")[y] if task in (one_hot, focal) else y
+
+
+class Counting(LocalGroup):
+    """A group that adds up what each device sends, by the formulas of a ring; rows that are not known are a batch's."""
+
+    sent: float = 0.0
+
+    def count_bytes(self, kind: str, tensors: list[Any], share: float = 1.0) -> None:
+        shapes = [[ROWS if size is None else size for size in tensor.shape] for tensor in tensors]
+        whole = sum(tensor.dtype.size * np.prod(shape) for tensor, shape in zip(tensors, shapes, strict=True))
+        Counting.sent += count_bytes(kind, whole * share, self.count)
+
+    def sum(self, tensors: list[Any]) -> list[Any]:
+        if tensors[0].dtype.is_floating or tensors[0].shape.rank:  # a plan says nothing of sizes that a step asks for
+            self.count_bytes("all-reduce", tensors, 1 / self.count)
+        return super().sum(tensors)
+
+    def maximum(self, tensors: list[Any]) -> list[Any]:
+        self.count_bytes("all-reduce", tensors, 1 / self.count)
+        return super().maximum(tensors)
+
+    def gather(self, tensors: list[Any], axis: int, sizes: Any) -> list[Any]:
+        self.count_bytes("all-gather", tensors)
+        return super().gather(tensors, axis, sizes)
+
+    def scatter(self, tensors: list[Any], axis: int, sizes: Any) -> list[Any]:
+        self.count_bytes("reduce-scatter", tensors, 1 / self.count)
+        return super().scatter(tensors, axis, sizes)
+
+
+def uncounted(assign: Callable[..., Any]) -> Callable[..., Any]:
+    """In one process a variable is whole, and pieces are put together for it."""
+
+    def do(*args: Any) -> Any:
+        before = Counting.sent
+        found = assign(*args)
+        Counting.sent = before
+        return found
+
+    return do
+
+
+@pytest.mark.parametrize(
+    ("task", "within"),
+    [pytest.param(by_number, 0.01, marks=pytest.mark.grid), (one_hot, 0.06), (probabilities, 0.01), (focal, 0.01)],
+)
+def test_logits_never_cross_and_what_does_is_as_planned(
+    task: Callable[[], tuple[Any, list[Any]]], within: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x, y = make_classifier(task, COUNT)
+    plan = nb.plan(model, x, y)
+    assert not plan.notes and {each.kind for each in plan.collectives} <= {"all-reduce", "all-gather"}
+    assert max(each.bytes for each in plan.collectives) < LOGITS / 20
+    planned = sum(each.bytes * each.times for each in plan.collectives)
+    nb.shutdown()
+    Counting.sent = 0.0
+    monkeypatch.setattr("whale_nebula.runtime.step.compiled.LocalGroup", Counting)
+    monkeypatch.setattr(Part, "assign", uncounted(Part.assign))
+    model, x, y = make_classifier(task, COUNT)
+    told = model.train_on_batch(x, y, return_dict=True)
+    assert planned == pytest.approx(Counting.sent, rel=within)
+    nb.shutdown()
+    model, x, y = make_classifier(task, 1)
+    assert told == pytest.approx(model.train_on_batch(x, y, return_dict=True), rel=1e-5)
+
+
+def test_a_pair_of_dense_layers_sums_once_each_way() -> None:
+    """By columns, then by rows; a layer before it takes the gradient."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((16,))
+    with nb.cluster():
+        hidden = layers.Dense(16)(inputs)
+        with nb.split(2, axis=1):
+            wide = layers.Dense(64, activation="gelu")(hidden)
+        with nb.split(2, axis=0):
+            outputs = layers.Dense(16)(wide)
+    model = keras.Model(inputs, outputs)
+    model.compile("adam", "mse")
+    plan = nb.plan(model, np.zeros((ROWS, 16)), np.zeros((ROWS, 16)))
+    one = round(count_bytes("all-reduce", ROWS * 16 * 4, 2))
+    assert [(each.kind, each.bytes, each.times) for each in plan.collectives] == [("all-reduce", one, 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("axis", "optimizer", "count"),
+    [(0, keras.optimizers.SGD(0.1), 1), (1, keras.optimizers.SGD(0.1), 1), (0, keras.optimizers.Adam(), 3)],
+)
+def test_a_table_and_its_sparse_gradient_never_cross(axis: int, optimizer: keras.Optimizer, count: int) -> None:
+    """Neither they nor slots are whole anywhere: what crosses are rows of the batch."""
+    inputs = keras.Input((5,), dtype="int32")
+    with nb.cluster():
+        with nb.split(2, axis=axis):
+            hidden = layers.Embedding(4001, 8, name="words")(inputs)
+        outputs = layers.Dense(4)(layers.GlobalAveragePooling1D()(hidden))
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer.from_config(optimizer.get_config()), "mse")
+    plan = nb.plan(model, np.zeros((ROWS, 5), "int32"), np.zeros((ROWS, 4)))
+    assert not plan.notes and max(each.bytes for each in plan.collectives) <= ROWS * 5 * 8 * 4
+    tables = {path: layout for path, layout in plan.layouts.items() if "words_embeddings" in path.replace("/", "_")}
+    assert tables.keys() >= {"words/embeddings"} and sum(map(f"split({axis})".__eq__, tables.values())) == count
