@@ -15,9 +15,9 @@ from tests.same import Cut, Outcome, assert_same
 DEADLINE = 600.0
 pytestmark = pytest.mark.timeout(DEADLINE)
 TWO = {"c0/0": "c0", "c0/1": "c0"}
-SAMPLE = ["translator,2,2,2", "siblings,2,1,1"]
+SAMPLE = ["translator,2,2,2", "siblings,2,1,1", "experts,2,2,1"]
 GRID = [*SAMPLE, "classifier,2,1,4", "pictures,2,2,1", "tied,2,1,1", "dropping,2,1,1"]
-TOO_MANY = "classifier,3,1,1"
+TOO_MANY = "experts,3,1,1"
 LENGTH = 1e-2 * 6
 
 
@@ -63,6 +63,7 @@ def test_a_piece_is_not_read_for_the_whole(two: tuple[Ended, Mapping[str, Outcom
 
 
 def test_devices_need_a_worker_each(two: tuple[Ended, Mapping[str, Outcome]]) -> None:
+    """So experts never span a line between clusters."""
     assert "nb.split says 3 devices, and cluster 'c0' has 2" in two[0].same(TOO_MANY)
 
 

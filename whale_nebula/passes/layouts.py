@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from whale_nebula.ir.graph import Graph, Op
@@ -95,7 +95,8 @@ class Question:
 
     `variables` says what is held how, and those that are `settled` stay so; `parts` of which value the placeholder of a
     gradient is the sum; `wholes` has to be whole at the end, and ops that are `kept_whole` are run so. Other values
-    that come from elsewhere are whole. `folds` holds the known numbers; `where` tells the line that made an op.
+    that come from elsewhere are whole. `folds` holds the known numbers; `where` tells the line that made an op. What
+    the identities `row_starts` read is split along axis 0, what `row_ends` read is whole if fewer bytes cross then.
     """
 
     graph: Graph
@@ -108,12 +109,20 @@ class Question:
     kept_whole: Collection[int] = ()
     folds: Mapping[Value, Fold] = field(default_factory=dict)
     where: Callable[[int], str] = lambda op: ""
+    row_starts: Collection[int] = ()
+    row_ends: Collection[int] = ()
 
 
 def complete_layouts(question: Question) -> Layouts:
     """The layouts of all values. Variables of which nothing was said are held in the pieces that some reader or writer
     takes, where no more bytes cross then: all of them that can be, else one after the other, until nothing changes.
     """
+    found = _follow_pieces(question)
+    apart = _follow_pieces(replace(question, row_ends=())) if question.row_ends else found
+    return min(apart, found, key=lambda each: each.nbytes)
+
+
+def _follow_pieces(question: Question) -> Layouts:
     found = _complete(question, question.variables)
     while True:
         more = _find_pieces(question, found)
@@ -229,6 +238,12 @@ class _Completion:
             return
         if op.type == "IdentityN":
             yield Way((None,) * len(op.inputs), tuple(self.layout(value) for value in op.inputs))
+            return
+        if op.index in self.question.row_starts:
+            yield Way((Layout(SPLIT, 0),), (Layout(SPLIT, 0),))
+            return
+        if op.index in self.question.row_ends:
+            yield Way((WHOLE_LAYOUT,), (WHOLE_LAYOUT,))
             return
         if op.type in _SHAPES:
             yield Way((None,) * len(op.inputs), (WHOLE_LAYOUT,) * len(op.outputs))

@@ -12,7 +12,7 @@ from itertools import chain
 
 from whale_nebula.errors import NotYetError, OptionError, PlanError
 from whale_nebula.ir.cut import Cut, Fragment, PhasePlan
-from whale_nebula.ir.layout import SPLIT, Layout, Layouts
+from whale_nebula.ir.layout import ROW_GROUPS, ROWS_JOINED, SPLIT, Layout, Layouts
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.layouts import Question, complete_layouts
 from whale_nebula.passes.readings import list_fragments
@@ -56,11 +56,22 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             folds=folds,
             where=where,
         )
-        layouts = complete_layouts(question)
+        layouts = complete_layouts(_mark_rows(question))
         kept = {value for fragment in fragments for value in fragment.fetches if value in layouts.of} - wholes
         kept |= {holder for holder, part in sums.items() if part in kept}
         found[number] = replace(layouts, handed_on=frozenset(kept), notes=(*notes, *layouts.notes))
     return found
+
+
+def _mark_rows(question: Question) -> Question:
+    """The question with the identities between which a layer has its rows in groups, where each device has some."""
+    ops = [op for op in map(question.graph.ops.__getitem__, question.ops) if op.type == "Identity"]
+    starts, ends = (
+        [op for op in ops if op.name.rpartition("/")[2].startswith(name)] for name in (ROW_GROUPS, ROWS_JOINED)
+    )
+    sizes = {op.index: (op.outputs[0].shape or (None,))[0] or 0 for op in starts}
+    found = [op for op, size in sizes.items() if size >= question.count]
+    return replace(question, row_starts=found, row_ends=[op.index for op in ends] if found else ())
 
 
 def _find_slots(cut: Cut, stage: int, count: int) -> Iterator[tuple[int, Layout]]:
@@ -111,7 +122,7 @@ def check_devices(cut: Cut, *, collectives: bool, own_weights: bool) -> None:
             raise OptionError(
                 f"nb.split says {stage.shards} devices, and cluster {stage.cluster!r} has {len(workers)}",
                 where=where,
-                why="between processes each device of a split stage is a worker of its cluster",
+                why="each device is a worker of the stage's cluster: collectives never cross a line between clusters",
                 mend=f"nb.split({len(workers)}), or nb.split() for as many as there are",
             )
         built = {
