@@ -15,8 +15,8 @@ from tests.same import Cut, Outcome, assert_same
 DEADLINE = 600.0
 pytestmark = pytest.mark.timeout(DEADLINE)
 TWO = {"c0/0": "c0", "c0/1": "c0"}
-SAMPLE = ["translator,2,2,2", "siblings,2,1,1", "experts,2,2,1"]
-GRID = [*SAMPLE, "classifier,2,1,4", "pictures,2,2,1", "tied,2,1,1", "dropping,2,1,1"]
+SAMPLE = ["translator,2,2,2", "siblings,2,1,1"]
+GRID = [*SAMPLE, "classifier,2,1,4", "pictures,2,2,1", "tied,2,1,1", "dropping,2,1,1", "experts,2,2,1"]
 TOO_MANY = "experts,3,1,1"
 LENGTH = 1e-2 * 6
 

@@ -126,27 +126,6 @@ def test_tokens_go_to_experts_and_back() -> None:
     assert kinds.count("all-to-all") == 4
 
 
-def test_gauges_are_means_over_micro_batches() -> None:
-    """Those of a layer that is given one after the other."""
-    keras.utils.set_random_seed(4)
-    options: dict[str, Any] = {"capacity_factor": 0.6, "min_capacity": 1, "drop": "order", "row_groups": 2}
-    layer, twin = (SwitchFeedForward(EXPERTS, 8, **options) for _ in range(2))
-    x, inputs, first = data(12, 7, WIDTH), keras.Input((7, WIDTH)), keras.layers.Dense(WIDTH)
-    with nb.cluster(), nb.pipeline(3, coupled="allow"), nb.stage():
-        hidden = first(inputs)
-        with nb.split(2, axis=0):
-            model = keras.Model(inputs, layer(hidden))
-    twin.build(x.shape)
-    twin.set_weights(layer.get_weights())
-    for part in np.split(x, 3):
-        twin(first(part))
-    model.compile("sgd", "mse")
-    found = model.fit(x, x, batch_size=12, shuffle=False, verbose=0).history
-    for gauge in twin.metrics:
-        assert found[gauge.name] == [pytest.approx(float(gauge.result()))]
-    assert float(twin.dropped.result()) > 0
-
-
 def test_a_layer_is_made_again_from_its_config() -> None:
     layer = SwitchFeedForward(EXPERTS, 8, k=2, groups=2, noise=0.1)
     assert SwitchFeedForward.from_config(layer.get_config()).get_config() == layer.get_config()
