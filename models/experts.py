@@ -5,14 +5,33 @@ Expert variables have the expert as axis 0, so `nb.split(axis=0)` around the lay
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from whale_nebula.errors import OptionError
+from whale_nebula.ir.layout import ROW_GROUPS, ROWS_JOINED
 
 IN_ORDER, RANDOM = "order", "random"
+
+
+@tf.custom_gradient
+def pick_rows(rows: Any, numbers: Any, back: Any) -> Any:
+    """Rows by their numbers, in each row group; zeros for -1. No row is picked twice, so that `back`, where each has
+    gone, picks the gradients in turn.
+    """
+
+    def give_back(upstream: Any) -> tuple[Any, None, None]:
+        return _pick(upstream, back), None, None
+
+    return _pick(rows, numbers), give_back
+
+
+def _pick(rows: Any, numbers: Any) -> Any:
+    found = tf.gather(rows, tf.maximum(numbers, 0), batch_dims=1)
+    return found * tf.cast(numbers >= 0, rows.dtype)[..., tf.newaxis]
 
 
 @keras.saving.register_keras_serializable("whale_nebula")
@@ -27,7 +46,11 @@ class SwitchFeedForward(keras.layers.Layer):
     what the load of experts lacks in balance: experts × sum of (share of tokens × mean probability), before any drop.
 
     The layer's metrics are the entropy of the load (1: all alike), the share of assignments that was dropped, and the
-    share of tokens of the busiest expert.
+    share of tokens of the busiest expert: means over (micro-)batches, weighted by their rows.
+
+    With `row_groups` the rows of a batch are cut into so many groups, and the tokens of each have places at the experts
+    of their own. Of the devices that experts are spread over each has some of the groups, and tokens go to experts and
+    back by two all-to-alls. Results depend on the number of groups, not on that of devices.
 
     >>> layer = SwitchFeedForward(4, 16)
     >>> layer(tf.zeros([2, 5, 8])).shape
@@ -48,6 +71,7 @@ class SwitchFeedForward(keras.layers.Layer):
         drop: str = RANDOM,
         activation: Any = "relu",
         seed: int | None = None,
+        row_groups: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -55,7 +79,7 @@ class SwitchFeedForward(keras.layers.Layer):
         self.experts, self.hidden, self.k = experts, hidden, k
         self.capacity_factor, self.min_capacity = capacity_factor, min_capacity
         self.noise, self.groups, self.aux, self.drop = noise, groups, aux, drop
-        self.activation, self.seed = keras.activations.get(activation), seed
+        self.activation, self.seed, self.row_groups = keras.activations.get(activation), seed, row_groups
         self.draws = keras.random.SeedGenerator(seed)
         self.balance = keras.metrics.Mean(name="load_entropy")
         self.dropped = keras.metrics.Mean(name="share_dropped")
@@ -83,83 +107,107 @@ class SwitchFeedForward(keras.layers.Layer):
 
     def call(self, x: Any, training: bool | None = None) -> Any:
         """What the experts make of tokens; zeros for those that none had room for."""
-        tokens = tf.reshape(x, [-1, x.shape[-1]])
-        count = tf.shape(tokens)[0]
+        form = [tf.shape(x)[axis] if size is None else size for axis, size in enumerate(x.shape)]
+        groups, width = self.row_groups or 1, x.shape[-1]
+        _check_rows(x.shape[0], groups)
+        count = form[0] // groups * math.prod(form[1:-1])
         capacity = self.capacity(count)
-        chosen, weights = self.choose(tokens, bool(training))
-        places = self.take_places(chosen, bool(training))
+        tokens = tf.identity(tf.reshape(x, [groups, count, width]), name=ROW_GROUPS)
+        rows = tf.cast(tf.shape(x)[0], tf.float32)
+        chosen, weights = self.choose(tokens, count, rows, bool(training))
+        places = self.take_places(chosen, count, bool(training))
         kept = places < capacity
-        slots = tf.where(kept, chosen * capacity + places, 0)
-        given = self.dispatch(tokens, slots, kept, capacity)
-        made = self.compute(tf.reshape(given, [self.experts, capacity, x.shape[-1]]))
-        rows = tf.reshape(made, [self.experts * capacity, x.shape[-1]])
-        factors = tf.cast(tf.where(kept, weights, 0.0), rows.dtype)
-        found = sum(tf.gather(rows, slots[:, n]) * factors[:, n, tf.newaxis] for n in range(self.k))
-        self.dropped.update_state(1.0 - tf.reduce_mean(tf.cast(kept, tf.float32)))
-        return tf.reshape(found, tf.shape(x))
+        slots = tf.reshape(tf.where(kept, chosen * capacity + places, -1), [groups, count * self.k])
+        taken = self.find_takers(chosen, kept, slots, capacity)
+        if self.k > 1:
+            tokens = tf.einsum("gsm,k->gskm", tokens, tf.ones([self.k], tokens.dtype))
+        given = pick_rows(tf.reshape(tokens, [groups, count * self.k, width]), taken, slots)
+        made = self.compute(given, groups, capacity)
+        found = tf.reshape(pick_rows(made, slots, taken), [groups, count, self.k, width])
+        found = tf.einsum("gsk,gskm->gsm", tf.cast(weights, found.dtype), found)
+        self.dropped.update_state(1.0 - tf.reduce_mean(tf.cast(kept, tf.float32)), rows)
+        return tf.identity(tf.reshape(found, form), name=ROWS_JOINED)
 
     def capacity(self, tokens: Any) -> Any:
-        """How many tokens an expert takes: it depends on their number alone, so no device waits for another's count."""
-        share = tf.cast(tokens, tf.float32) * (self.k * self.capacity_factor / self.experts)
-        return tf.maximum(tf.cast(tf.math.ceil(share), tf.int32), self.min_capacity)
+        """How many of the tokens of a row group an expert takes: it depends on their number alone, so no device waits
+        for another's count.
+        """
+        share = self.k * self.capacity_factor / self.experts
+        if isinstance(tokens, int):
+            return max(math.ceil(tokens * share), self.min_capacity)
+        return tf.maximum(tf.cast(tf.math.ceil(tf.cast(tokens, tf.float32) * share), tf.int32), self.min_capacity)
 
-    def choose(self, tokens: Any, training: bool) -> tuple[Any, Any]:
-        """The experts of each token, the best first, and their weights: [tokens, k] both."""
-        chances = self.score(tf.cast(tokens, tf.float32), training)
-        weights, chosen = tf.math.top_k(chances, self.k)
-        first = tf.one_hot(chosen[:, 0], self.experts)
-        shares, means = tf.reduce_mean(first, 0), tf.reduce_mean(chances, 0)
-        self.add_loss(self.aux * self.experts * tf.reduce_sum(tf.stop_gradient(shares) * means))
+    def choose(self, tokens: Any, count: Any, rows: Any, training: bool) -> tuple[Any, Any]:
+        """The experts of each token, the best first, and their weights: [row groups, tokens, k] both."""
+        chances = self.score(tf.cast(tokens, tf.float32), count, training)
+        chosen = tf.math.top_k(tf.stop_gradient(chances), self.k).indices
+        marks = tf.one_hot(chosen, self.experts)
+        weights = tf.einsum("gse,gske->gsk", chances, marks)
+        shares, means = tf.reduce_mean(marks[:, :, 0], [0, 1]), tf.reduce_mean(chances, [0, 1])
+        self.add_loss(self.aux * self.experts * tf.reduce_sum(shares * means))
         spread = -tf.reduce_sum(tf.math.xlogy(shares, shares)) / tf.math.log(float(max(self.experts, 2)))
-        self.balance.update_state(spread)
-        self.busiest.update_state(tf.reduce_max(shares))
+        self.balance.update_state(spread, rows)
+        self.busiest.update_state(tf.reduce_max(shares), rows)
         if self.k > 1:
-            weights /= tf.reduce_sum(weights, -1, keepdims=True)
+            sums = tf.einsum("gsk,k->gs", weights, tf.ones([self.k]))
+            weights = tf.einsum("gsk,gs->gsk", weights, 1.0 / sums)
         return chosen, weights
 
-    def score(self, tokens: Any, training: bool) -> Any:
+    def score(self, tokens: Any, count: Any, training: bool) -> Any:
         """The probability of each expert for each token, in float32."""
-        scores = tokens @ tf.cast(self.gate, tf.float32)
+        scores = tf.einsum("gsm,me->gse", tokens, tf.cast(self.gate, tf.float32))
+        form = [self.row_groups or 1, count, self.experts]
         if training and self.noise:
-            scores += keras.random.normal(tf.shape(scores), stddev=self.noise, dtype="float32", seed=self.draws)
+            noise = keras.random.normal(form, stddev=self.noise, dtype="float32", seed=self.draws)
+            scores = tf.add_n([scores, noise])
         if not self.groups:
             return tf.nn.softmax(scores)
-        within = tf.nn.softmax(tf.reshape(scores, [-1, self.groups, self.experts // self.groups]))
-        groups = tf.nn.softmax(tokens @ tf.cast(self.group_gate, tf.float32))
+        within = tf.nn.softmax(tf.reshape(scores, [*form[:2], self.groups, self.experts // self.groups]))
+        groups = tf.nn.softmax(tf.einsum("gsm,mq->gsq", tokens, tf.cast(self.group_gate, tf.float32)))
         best = tf.one_hot(tf.argmax(groups, -1), self.groups)
-        return tf.reshape(within * (groups * best)[:, :, tf.newaxis], [-1, self.experts])
+        return tf.reshape(tf.einsum("gsq,gsq,gsqe->gsqe", groups, best, within), form)
 
-    def take_places(self, chosen: Any, training: bool) -> Any:
+    def take_places(self, chosen: Any, count: Any, training: bool) -> Any:
         """The place of each token in the row before its expert; all first choices come before any second one."""
-        queue = tf.one_hot(chosen, self.experts, dtype=tf.int32)  # [tokens, k, experts]
+        queue = tf.one_hot(chosen, self.experts, dtype=tf.int32)  # [row groups, tokens, k, experts]
         drawn = training and self.drop == RANDOM
         if drawn:
-            order = tf.argsort(keras.random.uniform(tf.shape(chosen)[:1], dtype="float32", seed=self.draws))
-            queue = tf.gather(queue, order)
-        ahead = tf.math.cumsum(queue, 0, exclusive=True)
-        firsts = tf.math.cumsum(tf.reduce_sum(queue, 0), 0, exclusive=True)  # of earlier choices, by all tokens
+            order = keras.random.uniform([self.row_groups or 1, count], dtype="float32", seed=self.draws)
+            order = tf.argsort(order)
+            queue = tf.gather(queue, order, batch_dims=1)
+        ahead = tf.math.cumsum(queue, 1, exclusive=True)
+        firsts = tf.math.cumsum(tf.reduce_sum(queue, 1, keepdims=True), 2, exclusive=True)  # of all earlier choices
         places = tf.reduce_sum((ahead + firsts) * queue, -1)
         if drawn:
-            places = tf.gather(places, tf.argsort(order))
+            places = tf.gather(places, tf.argsort(order), batch_dims=1)
         return places
 
-    def dispatch(self, tokens: Any, slots: Any, kept: Any, capacity: Any) -> Any:
-        """The token of each place of each expert; zeros where it is empty."""
-        size = self.experts * capacity
-        count = tf.shape(tokens)[0]
-        numbers = tf.repeat(tf.range(1, count + 1), self.k)
-        flat = tf.where(tf.reshape(kept, [-1]), tf.reshape(slots, [-1]), size)
-        taken = tf.scatter_nd(flat[:, tf.newaxis], numbers, [size + 1])[:size]
-        found = tf.gather(tokens, tf.maximum(taken - 1, 0))
-        return found * tf.cast(taken > 0, tokens.dtype)[:, tf.newaxis]
+    def find_takers(self, chosen: Any, kept: Any, slots: Any, capacity: Any) -> Any:
+        """The number of the token at each place of each expert, [row groups, experts × capacity]; -1 where it is empty.
 
-    def compute(self, given: Any) -> Any:
-        """Each expert's two layers on its own tokens: [experts, capacity, width]."""
-        inner = (
-            tf.matmul(given, tf.cast(self.inner, given.dtype)) + tf.cast(self.inner_bias, given.dtype)[:, tf.newaxis]
-        )
-        made = tf.matmul(self.activation(inner), tf.cast(self.outer, given.dtype))
-        return made + tf.cast(self.outer_bias, given.dtype)[:, tf.newaxis]
+        Sorted by their slots tokens lie as the experts do, without what is empty between them.
+        """
+        order = tf.argsort(tf.where(slots < 0, self.experts * capacity, slots))
+        marks = tf.one_hot(chosen, self.experts, dtype=tf.int32) * tf.cast(kept, tf.int32)[..., tf.newaxis]
+        counts = tf.reduce_sum(marks, [1, 2])
+        begins = tf.math.cumsum(counts, 1, exclusive=True)
+        places = tf.range(capacity)
+        taken = places < counts[..., tf.newaxis]
+        numbers = tf.where(taken, begins[..., tf.newaxis] + places, 0)
+        flat = [self.row_groups or 1, self.experts * capacity]
+        found = tf.gather(order, tf.reshape(numbers, flat), batch_dims=1)
+        return tf.where(tf.reshape(taken, flat), found, -1)
+
+    def compute(self, given: Any, groups: int, capacity: Any) -> Any:
+        """Each expert's two layers on its own tokens, of all row groups."""
+        form, width = [groups, self.experts, capacity], given.shape[-1]
+        by_expert = tf.transpose(tf.reshape(given, [*form, width]), [1, 0, 2, 3])
+        rows = tf.reshape(by_expert, [self.experts, groups * capacity, width])
+        inner = tf.matmul(rows, tf.cast(self.inner, rows.dtype)) + tf.cast(self.inner_bias, rows.dtype)[:, tf.newaxis]
+        made = tf.matmul(self.activation(inner), tf.cast(self.outer, rows.dtype))
+        made += tf.cast(self.outer_bias, rows.dtype)[:, tf.newaxis]
+        by_group = tf.transpose(tf.reshape(made, [self.experts, groups, capacity, width]), [1, 0, 2, 3])
+        return tf.reshape(by_group, [groups, self.experts * capacity, width])
 
     def compute_output_spec(self, x: Any, **options: Any) -> Any:
         """What comes out is as what goes in."""
@@ -169,9 +217,19 @@ class SwitchFeedForward(keras.layers.Layer):
         """What it takes to make another one."""
         options = (
             "experts", "hidden", "k", "capacity_factor", "min_capacity", "noise", "groups", "aux", "drop", "seed",
+            "row_groups",
         )  # fmt: skip
         config = {name: getattr(self, name) for name in options}
         return {**super().get_config(), **config, "activation": keras.activations.serialize(self.activation)}
+
+
+def _check_rows(rows: int | None, groups: int) -> None:
+    if rows is not None and rows % groups:
+        raise OptionError(
+            f"a batch of {rows} rows with row_groups={groups}",
+            why="row groups are of equal size: each has a capacity of its own",
+            mend="rows of a (micro-)batch that are a multiple of row_groups, as with drop_remainder=True",
+        )
 
 
 def _check(experts: int, k: int, groups: int | None, drop: str, factor: float) -> None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.parity.zoo import fit, optimizer
 from tests.same import Cut, Outcome, data
+from whale_nebula.models import SwitchFeedForward
 
 layers = keras.layers
 ROWS, BATCH, WORDS, LENGTH = 22, 8, 19, 7
@@ -187,10 +188,30 @@ def siblings(split: Split) -> Outcome:
     return fit(model, split.cut, data(ROWS, 6), y, batch_size=BATCH)
 
 
+def experts(split: Split) -> Outcome:
+    """Tokens that go to experts and back in groups of rows, two experts each, without room for all; their gauges."""
+    keras.utils.set_random_seed(9)
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    with split.cut.program():
+        with split.cut.at(0):
+            hidden = layers.Embedding(WORDS, 8)(inputs)
+            with split.along(0):
+                layer = SwitchFeedForward(4, 12, k=2, capacity_factor=0.6, min_capacity=1, seed=1, row_groups=2)
+                found = layer(hidden)
+            hidden = layers.LayerNormalization()(hidden + found)
+        with split.cut.at(1):
+            outputs = layers.Dense(4)(layers.GlobalAveragePooling1D()(hidden))
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer(global_clipnorm=0.5), "mse", metrics=["mae"])
+    x = np.random.default_rng(2).integers(0, WORDS, (ROWS, LENGTH))
+    return fit(model, split.cut, x, data(ROWS, 4), batch_size=BATCH)
+
+
 MODELS: Mapping[str, Callable[[Split], Outcome]] = {
     "classifier": classifier, "translator": translator, "pictures": pictures, "tied": tied, "dropping": dropping,
     "siblings": siblings, "tied by Adam": tied_by_adam, "words": words, "words by Adam": words_by_adam,
+    "experts": experts,
 }  # fmt: skip
 STAGES = {"tied": (1,), "tied by Adam": (1,), "dropping": (1,), "siblings": (1,)}
-WHOLE_BATCH = frozenset({"dropping"})
+WHOLE_BATCH = frozenset({"dropping", "experts"})
 """Models whose rows depend on one another, so that the batch is not cut."""

@@ -7,11 +7,13 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import whale_nebula as nb
 from tests.parity.splits import MODELS, STAGES, WHOLE_BATCH, Split
-from tests.same import Cut, Outcome, assert_same
+from tests.same import Cut, Outcome, assert_same, data
 
 SAMPLE = 7
 """Of the matrix, every n-th case is in the sample."""
@@ -45,3 +47,16 @@ def test_a_split_model_leaves_what_the_whole_one_leaves(name: str, count: int, c
     expected = plain(name)
     nb.shutdown()
     assert_same(expected, MODELS[name](Split(cut, count)), "sums", LENGTH)
+
+
+def test_rows_of_tables_that_lie_in_pieces_are_looked_up() -> None:
+    """Each row of numbers in a table of its own."""
+    table, numbers = tf.Variable(data(3, 5, 2), name="table"), tf.constant([[4, 0], [1, 2], [3, 3]])
+
+    @nb.function
+    def step(numbers: Any) -> Any:
+        with nb.cluster(), nb.split(2, axis=1):
+            return tf.gather(table, numbers, batch_dims=1)
+
+    np.testing.assert_array_equal(step(numbers), tf.gather(table, numbers, batch_dims=1))
+    assert nb.plan(step, numbers).layouts["table"] == "split(1)"

@@ -16,8 +16,16 @@ DEADLINE = 600.0
 pytestmark = pytest.mark.timeout(DEADLINE)
 TWO = {"c0/0": "c0", "c0/1": "c0"}
 SAMPLE = ["translator,2,2,2", "siblings,2,1,1", "words,2,1,1"]
-GRID = [*SAMPLE, "classifier,2,1,4", "pictures,2,2,1", "tied,2,1,1", "dropping,2,1,1", "words by Adam,2,1,1"]
-TOO_MANY = "classifier,3,1,1"
+GRID = [
+    *SAMPLE,
+    "classifier,2,1,4",
+    "pictures,2,2,1",
+    "tied,2,1,1",
+    "dropping,2,1,1",
+    "words by Adam,2,1,1",
+    "experts,2,2,1",
+]
+TOO_MANY = "experts,3,1,1"
 FOUR = {f"c0/{number}": "c0" for number in range(4)}
 MESH_SAMPLE = ["classifier,2,2,2,2+2"]
 MESH_GRID = [*MESH_SAMPLE, "translator,2,2,4,2+2", "tied,2,1,2,2"]
@@ -89,6 +97,7 @@ def test_a_piece_is_not_read_for_the_whole(two: tuple[Ended, Mapping[str, Outcom
 
 
 def test_devices_need_a_worker_each(two: tuple[Ended, Mapping[str, Outcome]]) -> None:
+    """So experts never span a line between clusters."""
     assert "nb.split says 3 devices, and cluster 'c0' has 2" in two[0].same(TOO_MANY)
 
 

@@ -69,7 +69,7 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
         number = tf_private.number_on(operations[op.index], SPLIT)
         frame = made.get(handle) if number is None else met[number]
         shape = variable.spec.shape
-        if frame is None or shape is None:
+        if frame is None or shape is None or not variable.spec.floating:  # whole numbers are a generator's state
             continue
         axis = int(frame.options["axis"])
         if -len(shape) <= axis < len(shape):

@@ -18,6 +18,11 @@ SLICE, MASK, PAD = "slice", "mask", "pad"
 """What a device does by itself: take its piece, keep zeros but on the first device, put zeros around its piece."""
 ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, ALL_TO_ALL = "all-gather", "all-reduce", "reduce-scatter", "all-to-all"
 
+ROW_GROUPS, ROWS_JOINED = "row_groups", "rows_joined"
+"""How identities are named whose tensor a stage of several devices splits along axis 0, and brings together again where
+fewer bytes cross then (`models.SwitchFeedForward`).
+"""
+
 
 @dataclass(frozen=True)
 class Layout:

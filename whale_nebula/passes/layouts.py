@@ -106,7 +106,8 @@ class Question:
     `variables` says what is held how, and those that are `settled` stay so; `parts` of which value the placeholder of a
     gradient is the sum; `given` are values that come from elsewhere in pieces, others that do are whole. `wholes` has
     to be whole at the end, and ops that are `kept_whole` are run so. `folds` holds the known numbers; `where` tells the
-    line that made an op.
+    line that made an op. What the identities `row_starts` read is split along axis 0, what `row_ends` read is whole if
+    fewer bytes cross then.
     """
 
     graph: Graph
@@ -120,6 +121,8 @@ class Question:
     kept_whole: Collection[int] = ()
     folds: Mapping[Value, Fold] = field(default_factory=dict)
     where: Callable[[int], str] = lambda op: ""
+    row_starts: Collection[int] = ()
+    row_ends: Collection[int] = ()
     specs: Mapping[Value, Spec] = field(default_factory=dict)
 
     def spec(self, value: Value) -> Spec:
@@ -133,6 +136,12 @@ def complete_layouts(question: Question) -> Layouts:
     after the other, until nothing changes.
     """
     question = replace(question, specs=_find_sizes(question))
+    found = _follow_pieces(question)
+    apart = _follow_pieces(replace(question, row_ends=())) if question.row_ends else found
+    return min(apart, found, key=lambda each: each.nbytes)
+
+
+def _follow_pieces(question: Question) -> Layouts:
     found, made = _complete(question, question.variables, {}), dict[Value, Layout]()
     while True:
         steps = list(_list_steps(question, found, made))
@@ -296,6 +305,12 @@ class _Completion:
             return
         if op.type == "IdentityN":
             yield Way((None,) * len(op.inputs), tuple(self.layout(value) for value in op.inputs))
+            return
+        if op.index in self.question.row_starts:
+            yield Way((Layout(SPLIT, 0),), (Layout(SPLIT, 0),))
+            return
+        if op.index in self.question.row_ends:
+            yield Way((WHOLE_LAYOUT,), (WHOLE_LAYOUT,))
             return
         if op.type in _SHAPES:
             yield Way((None,) * len(op.inputs), (WHOLE_LAYOUT,) * len(op.outputs))

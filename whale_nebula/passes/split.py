@@ -15,6 +15,8 @@ from whale_nebula.errors import NotYetError, OptionError, PlanError
 from whale_nebula.ir.cut import Cut, Fragment, PhasePlan
 from whale_nebula.ir.layout import (
     PARTIAL_LAYOUT,
+    ROW_GROUPS,
+    ROWS_JOINED,
     SPLIT,
     WHOLE_LAYOUT,
     Layout,
@@ -80,6 +82,7 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             folds=folds,
             where=where,
         )
+        question = _mark_rows(question)
         layouts, given, unlike = _complete_alike(cut, number, question)
         notes += [_UNLIKE.format(len(unlike), stage.key)] * bool(unlike)
         vectors = {op for op in own if program.variable_ops[op].spec.rank == 1} - held.keys()
@@ -198,6 +201,17 @@ def _find_axis(spec: Spec, count: int) -> int | None:
     return next((axis for axis, size in enumerate(sizes) if known and size >= count), None)
 
 
+def _mark_rows(question: Question) -> Question:
+    """The question with the identities between which a layer has its rows in groups, where each device has some."""
+    ops = [op for op in map(question.graph.ops.__getitem__, question.ops) if op.type == "Identity"]
+    starts, ends = (
+        [op for op in ops if op.name.rpartition("/")[2].startswith(name)] for name in (ROW_GROUPS, ROWS_JOINED)
+    )
+    sizes = {op.index: (op.outputs[0].shape or (None,))[0] or 0 for op in starts}
+    found = [op for op, size in sizes.items() if size >= question.count]
+    return replace(question, row_starts=found, row_ends=[op.index for op in ends] if found else ())
+
+
 def _find_slots(cut: Cut, stage: int, count: int) -> Iterator[tuple[int, Layout]]:
     """The variables of the form of a weight that only the stage's updates touch, along the first axis long enough."""
     program = cut.program
@@ -282,7 +296,7 @@ def _too_few(stage: Stage, there: int, where: str) -> OptionError:
     return OptionError(
         f"nb.split says {said}, and cluster {stage.cluster!r} has {there}",
         where=where,
-        why="between processes each device of a split stage is a worker of its cluster",
+        why="each device is a worker of the stage's cluster: collectives never cross a line between clusters",
         mend=fewer,
     )
 

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
+from benchmarks.experts.reference import compute_dense
 from tests.parity.zoo import fit, optimizer
 from tests.same import Cut, Outcome, assert_same, data
 from whale_nebula.models import SwitchFeedForward
@@ -18,39 +19,18 @@ from whale_nebula.models import SwitchFeedForward
 WIDTH, EXPERTS = 6, 4
 
 
-def reference(layer: SwitchFeedForward, x: np.ndarray, k: int, capacity: int) -> np.ndarray:
-    """Token by token, the best experts that have room, first choices first."""
-    gate, inner, inner_bias, outer, outer_bias = (
-        np.asarray(each) for each in (layer.gate, layer.inner, layer.inner_bias, layer.outer, layer.outer_bias)
-    )
-    tokens = x.reshape(-1, x.shape[-1])
-    chances = np.exp(tokens @ gate)
-    chances /= chances.sum(-1, keepdims=True)
-    best = np.argsort(-chances, -1)[:, :k]
-    weights = np.take_along_axis(chances, best, -1)
-    weights = weights / weights.sum(-1, keepdims=True) if k > 1 else weights
-    found, room = np.zeros_like(tokens), [capacity] * layer.experts
-    for choice in range(k):
-        for number, token in enumerate(tokens):
-            expert = best[number, choice]
-            if room[expert]:
-                room[expert] -= 1
-                hidden = np.maximum(token @ inner[expert] + inner_bias[expert], 0)
-                found[number] += weights[number, choice] * (hidden @ outer[expert] + outer_bias[expert])
-    return found.reshape(x.shape)
-
-
 @pytest.mark.parametrize("k", [1, 2])
-@pytest.mark.parametrize("factor", [0.5, 4.0])
-def test_tokens_get_what_their_experts_make_of_them(k: int, factor: float) -> None:
+@pytest.mark.parametrize(("factor", "groups"), [(0.5, None), (0.5, 5), (4.0, 5)])
+def test_tokens_get_what_their_experts_make_of_them(k: int, factor: float, groups: int | None) -> None:
     """With ample room, and with so little that some are left out in their order."""
     keras.utils.set_random_seed(1)
-    layer = SwitchFeedForward(EXPERTS, 8, k=k, capacity_factor=factor, min_capacity=1, drop="order")
+    options: dict[str, Any] = {"min_capacity": 1, "drop": "order", "row_groups": groups}
+    layer = SwitchFeedForward(EXPERTS, 8, k=k, capacity_factor=factor, **options)
     x = data(5, 8, WIDTH)
     found = layer(x, training=True)
-    capacity = int(np.ceil(40 / EXPERTS * k * factor))
-    np.testing.assert_allclose(found, reference(layer, x, k, capacity), rtol=1e-4, atol=1e-6)
-    assert (float(layer.dropped.result()) > 0) == (factor < 1)
+    expected, dropped = compute_dense(layer, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    assert float(layer.dropped.result()) == pytest.approx(dropped) and (dropped > 0) == (factor < 1)
 
 
 @pytest.mark.parametrize("seed", [None, 1])
@@ -77,7 +57,8 @@ def test_the_loss_is_least_where_the_load_is_even() -> None:
 
 def test_of_groups_one_is_chosen_first() -> None:
     layer = SwitchFeedForward(EXPERTS, 8, groups=2, k=2)
-    chances = layer.score(tf.constant(data(9, WIDTH)), training=False) if layer.build((None, WIDTH)) is None else None
+    layer.build((None, WIDTH))
+    chances = layer.score(tf.constant(data(1, 9, WIDTH)), 9, training=False)
     halves = np.asarray(chances).reshape(9, 2, 2).sum(-1)
     assert ((halves > 0).sum(-1) == 1).all()
 
@@ -100,13 +81,19 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
         SwitchFeedForward(EXPERTS, 8, **options)
 
 
-def train(cut: Cut, count: int) -> Outcome:
+def test_row_groups_are_of_equal_size() -> None:
+    with pytest.raises(nb.errors.OptionError, match="a batch of 5 rows with row_groups=2"):
+        SwitchFeedForward(EXPERTS, 8, row_groups=2)(data(5, 8, WIDTH))
+
+
+def train(cut: Cut, count: int, groups: int | None) -> Outcome:
     """A small model with experts, spread over devices or not."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input((7, WIDTH))
     with cut.program():
         with cut.at(0), nb.split(count, axis=0) if count else contextlib.nullcontext():
-            hidden = inputs + SwitchFeedForward(EXPERTS, 8, k=2, capacity_factor=0.6, seed=1)(inputs)
+            options: dict[str, Any] = {"noise": 0.1, "groups": 2, "seed": 1, "row_groups": groups}
+            hidden = inputs + SwitchFeedForward(EXPERTS, 8, k=2, capacity_factor=0.6, **options)(inputs)
         with cut.at(1):
             outputs = keras.layers.Dense(2)(hidden)
     model = keras.Model(inputs, outputs)
@@ -114,11 +101,29 @@ def train(cut: Cut, count: int) -> Outcome:
     return fit(model, cut, data(18, 7, WIDTH), data(18, 7, 2, seed=1), batch_size=6)
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_experts_on_several_devices_are_those_of_one(count: int) -> None:
-    expected = train(Cut(0), 0)
+@pytest.mark.parametrize(("count", "groups"), [(2, None), (3, 6)])
+def test_experts_on_several_devices_are_those_of_one(count: int, groups: int | None) -> None:
+    expected = train(Cut(0), 0, groups)
     nb.shutdown()
-    assert_same(expected, train(Cut(2), count), "sums", 1e-2 * 6)
+    assert_same(expected, train(Cut(2), count, groups), "sums", 1e-2 * 6)
+
+
+def test_tokens_go_to_experts_and_back() -> None:
+    """By two all-to-alls, and their gradients by as many."""
+    layer, x = SwitchFeedForward(EXPERTS, 256, row_groups=2), data(4, 8, WIDTH)
+    layer.build((None, 8, WIDTH))
+    scale = tf.Variable(tf.ones([WIDTH]))
+
+    def step(x: Any) -> Any:
+        with nb.cluster(), tf.GradientTape() as tape:
+            given = x * scale
+            with nb.split(2, axis=0):
+                found = layer(given, training=True)
+            loss = tf.reduce_mean(tf.square(found))
+        return tape.gradient(loss, scale), loss
+
+    kinds = [each.kind for each in nb.plan(nb.function(step), x).collectives]
+    assert kinds.count("all-to-all") == 4
 
 
 def test_a_layer_is_made_again_from_its_config() -> None:

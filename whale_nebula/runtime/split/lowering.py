@@ -133,8 +133,9 @@ class Part:
         if entry is not None and entry < 0:
             return shape
         size = known[layout.axis] if known is not None else None
-        _, sizes = measure_pieces(shape[layout.axis] if size is None else size, self.group.count, layout.units)
-        return _replace_size(shape, layout.axis, sizes[device])
+        asked = shape[layout.axis]
+        _, sizes = measure_pieces(asked if size is None else size, self.group.count, layout.units)
+        return _replace_size(shape, layout.axis, tf.where(asked < 0, asked, tf.cast(sizes[device], asked.dtype)))
 
     def read(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
         """A variable, in pieces where it is held so."""
@@ -417,14 +418,16 @@ def _largest(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
 def _look_up(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
     """Rows of a table in pieces: zeros for those that a device does not hold."""
     axis = 0 if op.type == "ResourceGather" else int(tf.get_static_value(inputs[2][0]))
+    shared = run.operations[op.index].get_attr("batch_dims")
     tables = _tables(run, op, inputs[0], layouts[0])
     found = []
     for table, numbers, start in zip(tables, inputs[1], run.starts(op.inputs[0], tables, layouts[0]), strict=True):
         own = numbers - tf.cast(start, numbers.dtype)
         inside = (own >= 0) & (own < tf.cast(tf.shape(table)[axis], own.dtype))
-        rows = tf.gather(table, tf.where(inside, own, 0), axis=axis)
-        ones = [1] * axis, [1] * (rows.shape.rank - axis - inside.shape.rank)
-        kept = tf.reshape(inside, tf.concat([ones[0], tf.shape(inside), ones[1]], 0))
+        rows = tf.gather(table, tf.where(inside, own, 0), axis=axis, batch_dims=shared)
+        ones = [1] * (axis - shared), [1] * (rows.shape.rank - axis + shared - inside.shape.rank)
+        sizes = tf.shape(inside)
+        kept = tf.reshape(inside, tf.concat([sizes[:shared], ones[0], sizes[shared:], ones[1]], 0))
         found.append(tf.where(kept, rows, tf.zeros_like(rows)))
     return [found]
 
