@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.loss_weights import mirror_trace, recount, settle_sums
+from whale_nebula.capture.loss_weights import mirror_trace, replace_batch_sizes, settle_sums
 from whale_nebula.capture.mirror import in_order, mirror_spec
-from whale_nebula.capture.places import place_of
+from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.splits import add_splits
 from whale_nebula.capture.tracing import LiveRequest, Tracing
 from whale_nebula.codec.way import ways
@@ -31,7 +31,7 @@ def assemble(
 ) -> Program:
     """The Program of a trace. By the id of their handle, `paths` names variables, and `metrics` the metric of some."""
     if trace.met.cut:
-        recount(trace)
+        replace_batch_sizes(trace)
     operations = in_order(trace.graph.get_operations())
     numbers = {op.name: index for index, op in enumerate(operations)}
     graph = mirror_trace(trace)
@@ -73,7 +73,7 @@ def assemble(
         apart=trace.met.replicas.apart,
     )
     program = add_splits(trace, program, operations)
-    return settle_sums(trace, program, where=lambda op: place_of(operations[op]))
+    return settle_sums(trace, program, where=lambda op: find_origin(operations[op]))
 
 
 def _requests(

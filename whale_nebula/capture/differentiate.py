@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.loss_weights import mirror_trace, weigh
 from whale_nebula.capture.mirror import ascend_ops, in_order
-from whale_nebula.capture.places import place_of
+from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.tracing import LiveRequest, Tracing
 from whale_nebula.passes.checks import backwards, check_order
 from whale_nebula.passes.label import label
@@ -83,7 +83,7 @@ def _labels(trace: Tracing, operations: Sequence[Any]) -> dict[str, int]:
     skip = frozenset(numbers[name] for r in trace.requests for name in r.backward)
     found = label(graph, list(trace.met.stages), fixed=fixed, skip=skip)
     if not trace.requests:  # later ones may belong to another phase, which may go back to the first stage
-        check_order(graph, found, tuple(trace.met.stages.values()), where=lambda op: place_of(operations[op]))
+        check_order(graph, found, tuple(trace.met.stages.values()), where=lambda op: find_origin(operations[op]))
     names = [op.name for op in operations]
     return {names[index]: stage for index, stage in found.items()}
 
@@ -170,7 +170,7 @@ class _Region:
         ref = boundary.ref()
         if self._stage(boundary) > stage:  # that stage is done: its gradient would be lost
             stages = list(self.trace.met.stages.values())
-            raise backwards(stages[self._stage(boundary)], stages[stage], place_of(boundary.op))
+            raise backwards(stages[self._stage(boundary)], stages[stage], find_origin(boundary.op))
         if ref in self.known:
             gradient = gradient + incoming.pop(ref)
             self.known.remove(ref)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from whale_nebula.capture.places import foreign, place_of
+from whale_nebula.capture.source_lines import find_origin, foreign
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.errors import CaptureError, DataDependentError, NebulaError, StaticBatchError
 from whale_nebula.passes.rules.verdict import free
@@ -133,7 +133,7 @@ class Baked(NamedTuple):
     @property
     def line(self) -> str:
         """Where the user wrote it."""
-        return str(place_of(self.op))
+        return str(find_origin(self.op))
 
     @property
     def mend(self) -> str:
@@ -177,7 +177,7 @@ def check_constants(graph: Any) -> None:
         largest = max(constants, key=_bytes)
         raise CaptureError(
             f"the constants of the step are {total / 1e9:.1f} GB",
-            where=f"{largest.name} ({_bytes(largest) / 1e9:.1f} GB), {place_of(largest)}",
+            where=f"{largest.name} ({_bytes(largest) / 1e9:.1f} GB), {find_origin(largest)}",
             why="constants are part of the traced graph, which holds 2 GB",
             mend=MEND,
         )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from whale_nebula.capture.places import warn_once
+from whale_nebula.capture.source_lines import warn_once
 from whale_nebula.errors import NebulaWarning
 from whale_nebula.scopes.frames import Frame, open_frames, stage_of
 from whale_nebula.site import script_site

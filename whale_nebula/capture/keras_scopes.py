@@ -20,8 +20,8 @@ import tensorflow as tf
 from whale_nebula.capture import keras_copies
 from whale_nebula.capture.keras_copies import Frames, built_at, built_under_scopes, frames_of, nodes_of, stages_of, tag
 from whale_nebula.capture.placed import placements_in
-from whale_nebula.capture.places import BUILT
 from whale_nebula.capture.projection import learned_rank
+from whale_nebula.capture.source_lines import BUILT
 from whale_nebula.capture.tracing import current, current_here, uncut_on_purpose
 from whale_nebula.scopes.frames import Frame, compress_of, open_frames, reenter, stage_of
 from whale_nebula.scopes.hints import running, warn_eager

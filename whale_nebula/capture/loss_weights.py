@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.capture.mirror import SUMMED, in_order, mirror
-from whale_nebula.capture.places import place_of
+from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.splits import name_siblings
 from whale_nebula.capture.tracing import Tracing, current_here
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph
@@ -58,8 +58,8 @@ def _fold(trace: Tracing, graph: Graph, numbers: Mapping[str, int], **options: A
     return fold(graph, batched, skip=backward.__contains__, **options)
 
 
-def recount(trace: Tracing) -> None:
-    """Rewire a trace whose batch is cut, as far as it goes."""
+def replace_batch_sizes(trace: Tracing) -> None:
+    """Replace sizes of the batch that were baked into a trace whose batch is cut, where it is known what they count."""
     graph, operations, numbers = _read_trace(trace)
     if not _suspects(graph, [numbers[leaf.op.name] for leaf in trace.leaves]):
         return
@@ -105,7 +105,7 @@ def weigh(trace: Tracing, targets: Sequence[Tensor], seeds: Sequence[Any]) -> li
         return weighed
     times = [1] * len(weighed)
     if not trace.weights:
-        recount(trace)
+        replace_batch_sizes(trace)
         times = [_SHARES.get(kind, 0) for kind in _kinds(trace, targets)]
     for number, each in enumerate(times):
         for _ in range(each):
@@ -135,7 +135,7 @@ def _kinds(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
     for value in values:
         state = folding.of(value)
         one = Fold(AFTER, blame=value.op, reason=_MIXED) if state.kind == SHAPE else state
-        refusal = verdict(one, graph, where=lambda number: place_of(operations[number]), lines=lines)
+        refusal = verdict(one, graph, where=lambda number: find_origin(operations[number]), lines=lines)
         if refusal is not None and trace.met.pipeline.coupled != "allow":
             raise refusal
         kinds.append("mean" if refusal is not None else state.kind)

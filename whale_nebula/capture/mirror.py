@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.places import BUILT
+from whale_nebula.capture.source_lines import BUILT
 from whale_nebula.ir.graph import REPLICA_SUM, Attribute, Graph, Op
 from whale_nebula.passes.branches import Aliases
 from whale_nebula.spec import Spec, Value

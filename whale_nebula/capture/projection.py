@@ -20,8 +20,8 @@ import tensorflow as tf
 from whale_nebula.capture import bottlenecks
 from whale_nebula.capture.bottlenecks import Bottlenecks, Home
 from whale_nebula.capture.mirror import COMPRESS, STAGE, ascend_ops, in_order
-from whale_nebula.capture.places import place_of
 from whale_nebula.capture.scopes_met import number_in
+from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.codec import Codec, Rank
 from whale_nebula.errors import GradientError, NotYetError
@@ -200,7 +200,7 @@ def check_crossed(trace: Tracing, program: Program) -> None:
             if rank is not None and shrinks(tensor, rank):
                 raise NotYetError(
                     f"a learned basis for {tensor.name!r}, which is read before it is known in which stage",
-                    where=place_of(operations[op.index]),
+                    where=find_origin(operations[op.index]),
                     why="it is projected where an op of another stage reads it, and this reader bears no stage",
                     mend="put what reads it inside its nb.stage, "
                     "and inside nb.compress where that is around the reader",

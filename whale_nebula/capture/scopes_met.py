@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from whale_nebula.capture.places import warn_once
+from whale_nebula.capture.source_lines import warn_once
 from whale_nebula.errors import NebulaWarning, NestingError, OptionError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Apart, Pipeline, Stage

@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.capture.mirror import COPIED, SPLIT, in_order
-from whale_nebula.capture.places import warn_once
 from whale_nebula.capture.scopes_met import REPLICA, SPLIT_STAGE, number_in
+from whale_nebula.capture.source_lines import warn_once
 from whale_nebula.errors import NebulaWarning, OptionError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Program, Split, Stage

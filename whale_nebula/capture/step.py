@@ -22,8 +22,8 @@ from whale_nebula.capture.mirror import COPIED
 from whale_nebula.capture.patches import install, trace_patched
 from whale_nebula.capture.place_trace import Places
 from whale_nebula.capture.placed import placed_models
-from whale_nebula.capture.places import warn_once
 from whale_nebula.capture.projection import check_crossed, check_listed
+from whale_nebula.capture.source_lines import warn_once
 from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.errors import NebulaWarning, UnsupportedError

@@ -74,7 +74,7 @@ class Tracing:
 
     @contextlib.contextmanager
     def set_flags(self, **flags: bool) -> Iterator[None]:
-        """For a while, be at something."""
+        """Set flags inside the block, and restore them afterwards."""
         before = dict(vars(self.flags))
         vars(self.flags).update(flags)
         try:

@@ -104,7 +104,7 @@ def _run(given: argparse.Namespace) -> int:
         why = "both ends are on this machine: this is what it can carry, and no line to write in a config"
         print(_json(found, None) if given.json else "\n\n".join(f"{table(each)}\n  {why}" for each in found))
         return arguments.DONE
-    found, place = [], place_of(config, given.config, given.cluster, given.to)
+    found, place = [], find_origin(config, given.config, given.cluster, given.to)
     addresses = ", ".join(f"{there} at {place.gateway or where}" for there, where in place.peers.items())
     remark(f"{place.here} measures the line to {addresses}; it must be started there, too")
     for each in measure(place, seconds=seconds, patience=config.patience, tell=remark):
@@ -142,7 +142,7 @@ _HERE_PATIENCE = 60.0
 _COMMAND = ("-m", "whale_nebula.cli.main", "bench", "link", "--told")
 
 
-def place_of(config: Config, path: str, cluster: str, to: str | None) -> Place:
+def find_origin(config: Config, path: str, cluster: str, to: str | None) -> Place:
     """Where this end is, and where the others are."""
     placement = resolve(config, os.environ, Asked(cluster, 0, local=is_local)).placement
     here, gateway = f"{cluster}/0", config.clusters[cluster].gateway if cluster in config.clusters else None

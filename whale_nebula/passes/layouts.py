@@ -89,8 +89,8 @@ ROWS_COUNTED = 32
 """How many rows a batch has where bytes are compared."""
 
 
-class Way(NamedTuple):
-    """One way to run an op on the devices: the layouts that it needs, None for any, and those of what it makes; and
+class Strategy(NamedTuple):
+    """A way to run an op on the devices: the layouts that it needs, None for any, and those of what it makes; and
     whether an axis that cannot be cut is, so that the devices compute it `together`.
     """
 
@@ -234,7 +234,7 @@ class _Completion:
         """Choose the way of an op."""
         if not op.inputs:
             return
-        best = min(self.list_ways(op), key=lambda way: self.cost(op, way))
+        best = min(self.list_strategies(op), key=lambda way: self.cost(op, way))
         needs = zip(op.inputs, best.inputs, strict=True)
         self.reshard(op.index, [(value, need) for value, need in needs if need is not None])
         self.of.update(zip(op.values, best.outputs, strict=True))
@@ -274,7 +274,7 @@ class _Completion:
         own = fold.order[1] if fold.order[:1] == (UNDER,) else fold.per
         return spec.nbytes(ROWS_COUNTED) * (own if fold.kind == ROWS and own > 0 else 1)
 
-    def cost(self, op: Op, way: Way) -> tuple[float, bool]:
+    def cost(self, op: Op, way: Strategy) -> tuple[float, bool]:
         """Bytes that cross for a way, those with which a part of a sum will be summed among them; then whether devices
         do again what others do, or one adds what is whole to its part.
         """
@@ -291,44 +291,44 @@ class _Completion:
         )
         return cost, masked or WHOLE_LAYOUT in way.outputs
 
-    def list_ways(self, op: Op) -> Iterator[Way]:
+    def list_strategies(self, op: Op) -> Iterator[Strategy]:
         """All ways to run an op; that in which all is whole comes first."""
         variable = self.variables.get(op.inputs[0].op, WHOLE_LAYOUT)
         if op.type in ASSIGNS:
-            yield Way((None, variable, *[None] * (len(op.inputs) - 2)), ())
+            yield Strategy((None, variable, *[None] * (len(op.inputs) - 2)), ())
             return
         if op.type in SCATTERS:
-            yield Way((None, WHOLE_LAYOUT, self.lay_updates(op, variable)), (), variable != WHOLE_LAYOUT)
+            yield Strategy((None, WHOLE_LAYOUT, self.lay_updates(op, variable)), (), variable != WHOLE_LAYOUT)
             return
         if op.type == "ReadVariableOp":
-            yield Way((None,) * len(op.inputs), (variable,))
+            yield Strategy((None,) * len(op.inputs), (variable,))
             return
         if op.type == "IdentityN":
-            yield Way((None,) * len(op.inputs), tuple(self.layout(value) for value in op.inputs))
+            yield Strategy((None,) * len(op.inputs), tuple(self.layout(value) for value in op.inputs))
             return
         if op.index in self.question.row_starts:
-            yield Way((Layout(SPLIT, 0),), (Layout(SPLIT, 0),))
+            yield Strategy((Layout(SPLIT, 0),), (Layout(SPLIT, 0),))
             return
         if op.index in self.question.row_ends:
-            yield Way((WHOLE_LAYOUT,), (WHOLE_LAYOUT,))
+            yield Strategy((WHOLE_LAYOUT,), (WHOLE_LAYOUT,))
             return
         if op.type in _SHAPES:
-            yield Way((None,) * len(op.inputs), (WHOLE_LAYOUT,) * len(op.outputs))
+            yield Strategy((None,) * len(op.inputs), (WHOLE_LAYOUT,) * len(op.outputs))
             return
-        yield Way((WHOLE_LAYOUT,) * len(op.inputs), (WHOLE_LAYOUT,) * len(op.outputs))
+        yield Strategy((WHOLE_LAYOUT,) * len(op.inputs), (WHOLE_LAYOUT,) * len(op.outputs))
         alone = all(self.layout(value) == WHOLE_LAYOUT for value in op.inputs)
         if op.index in self.question.kept_whole or (alone and not any(value in self.wanted for value in op.values)):
             return
-        yield from self.list_partial_ways(op)
+        yield from self.list_partial_strategies(op)
         found = _describe(self.question, op)
         if isinstance(found, str):
             where = self.question.where(op.index)
             self.alone[op.index] = f"{op.type} is run whole on every device: {found} ({where})"
             return
         for label in self.list_labels(op, found):
-            yield from self.list_ways_along(op, found, label)
+            yield from self.list_strategies_along(op, found, label)
 
-    def list_partial_ways(self, op: Op) -> Iterator[Way]:
+    def list_partial_strategies(self, op: Op) -> Iterator[Strategy]:
         """Parts of sums stay such where an op is linear in them."""
         floating = [self.question.graph.spec(value).floating for value in op.inputs]
         partial = [place for place, value in enumerate(op.inputs) if self.layout(value).kind == PARTIAL]
@@ -336,11 +336,11 @@ class _Completion:
         if not partial or not all(spec.floating for spec in op.outputs):
             return
         if op.type in _LINEAR:
-            yield Way(tuple(PARTIAL_LAYOUT if number else WHOLE_LAYOUT for number in floating), outputs)
+            yield Strategy(tuple(PARTIAL_LAYOUT if number else WHOLE_LAYOUT for number in floating), outputs)
         elif op.type in _PRODUCTS and (op.type != "RealDiv" or partial == [0]):
             for place in partial:
                 needs = [PARTIAL_LAYOUT if at == place else WHOLE_LAYOUT for at in range(len(op.inputs))]
-                yield Way(tuple(needs), outputs)
+                yield Strategy(tuple(needs), outputs)
 
     def list_labels(self, op: Op, found: Axes) -> list[str]:
         """The axes along which an input lies in pieces, or what the op makes is wanted so."""
@@ -350,7 +350,7 @@ class _Completion:
         held += [(self.wanted.get(value, WHOLE_LAYOUT), side) for value, side in made if side is not None]
         return list(dict.fromkeys(side[layout.axis] for layout, side in held if layout.kind == SPLIT))
 
-    def list_ways_along(self, op: Op, found: Axes, label: str) -> Iterator[Way]:
+    def list_strategies_along(self, op: Op, found: Axes, label: str) -> Iterator[Strategy]:
         """The way of an op in which one axis is cut, wherever it is among the operands."""
         together = label in found.mixed or found.folded in ("max", "min")
         if together and op.type not in COOPERATIVE | _LOOKUPS:
@@ -369,7 +369,7 @@ class _Completion:
                 outputs.append(PARTIAL_LAYOUT)  # of a look-up: a device has zeros for what it does not hold
             else:
                 return
-        yield Way(tuple(inputs), tuple(outputs), together)
+        yield Strategy(tuple(inputs), tuple(outputs), together)
 
     def count_units(self, op: Op, sides: Sequence[Labels | None], label: str) -> int:
         """How many units an axis has: no more than the smallest of the sizes that it has in any operand."""

@@ -458,7 +458,7 @@ class PeerLink(Link):
             return
         heals = isinstance(error, RemoteProtocolError) and not isinstance(error, PeerRestartedError)
         faults = self._faults if greeted else self._greeting_faults
-        hopeless = not heals or faults.hopeless(error, self._conversation.received)
+        hopeless = not heals or faults.should_give_up(error, self._conversation.received)
         if hopeless:
             self._refuse(error)
         if hopeless and not (greeted and heals):
@@ -481,11 +481,11 @@ class PeerLink(Link):
     def _watch(self) -> None:
         while not self._ended.wait(self._tick):
             try:
-                self._look()
+                self._check_liveness()
             except Exception:  # a moment without memory or files must not end the watch
                 _LOG.exception("%s could not look after its link to %s", self.here, self.there)
 
-    def _look(self) -> None:
+    def _check_liveness(self) -> None:
         """Whether the other worker is heard, and whether it has been waited for long enough."""
         with self._changed:
             quiet, ready, bye = self._now() - self._heard, self._conversation.ready, self._bye_heard
@@ -557,11 +557,11 @@ class Faults:
         self._at: int | None = None
         self._times = {"damage": 0, "intent": 0}
 
-    def hopeless(self, error: NebulaError, received: int) -> bool:
+    def should_give_up(self, error: NebulaError, received: int) -> bool:
         """One more error, where so much was received; whether another connection would change nothing.
 
         >>> faults = Faults()
-        >>> [faults.hopeless(RemoteProtocolError("no"), at) for at in (3, 7, 7)]
+        >>> [faults.should_give_up(RemoteProtocolError("no"), at) for at in (3, 7, 7)]
         [False, False, True]
         """
         if received != self._at:

@@ -132,7 +132,8 @@ class Arrivals(Generic[T]):
         self.bytes = 0
 
 
-WHOLE_LIMIT = 1 << 30
+MAX_TENSOR_BYTES = 1 << 30
+"""The most that a tensor may have where the plan does not say its size."""
 _NO_MORE = 2**32 - 1  # the largest size that a header has room for: a bound that is no bound
 
 
@@ -188,7 +189,7 @@ class Assembly:
     nothing, and a chunk that was given its place but did not come whole may be placed again.
     """
 
-    def __init__(self, expect: Expect | None = None, *, limit: int = WHOLE_LIMIT) -> None:
+    def __init__(self, expect: Expect | None = None, *, limit: int = MAX_TENSOR_BYTES) -> None:
         self._expect = expect
         self._limit = limit
         self._tensor: tuple[Header, Bytes] | None = None  # the tensor whose chunks are coming in

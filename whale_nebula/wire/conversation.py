@@ -18,7 +18,7 @@ from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.wire import greeting as hello
 from whale_nebula.wire.buffers import (
     FIRST,
-    WHOLE_LIMIT,
+    MAX_TENSOR_BYTES,
     Acknowledged,
     Arrivals,
     Assembly,
@@ -96,7 +96,7 @@ class Conversation:
         greeting: Greeting,
         *,
         expect: Expect | None = None,
-        limit: int = WHOLE_LIMIT,
+        limit: int = MAX_TENSOR_BYTES,
         budget: int = BUDGET_BYTES,
         window: int = 0,
         flows: Callable[[], bool] = lambda: True,

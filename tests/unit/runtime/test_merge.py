@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from whale_nebula.ir.graph import CAPTURE, Graph, Op
 from whale_nebula.ir.program import GradientPart, Holder, Leaf, Program, Request, Variable
-from whale_nebula.runtime.step.gradients import Sums, merge, total
+from whale_nebula.runtime.step.gradients import Sums, merge, sum_over_stages
 from whale_nebula.spec import Spec, Value
 
 SHARES = [tf.constant(0.75), tf.constant(0.25)]
@@ -60,7 +60,7 @@ def test_dense_gradients_are_added_in_stage_order() -> None:
     second.add(0, part(1), [tf.fill((2, 3), 1.0)])
     second.add(0, part(1), [tf.fill((2, 3), -1e8)])
     second.settle()
-    found = total(program(), {**second.parts(), **first.parts()})
+    found = sum_over_stages(program(), {**second.parts(), **first.parts()})
     assert found[Value(1, 0)].numpy().max() == 0.0  # 1e8 + (1 - 1e8), and in no other order
 
 
@@ -68,7 +68,7 @@ def test_rows_of_a_sparse_gradient_are_put_behind_each_other() -> None:
     sums = Sums(program(sparse=True))
     for row in (0, 1):
         sums.add(0, part(0, 1, 2), [tf.ones((1, 3)) * row, tf.constant([row])])
-    found = total(program(sparse=True), sums.parts())
+    found = sum_over_stages(program(sparse=True), sums.parts())
     assert found[Value(1, 0)].shape == (2, 3)
     assert found[Value(2, 0)].numpy().tolist() == [0, 1]
 
@@ -79,7 +79,7 @@ def test_rows_at_positions_that_every_micro_batch_has_are_added() -> None:
     sums = Sums(positions)
     for _ in range(3):
         sums.add(0, replace(part(0, 1, 2), merge="sum"), [tf.ones((2, 3)), tf.constant([0, 1])])
-    found = total(positions, sums.parts())
+    found = sum_over_stages(positions, sums.parts())
     assert found[Value(1, 0)].numpy().tolist() == [[3.0] * 3] * 2
     assert found[Value(2, 0)].numpy().tolist() == [0, 1]
 
@@ -88,5 +88,5 @@ def test_a_tied_variable_mixes_dense_and_sparse() -> None:
     dense, sparse = Sums(program()), Sums(program())
     dense.add(0, part(1), [tf.ones((2, 3))])
     sparse.add(0, part(0, 1, 2), [tf.ones((2, 3)), tf.constant([1, 1])])
-    found = total(program(), {**dense.parts(), **sparse.parts()})
+    found = sum_over_stages(program(), {**dense.parts(), **sparse.parts()})
     assert found[Value(1, 0)].numpy().tolist() == [[1.0] * 3, [3.0] * 3]

@@ -155,7 +155,7 @@ class TestWhatNobodyForesaw:
             looks.release()
             raise RuntimeError("can't start new thread")
 
-        monkeypatch.setattr(PeerLink, "_look", fail)
+        monkeypatch.setattr(PeerLink, "_check_liveness", fail)
         make(deadlines=Deadlines(patience=SOON, silence=0.08, grace=2.0))
         for _ in range(6):  # of two links
             assert looks.acquire(timeout=SOON)
@@ -308,5 +308,5 @@ def test_faults_at_one_place_are_hopeless_and_damage_has_chances() -> None:
 
     faults = Faults()
     damage = DamagedFrameError("no")
-    assert [faults.hopeless(damage, 5) for _ in range(9)] == [False] * 8 + [True]
-    assert not faults.hopeless(damage, 6)
+    assert [faults.should_give_up(damage, 5) for _ in range(9)] == [False] * 8 + [True]
+    assert not faults.should_give_up(damage, 6)

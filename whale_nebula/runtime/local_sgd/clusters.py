@@ -15,7 +15,7 @@ import google_crc32c
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.capture.places import warn_once
+from whale_nebula.capture.source_lines import warn_once
 from whale_nebula.capture.step import Captured
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import NebulaWarning, NotYetError, PlanMismatchError
@@ -32,10 +32,10 @@ from whale_nebula.runtime.local_sgd.topology import (
     Meetings,
     Sites,
     naming,
+    offset_seeds,
     read_numbers,
     seeds_of,
     sites_of,
-    sow,
     weights_of,
 )
 from whale_nebula.runtime.run import Run
@@ -185,7 +185,7 @@ class Opened:
         rounds = _meetings(apart, sites, weights, ends, waits=True)
         session.expected.add_round(ends.program, _MOST * rounds.flat.total + _OWN)
         self._start_alike(rounds, seeds_of(variables))
-        sow(variables, sites.names.index(here.cluster))
+        offset_seeds(variables, sites.names.index(here.cluster))
         return {here.cluster: rounds}
 
     def _start_alike(self, rounds: Meetings, seeds: Mapping[str, Any]) -> None:

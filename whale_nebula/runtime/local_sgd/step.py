@@ -18,7 +18,7 @@ from whale_nebula.feed.inputs import count_rows, slice_rows, whole
 from whale_nebula.ir.program import Leaf
 from whale_nebula.launch.ending import Leaving, departure
 from whale_nebula.report.records import LinkReport, MeetingsReport
-from whale_nebula.runtime.local_sgd.topology import Meetings, Sites, seeds_of, sow
+from whale_nebula.runtime.local_sgd.topology import Meetings, Sites, offset_seeds, seeds_of
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step.clock import Runner, StepOutcome
 from whale_nebula.transport import Link, LinkTotals
@@ -198,7 +198,7 @@ class Copies:
         own = self.kept.setdefault(cluster, {})
         fresh = {path: variable for path, variable in variables.items() if id(variable) not in own}
         made = {path: tf.Variable(variable, trainable=False) for path, variable in fresh.items()}
-        sow(made, place)
+        offset_seeds(made, place)
         self.seeds.update(id(seed) for seed in seeds_of(fresh).values())
         own.update({id(variable): made[path] for path, variable in fresh.items()})
         return own

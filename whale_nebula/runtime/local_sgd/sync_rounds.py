@@ -103,17 +103,19 @@ class Rounds(Meetings):
         own = self.flat.read(where)
         gone = self._known[slice(*where)] - own
         self._when += 1
-        told = self._telling.submit(self._tell, self._when, fragment, gone)
-        heard = self._hearing.submit(self._hear, self._when, fragment, told)
+        told = self._telling.submit(self._send_difference, self._when, fragment, gone)
+        heard = self._hearing.submit(self._average_differences, self._when, fragment, told)
         self._on_way.append(Sent(fragment, own, heard))
 
-    def _tell(self, when: int, fragment: int, gone: Numbers) -> Numbers:
+    def _send_difference(self, when: int, fragment: int, gone: Numbers) -> Numbers:
         data, there = self.differences.encode(fragment, gone)
         self.ends.tell(when, fragment, data, gone.nbytes)
         return there
 
-    def _hear(self, when: int, fragment: int, told: Future[Numbers]) -> Numbers:
-        """The shared weights of a fragment after this round."""
+    def _average_differences(self, when: int, fragment: int, told: Future[Numbers]) -> Numbers:
+        """Receive the differences of all clusters, average them and apply the outer optimizer: the new shared weights
+        of a fragment.
+        """
         where = self._ranges[fragment]
         size = where[1] - where[0]
         own = told.result()

@@ -351,8 +351,8 @@ def seeds_of(variables: Mapping[str, Any]) -> dict[str, Any]:
     return {path: v for path, v in variables.items() if path.endswith(_SEEDS) and v.shape.rank == 1}
 
 
-def sow(variables: Mapping[str, Any], place: int) -> None:
-    """Let the dropout of the cluster with this place draw other numbers than that of the first."""
+def offset_seeds(variables: Mapping[str, Any], place: int) -> None:
+    """Offset the seeds of a cluster's dropout, so that it draws other numbers than the first cluster's."""
     for variable in seeds_of(variables).values() if place else ():
         first = tf.one_hot(0, variable.shape[0], dtype=variable.dtype)
         variable.assign_add(first * tf.cast(place * _STRIDE, variable.dtype))
@@ -377,7 +377,7 @@ class Meetings(ABC):
     _told: int = 0
 
     def begin(self) -> None:
-        """From here on all clusters go their own way: what each has now is what all share."""
+        """Take the current weights, once, as those that all clusters share; from here on they train apart."""
         if self._shared is None:
             self._shared = self._read_all()
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from whale_nebula.capture import tracing
 from whale_nebula.capture.mirror import in_order
-from whale_nebula.capture.places import place_of
+from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.step import Captured, Signature, fill_layout
 from whale_nebula.errors import GradientError, NebulaWarning, StageFailedError
 from whale_nebula.errors.text import escape_foreign_text
@@ -309,7 +309,7 @@ def prepare_compilation(captured: Captured, run: Run) -> Compilation:
     held = {} if run.alone else held_layouts(captured, run)
 
     def where(number: int) -> str:
-        return place_of(operations[number])
+        return find_origin(operations[number])
 
     return Compilation(captured.program, workers, where, config.results, frozenset(config.inputs), held)
 

@@ -138,8 +138,8 @@ class Sums:
         return found
 
 
-def total(program: Program, parts: dict[PartKey, tuple[Any, ...]]) -> dict[Value, Any]:
-    """The tensors for every gradient placeholder, from the parts of all stages."""
+def sum_over_stages(program: Program, parts: dict[PartKey, tuple[Any, ...]]) -> dict[Value, Any]:
+    """Add up the parts of each gradient over the stages that use its (tied) variable, by gradient placeholder."""
     found: dict[Value, Any] = {}
     for request in program.requests:
         for holder in request.holders:

@@ -14,7 +14,7 @@ from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.exchange import Bundle, parts_of
 from whale_nebula.runtime.step.clock import StageClock
 from whale_nebula.runtime.step.compiled import Compiled, Feed, Piece
-from whale_nebula.runtime.step.gradients import Sums, merge, total
+from whale_nebula.runtime.step.gradients import Sums, merge, sum_over_stages
 from whale_nebula.runtime.step.peers import Peers
 from whale_nebula.runtime.step.results import Absent
 from whale_nebula.runtime.step.stage_run import StageRun
@@ -117,7 +117,7 @@ class OnceRun:
             self._gathered, self._runs, self._got = phase.index, join_replicas(phase, runs), set()
             if self.compiled.replica_messages[phase.index]:
                 with self.clock.exchanging(phase.index):
-                    self.peers.even(phase, self._runs)
+                    self.peers.merge_replicas(phase, self._runs)
             self._merge(self._runs)
             if self._early(phase):
                 self._send(phase, -1)
@@ -148,8 +148,8 @@ class OnceRun:
         for run in runs:
             parts |= run.sums.parts()
         with self.clock.exchanging(phase.index):
-            parts = self.peers.parts(phase, parts)
-        return total(self.compiled.cut.program, parts)
+            parts = self.peers.exchange_parts(phase, parts)
+        return sum_over_stages(self.compiled.cut.program, parts)
 
     def _merge(self, runs: Sequence[StageRun]) -> None:
         merges = self.compiled.cut.merges

@@ -28,10 +28,10 @@ Parts = dict[PartKey, tuple[Any, ...]]
 class Peers:
     """The other workers, as an update sees them; here there are none."""
 
-    def even(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
-        """Let the replicas of each stage have what all of them have made."""
+    def merge_replicas(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
+        """Give the replicas of each stage what all of them have made: sums of gradients, values of micro-batches."""
 
-    def parts(self, phase: PhasePlan, own: Parts) -> Parts:
+    def exchange_parts(self, phase: PhasePlan, own: Parts) -> Parts:
         """Exchange the gradient parts of variables that live on several workers."""
         return own
 
@@ -83,7 +83,7 @@ class Wires(Peers):
         return self._key("scalar", bundle.phase, bundle.number, bundle.source, bundle.destination)
 
     # ------------------------------------------------------------------ gradient parts
-    def parts(self, phase: PhasePlan, own: Parts) -> Parts:
+    def exchange_parts(self, phase: PhasePlan, own: Parts) -> Parts:
         """Give the parts of shared variables to the others that hold them, and take theirs."""
         here = self.compiled.worker
         shared = list(shared_parts(self.compiled.cut, phase))
@@ -102,7 +102,7 @@ class Wires(Peers):
         return {key: tuple(tensors) for key, tensors in found.items()}
 
     # ------------------------------------------------------------------ results of replicas
-    def even(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
+    def merge_replicas(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
         """Tell everything first, then hear: so nobody waits for one who waits."""
         messages = self.compiled.replica_messages[phase.index]
         pairs = [(run, each) for run in runs for each in messages if each.stage == run.stage]

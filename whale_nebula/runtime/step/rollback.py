@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.capture.errors import baked_reshape
-from whale_nebula.capture.places import place_of
+from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.ir.program import Stage
 from whale_nebula.tf import private as tf_private
@@ -41,7 +41,7 @@ class Whereabouts:
         An op of a branch, or of a loop's body, stands where the branch or the loop does.
         """
         op = next((self._operations[each] for each in _around(name) if each in self._operations), None)
-        place = "" if op is None else str(place_of(tf_private.forward_op(op)))
+        place = "" if op is None else str(find_origin(tf_private.forward_op(op)))
         return "" if op is None or place == op.name else place
 
     def mend(self, failure: BaseException) -> str:

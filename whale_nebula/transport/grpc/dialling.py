@@ -155,7 +155,7 @@ class DiallingCarrier(GrpcCarrier):
         while not self._closed:
             trouble: TransportError | None = None
             try:
-                attempt = 0 if self._live_through_one() else attempt + 1
+                attempt = 0 if self._run_connection() else attempt + 1
             except ExpiredError as error:  # of the gateway: it may be renewed
                 self._refusal, self._trouble = error, self._on_the_way(error.what)
                 attempt += 1
@@ -169,7 +169,7 @@ class DiallingCarrier(GrpcCarrier):
             if not self._rest(self._deadlines.retry_pause(attempt)):
                 return
 
-    def _live_through_one(self) -> bool:
+    def _run_connection(self) -> bool:
         """Connect, and return once that is over; gives whether the other worker was met over it."""
         current = self._target.credentials
         credentials = current() if current else None

@@ -24,7 +24,7 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _REPLAY = os.path.join(_OURS, "capture", "keras_scopes.py")
 
 
-def place_of(op: Any) -> Origin:
+def find_origin(op: Any) -> Origin:
     """'file.py:12', or the op's name where no frame is the user's; and the Keras layer around the op."""
     layers, file = tf_private.layers_around(op)
     inside = layers[1:] if len(layers) > 1 else layers
