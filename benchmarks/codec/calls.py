@@ -1,4 +1,4 @@
-"""What a call of an encoder and of a decoder costs, however small the tensor is: the constants of `codec/costs.py`.
+"""What a call of an encoder and of a decoder costs, however small the tensor is: the constants of `codec/objects.py`.
 
     python benchmarks/codec/calls.py
 

@@ -9,9 +9,8 @@ At most one *structure* (SVD, Rank, TopK: fewer numbers; Axes: a form that fewer
 """
 
 from whale_nebula.codec.axes import Axes
-from whale_nebula.codec.costs import Cost
 from whale_nebula.codec.entropy_coding import Coded
-from whale_nebula.codec.objects import Chain, Codec, Precision, Reduced, Structure
+from whale_nebula.codec.objects import Chain, Codec, Cost, Precision, Reduced, Structure
 from whale_nebula.codec.packing import Part
 from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8, Bits
 from whale_nebula.codec.registry import CODECS, from_flags, is_built, parse, register

@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from whale_nebula.codec import low_rank
 from whale_nebula.codec.blocks import rows_and_columns
-from whale_nebula.codec.costs import COPY, EIGEN, SPEED, Cost, gram_seconds
 from whale_nebula.codec.low_rank import Matrix, leading
-from whale_nebula.codec.objects import Reduced, Structure
+from whale_nebula.codec.objects import COPY, EIGEN, SPEED, Cost, Reduced, Structure, gram_seconds
 from whale_nebula.codec.packing import Dims, Part
 from whale_nebula.codec.structures import LOOKED_AT, RENEWED
 from whale_nebula.errors import RemoteProtocolError

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whale_nebula.codec.blocks import restore, rows_and_columns
-from whale_nebula.codec.costs import Cost
-from whale_nebula.codec.objects import Precision
+from whale_nebula.codec.objects import Cost, Precision
 from whale_nebula.codec.packing import Dims, Part
 from whale_nebula.errors import OptionError, RemoteProtocolError
 from whale_nebula.wire.tensor import Bytes

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeGuard
 
 from whale_nebula.codec import blocks, packing
-from whale_nebula.codec.costs import CAST, Cost
-from whale_nebula.codec.objects import Codec, Compressed, Precision
+from whale_nebula.codec.objects import CAST, Codec, Compressed, Cost, Precision
 from whale_nebula.codec.packing import Dims, Part
 from whale_nebula.errors import OptionError
 from whale_nebula.tf import tf

@@ -16,8 +16,7 @@ from functools import lru_cache
 from math import prod
 
 from whale_nebula.codec.blocks import rows_and_columns
-from whale_nebula.codec.costs import CALL, COPY, Cost
-from whale_nebula.codec.objects import PLAIN, Codec
+from whale_nebula.codec.objects import CALL, COPY, PLAIN, Codec, Cost
 from whale_nebula.codec.packing import PREFIX, Dims, Part
 from whale_nebula.codec.precisions import is_integers
 from whale_nebula.codec.way import Way, parse_way

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from whale_nebula.codec import low_rank, sparse
 from whale_nebula.codec.blocks import rows_and_columns
-from whale_nebula.codec.costs import COPY, EIGEN, SPEED, Cost, gram_seconds
 from whale_nebula.codec.low_rank import kept_count, rank_of
-from whale_nebula.codec.objects import Reduced, Structure
+from whale_nebula.codec.objects import COPY, EIGEN, SPEED, Cost, Reduced, Structure, gram_seconds
 from whale_nebula.codec.packing import Dims, Part
 from whale_nebula.errors import OptionError
 from whale_nebula.errors.text import did_you_mean

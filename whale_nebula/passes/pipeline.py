@@ -24,10 +24,9 @@ from whale_nebula.ir.cut import Cut, Fragment, Worker
 from whale_nebula.ir.layout import Layout
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.text import to_text
-from whale_nebula.passes.batch import BatchFolds, fold_batch
+from whale_nebula.passes.batch import BatchFolds, fold_batch, with_merges
 from whale_nebula.passes.checks import check_draws, check_order, check_shared, one_in_flight, python_notes
 from whale_nebula.passes.codec_options import check_crossable
-from whale_nebula.passes.gradient_merges import with_merges
 from whale_nebula.passes.mapping import EVERYWHERE, list_exchange, map_workers
 from whale_nebula.passes.phases import Parts, split_parts
 from whale_nebula.passes.replicas import notes as sum_notes

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from whale_nebula.codec.costs import Cost
+from whale_nebula.codec.objects import Cost
 from whale_nebula.codec.packing import Dims
 from whale_nebula.codec.precisions import FP16
 from whale_nebula.codec.sizes import cost, payload_bytes, renewing, used_codec

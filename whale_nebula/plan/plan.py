@@ -13,8 +13,6 @@ from whale_nebula.errors.text import Named, did_you_mean
 from whale_nebula.ir.canonical import digest_lines
 from whale_nebula.plan import file
 from whale_nebula.plan.file import plan_difference
-from whale_nebula.plan.html.graph import plan_svg
-from whale_nebula.plan.html.page import plan_html
 from whale_nebula.plan.records import PlanBoundary, PlanCollective, PlanLink, PlanOnce, PlanStage, PlanTied
 from whale_nebula.plan.text import plan_mermaid, plan_text
 
@@ -130,10 +128,14 @@ class Plan:
 
     def to_html(self) -> str:
         """The plan as one HTML file that needs nothing else: a graph to move about in, the schedule, tables."""
+        from whale_nebula.plan.html.page import plan_html  # few runs ask for it
+
         return plan_html(self)
 
     def to_svg(self) -> str:
         """The plan's graph as a picture: SVG that needs nothing else. A notebook shows it for a plan by itself."""
+        from whale_nebula.plan.html.graph import plan_svg
+
         return plan_svg(self)
 
     _repr_svg_ = to_svg

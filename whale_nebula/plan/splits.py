@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from math import prod
+from typing import TYPE_CHECKING
 
 from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.layout import ALL_GATHER, ALL_REDUCE, SPLIT, Layouts, count_bytes, local_shape
@@ -11,9 +14,42 @@ from whale_nebula.ir.program import Variable
 from whale_nebula.ir.routing import take_counts
 from whale_nebula.passes.layouts import ROWS_COUNTED
 from whale_nebula.passes.split import list_own_fragments
-from whale_nebula.plan.records import PlanCollective
+from whale_nebula.plan.records import PlanCollective, PlanStage
 from whale_nebula.report.records import size
 from whale_nebula.spec import Spec, Value
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
+
+
+_SHOWN = 2
+"""So many variables are named, the largest ones."""
+_VARIABLE = re.compile(r"variable (\S+) \w+\[([\d,]*)\]")
+
+
+def list_device_facts(plan: Plan, stage: PlanStage) -> Iterator[tuple[str, str]]:
+    """How many devices there are and what each holds, how the largest variables lie, and what crosses between devices
+    in a step, by its kind. Nothing of a stage that is not split.
+    """
+    if stage.shards < 2:
+        return
+    yield "devices", f"{stage.shards}, {size(stage.shard_bytes)} each"
+    sizes = {found[1]: _count_entries(found[2]) for found in map(_VARIABLE.match, plan.lines) if found}
+    held = sorted((path for path in stage.variables if path in plan.layouts), key=lambda path: -sizes.get(path, 0))
+    shown = held if len(held) == _SHOWN + 1 else held[:_SHOWN]
+    yield from ((path, plan.layouts[path]) for path in shown)
+    if len(held) > len(shown):
+        yield "in pieces, too", f"{len(held) - len(shown)} variables"
+    own = [each for each in plan.collectives if each.stage == stage.name]
+    for kind in dict.fromkeys(each.kind for each in sorted(own, key=lambda each: -each.bytes * each.times)):
+        alike = [each for each in own if each.kind == kind]
+        total, times = sum(each.bytes * each.times for each in alike), sum(each.times for each in alike)
+        yield kind, f"{size(total)} in {times}"
+
+
+def _count_entries(shape: str) -> int:
+    return prod(int(entries) for entries in shape.split(",") if entries)
+
 
 _NUMBERS: Mapping[str, tuple[str, int]] = {
     "Softmax": (ALL_REDUCE, 2),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from whale_nebula.codec.way import describe_bytes, details, has_open_size, words
 from whale_nebula.ir.routing import take_counts, times_of_shares
-from whale_nebula.plan.devices import list_device_facts
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage
+from whale_nebula.plan.splits import list_device_facts
 from whale_nebula.plan.timing import PhaseTimes, count_phases, duration, step_text, times
 from whale_nebula.report.bottleneck import WORTH, mend, straggler_text, waits
 from whale_nebula.report.records import size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from whale_nebula.report.bottleneck import describe_bottleneck, describe_straggl
 from whale_nebula.report.prediction import Basis, Prediction, predict
 from whale_nebula.report.records import (
     ALONE,
+    ONCE,
     BoundaryReport,
     Elsewhere,
     LinkReport,
@@ -23,9 +24,128 @@ from whale_nebula.report.records import (
     Span,
     StageReport,
     WorkerReport,
+    duration,
 )
-from whale_nebula.report.spans import Timeline, chrome_trace
 from whale_nebula.report.text import report_text
+
+_WIDTH = 72
+_OTHERS = "0123456789"
+
+
+class Timeline(tuple["Span", ...]):
+    """The spans of a step, a tuple; printed it is a line for each lane, with a letter for what ran in it.
+
+    >>> from whale_nebula.report.records import Span
+    >>> found = Timeline([Span("gpu", "forward 0", 0.0, 0.25, 0), Span("gpu", "backward 0", 0.75, 1.0, 0)])
+    >>> print(str(found).replace("F" * 18, "FF").replace("B" * 18, "BB").replace("." * 36, "...."))
+    1.000 s from left to right; F forward, B backward
+      gpu |FF....BB|  0.500 s in 2 pieces
+    >>> found[0].what
+    'forward 0'
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        if not self:
+            return "nothing was timed: over free links a step is one local function"
+        whole = max(span.end for span in self) or 1.0
+        lanes = list(dict.fromkeys(span.lane for span in self))
+        letters = _letters(dict.fromkeys(_word(span) for span in self))
+        named = ", ".join(f"{letter} {word}" for word, letter in letters.items())
+        wide = max(map(len, lanes))
+        lines = [
+            f"  {lane:{wide}} |{self._draw_lane(lane, whole, letters)}|  {self._lane_text(lane)}" for lane in lanes
+        ]
+        return "\n".join([f"{duration(whole)} from left to right; {named}", *lines])
+
+    __repr__ = __str__
+
+    def _draw_lane(self, lane: str, whole: float, letters: Mapping[str, str]) -> str:
+        columns = ["."] * _WIDTH
+        for span in sorted(self._of(lane), key=lambda each: each.start - each.end):  # what lies within is drawn upon it
+            first = min(int(span.start / whole * _WIDTH), _WIDTH - 1)
+            last = max(first + 1, round(span.end / whole * _WIDTH))
+            columns[first:last] = letters[_word(span)] * (min(last, _WIDTH) - first)
+        return "".join(columns)
+
+    def _lane_text(self, lane: str) -> str:
+        own = self._of(lane)
+        busy, seen = 0.0, 0.0
+        for span in sorted(own, key=lambda each: each.start):  # what lies within another counts once
+            busy += max(0.0, span.end - max(seen, span.start))
+            seen = max(seen, span.end)
+        return f"{duration(busy)} in {len(own)} piece{'s' * (len(own) != 1)}"
+
+    def _of(self, lane: str) -> list[Span]:
+        return [span for span in self if span.lane == lane]
+
+
+def _word(span: Span) -> str:
+    return span.what.split()[0]
+
+
+def _letters(words: Iterable[str]) -> dict[str, str]:
+    """A letter for each word, from the word itself as far as no other has it.
+
+    >>> _letters(["forward", "encode", "evaluate", "fee"])
+    {'forward': 'F', 'encode': 'E', 'evaluate': 'V', 'fee': 'f'}
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        free = (each for each in [*word.upper(), *word, *_OTHERS] if each not in found.values())
+        found[word] = next(free, "*")
+    return found
+
+
+_STEP = "step"
+
+
+def chrome_trace(report: Report) -> dict[str, Any]:
+    """The trace as JSON has it; the step itself is an event too, so that nothing is ever empty."""
+    lanes = _lanes(report)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(name for name, _ in lanes.values()), 1)}
+    threads = {lane: (numbers[name], number) for number, (lane, (name, _)) in enumerate(lanes.items(), 1)}
+    events = [
+        _name_lane("process_name", number, 0, name if name == _STEP else f"cluster {name}")
+        for name, number in numbers.items()
+    ]
+    events += [_name_lane("thread_name", *threads[lane], name) for lane, (_, name) in lanes.items()]
+    whole = Span(ONCE, f"step {report.step} of {report.program}", 0.0, report.step_seconds)
+    ordered = sorted([whole, *report.spans], key=lambda span: (span.start, -span.end))
+    events += [_event(span, *threads[span.lane]) for span in ordered]
+    about = {"program": report.program, "step": report.step, "worker": report.worker, "time": report.time}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+
+
+def _lanes(report: Report) -> dict[str, tuple[str, str]]:
+    """Lane to (process, thread): the step first, then each cluster's stages and what it sends."""
+    lanes = {ONCE: (_STEP, ONCE)}
+    lanes |= {name: (stage.cluster or name, f"stage {name}") for name, stage in report.stages.items()}
+    links = dict.fromkeys([*report.links, *(span.lane for span in report.spans if span.lane not in lanes)])
+    clusters = {process for process, _ in lanes.values()}
+    for name in links:
+        source = name.split("->")[0]
+        lanes[name] = (source if source in clusters else name, f"link {name}")
+    return lanes
+
+
+def _name_lane(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _event(span: Span, process: int, thread: int) -> dict[str, Any]:
+    about = {"micro_batch": span.micro_batch, "phase": span.phase, "bytes": span.bytes}
+    return {
+        "ph": "X",
+        "name": span.what,
+        "cat": span.what.split()[0],
+        "pid": process,
+        "tid": thread,
+        "ts": round(1e6 * span.start, 3),
+        "dur": round(1e6 * max(span.end - span.start, 0.0), 3),
+        "args": {name: value for name, value in about.items() if value is not None},
+    }
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,20 @@
 """Private parts of TensorFlow and Keras that this package uses, by subject; each function has a contract test.
 
-`tf` is TensorFlow itself, loaded when it is first used, for modules that hosts without TensorFlow import too.
+`tf` is TensorFlow itself, loaded when it is first used, for modules that hosts without TensorFlow import too. What is
+private moves from version to version: versions of TensorFlow and Keras that are not supported are refused at first use.
+Importing this package checks nothing, because it loads neither of them.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
+import sys
+from importlib import metadata
 from typing import Any
+
+from whale_nebula.errors import NebulaError, UnsupportedError, VersionError
+from whale_nebula.site import script_site
 
 
 class _Lazy:
@@ -26,3 +34,66 @@ class _Lazy:
 
 
 tf: Any = _Lazy("tensorflow")
+
+RANGES = {"tensorflow": ("2.21", "2.22"), "keras": ("3.15", "3.16")}
+"""From the first of each, up to but not including the second."""
+BACKEND = "tensorflow"
+
+
+def require_supported() -> None:
+    """Raise where TensorFlow or Keras is out of its range, or Keras runs on something else than TensorFlow."""
+    refusal = find_unsupported()
+    if refusal is not None:
+        raise refusal
+
+
+def find_unsupported() -> NebulaError | None:
+    """Why the TensorFlow and Keras at hand cannot be used, or None where they can."""
+    for name in RANGES:
+        found = _version(name)
+        if found is not None and not in_range(name, found):
+            called = {"tensorflow": "TensorFlow", "keras": "Keras"}[name]
+            first, end = RANGES[name]
+            wanted = " ".join(f'"{each}>={low},<{high}"' for each, (low, high) in RANGES.items())
+            return VersionError(
+                f"{called} {found} is not supported",
+                where=str(script_site()),
+                why=f"whale_nebula reads inner parts of {called} as they are from {first} up to, "
+                f"but not including, {end}",
+                mend=f"pip install {wanted}",
+            )
+    config = getattr(sys.modules.get("keras"), "config", None)
+    backend = config.backend() if config is not None else BACKEND
+    if backend == BACKEND:
+        return None
+    return UnsupportedError(
+        f"Keras runs on {backend}",
+        where=str(script_site()),
+        why="a plan cuts a graph that TensorFlow traced, and Keras on another backend traces none",
+        mend="KERAS_BACKEND=tensorflow python train.py; or no such setting in ~/.keras/keras.json",
+    )
+
+
+def in_range(name: str, version: str) -> bool:
+    """Whether a version of TensorFlow or Keras is one that we are made for.
+
+    >>> in_range("tensorflow", "2.21.3"), in_range("tensorflow", "2.22.0-rc1"), in_range("keras", "2.15.0")
+    (True, False, False)
+    """
+    first, end = RANGES[name]
+    return _numbers(first) <= _numbers(version) < _numbers(end)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def _version(name: str) -> str | None:
+    """The version that is loaded, else the one that would be."""
+    loaded: Any = sys.modules.get(name)
+    if loaded is not None:
+        return str(getattr(loaded, "__version__", "0.0"))
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

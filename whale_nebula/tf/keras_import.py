@@ -51,7 +51,7 @@ def _wrap(trainer: type, hook: Hook) -> None:
 
 def _wrapper(kind: str, original: Callable[..., Any], hook: Hook) -> Callable[..., Any]:
     def make(model: Any, force: bool = False) -> Any:
-        from whale_nebula.tf.versions import find_unsupported
+        from whale_nebula.tf import find_unsupported
 
         if find_unsupported() is not None:  # a scope says so where it is entered, and this model has entered none
             return original(model, force)
@@ -95,7 +95,7 @@ class Bootstrap:
         """Install the real watchers; they are told of this frame too."""
         with contextlib.ExitStack() as opened:
             if "tensorflow" in sys.modules or "keras" in sys.modules:
-                from whale_nebula.tf.versions import require_supported
+                from whale_nebula.tf import require_supported
 
                 require_supported()
                 for watcher in self._hook().install():

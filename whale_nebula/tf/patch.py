@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.tf.versions import require_supported
+from whale_nebula.tf import require_supported
 
 require_supported()  # what follows is where it is in these versions only
 

@@ -19,8 +19,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from whale_nebula.tf import require_supported
 from whale_nebula.tf.patch import Patch
-from whale_nebula.tf.versions import require_supported
 
 require_supported()  # what follows is where it is in these versions only
 

@@ -7,7 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from whale_nebula.tf.versions import RANGES
+from whale_nebula.tf import RANGES
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """

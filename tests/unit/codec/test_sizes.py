@@ -27,8 +27,7 @@ from whale_nebula.codec import (
     TopK,
     parse,
 )
-from whale_nebula.codec.costs import CALL, CAST, COPY, SPEED, Cost
-from whale_nebula.codec.objects import PLAIN
+from whale_nebula.codec.objects import CALL, CAST, COPY, PLAIN, SPEED, Cost
 from whale_nebula.codec.packing import PREFIX
 from whale_nebula.codec.sizes import cost, elides, extra_bytes, fitting, nbytes, payload_bytes, renewing
 from whale_nebula.codec.way import Way, describe_bytes, details, words

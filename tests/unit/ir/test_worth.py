@@ -9,7 +9,7 @@ import pytest
 
 import whale_nebula as nb
 from tests.golden.files import check_golden
-from whale_nebula.codec.costs import CALL
+from whale_nebula.codec.objects import CALL
 from whale_nebula.config.schema import parse_links
 from whale_nebula.plan.codec_advice import Direction, judge_codecs, slowest
 from whale_nebula.plan.timing import duration, times

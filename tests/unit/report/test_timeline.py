@@ -1,8 +1,7 @@
 """A step's spans as a drawing: still a tuple of spans."""
 
 from whale_nebula.report.records import ONCE, Span, StageReport
-from whale_nebula.report.report import Report
-from whale_nebula.report.spans import Timeline
+from whale_nebula.report.report import Report, Timeline
 
 SPANS = (
     Span("gpu", "forward 0", 0.0, 0.5, 0),

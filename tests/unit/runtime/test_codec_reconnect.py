@@ -16,7 +16,7 @@ import whale_nebula as nb
 from tests.simulation.carrier import Cable, Passage
 from tests.unit.transport.cable import step
 from whale_nebula.runtime.run import current_run
-from whale_nebula.runtime.step.emulated import EmulatedStep
+from whale_nebula.runtime.step.local import EmulatedStep
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.protocol import Key, LinkTotals

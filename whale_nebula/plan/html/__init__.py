@@ -1,4 +1,65 @@
 """A plan as one HTML file: a graph to move about in, the schedule, the layers of each stage, tables.
 
-All of it is drawn here as SVG and tables; the script in the page only lets a reader move, point and open.
+All of it is drawn here as SVG and tables; the script in the page only lets a reader move, point and open. All text from
+a plan is escaped in one place, as elements are made.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+
+class Markup(str):
+    """Text that is markup already; a plain string is taken for words and escaped.
+
+    >>> element("b", "a < b", Markup("<i>c</i>"), title='say "x"')
+    '<b title="say &quot;x&quot;">a &lt; b<i>c</i></b>'
+    """
+
+    __slots__ = ()
+
+
+_ALONE = frozenset({"input", "meta"})
+"""Elements that hold nothing and are not closed."""
+
+Child = str | None
+Attribute = str | int | float | bool | None
+
+
+def element(name: str, /, *children: Child | Iterable[Child], **attributes: Attribute) -> Markup:
+    """One element. Names of attributes may end with an underscore; others in them are dashes."""
+    if name in _ALONE:
+        return Markup(f"<{name}{''.join(_attribute(key, value) for key, value in attributes.items())}>")
+    inside = "".join(_text(child) for child in _flat(children))
+    said = "".join(_attribute(key, value) for key, value in attributes.items())
+    return Markup(f"<{name}{said}>{inside}</{name}>")
+
+
+def join_markup(*children: Child | Iterable[Child]) -> Markup:
+    """Several pieces, one after the other."""
+    return Markup("".join(_text(child) for child in _flat(children)))
+
+
+def _flat(children: Iterable[Child | Iterable[Child]]) -> Iterable[Child]:
+    for child in children:
+        if child is None or isinstance(child, str):
+            yield child
+        else:
+            yield from child
+
+
+def _text(child: Child) -> str:
+    if child is None:
+        return ""
+    return child if isinstance(child, Markup) else escape(child)
+
+
+def _attribute(key: str, value: Attribute) -> str:
+    if value is None or value is False:
+        return ""
+    name = key.rstrip("_").replace("_", "-")
+    if value is True:
+        return f" {name}"
+    text = f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
+    return f' {name}="{escape(text)}"'

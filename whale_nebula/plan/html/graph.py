@@ -9,10 +9,10 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from whale_nebula.codec.way import has_open_size
-from whale_nebula.plan.devices import list_device_facts
+from whale_nebula.plan.html import Attribute, Markup, element, join_markup
 from whale_nebula.plan.html.layout import LINE, WIDTH, Arrow, Box, Drawing, Node, Tie, layout
-from whale_nebula.plan.html.markup import Attribute, Markup, element, join_markup
 from whale_nebula.plan.records import PlanStage
+from whale_nebula.plan.splits import list_device_facts
 from whale_nebula.plan.text import amount
 from whale_nebula.plan.timing import duration
 from whale_nebula.report.records import size

@@ -20,8 +20,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from whale_nebula.plan.devices import list_device_facts
 from whale_nebula.plan.records import PlanBoundary
+from whale_nebula.plan.splits import list_device_facts
 
 if TYPE_CHECKING:
     from whale_nebula.plan.plan import Plan

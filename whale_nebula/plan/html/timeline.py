@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from whale_nebula.plan.html import Markup, element
 from whale_nebula.plan.html.graph import color
-from whale_nebula.plan.html.markup import Markup, element
 from whale_nebula.plan.timing import (
     SPEED,
     Assumed,

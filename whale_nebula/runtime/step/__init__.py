@@ -2,8 +2,8 @@
 
 1. `step.Step.run` lays out the arguments of a call; a form of them that is new is captured (`capture.step`), compiled
    (`passes.pipeline`) and given an engine (`engine.engine`).
-2. The engine's runner executes it: `local` (all stages in this process, links free: one TensorFlow function),
-   `emulated` (actors over memory links) or `distributed` (this process's stages, links to the others).
+2. The engine's runner executes it: `local` (all stages in this process: one TensorFlow function where links are free,
+   else actors over memory links) or `distributed` (this process's stages, links to the others).
 3. `distributed` announces the step to the other processes, and checks what they announce: number, rows, fingerprints.
 4. `once` computes what is made of the whole batch, and what runs before the micro-batches.
 5. `actors` gives each stage its list of instructions (`schedule.schedules`), and a thread to work through it.

@@ -43,8 +43,7 @@ from whale_nebula.runtime.split.shards import Parted, Shards, hold_pieces
 from whale_nebula.runtime.step.clock import Runner, StepOutcome, annotation, count_bytes, weigh_worker
 from whale_nebula.runtime.step.compiled import Compiled, Workshop, Xla, refused_by_xla
 from whale_nebula.runtime.step.distributed import DistributedStep
-from whale_nebula.runtime.step.emulated import EmulatedStep
-from whale_nebula.runtime.step.local import LocalStep
+from whale_nebula.runtime.step.local import EmulatedStep, LocalStep
 from whale_nebula.runtime.step.results import Later, ScalarResults, scalar_results
 from whale_nebula.runtime.step.rollback import Whereabouts, whole_step
 from whale_nebula.site import script_site
