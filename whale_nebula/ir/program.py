@@ -181,7 +181,7 @@ class Request:
     `start` is the first op traced after it was asked; `origins` are the ops that hold its sources (-1: not in the
     trace); `effects` the (stage, op) that a custom gradient does beside differentiating; `given` what the user gave as
     `output_gradients`; `merges` how each source's gradient is put together (rows, sum, same), as
-    `passes.gradient_merges` says.
+    `passes.batch` says.
     """
 
     index: int
