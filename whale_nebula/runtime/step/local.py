@@ -54,7 +54,7 @@ class EmulatedPeers(Peers):
     step: int
     rows: int
 
-    def parts(self, phase: PhasePlan, own: Parts) -> Parts:
+    def exchange_parts(self, phase: PhasePlan, own: Parts) -> Parts:
         """Let the lines carry what the update of a phase would exchange, round after round; gives the parts back."""
         due = [each for each in self.exchange if each.phase == phase.index]
         for number in sorted({each.round for each in due}):
