@@ -28,12 +28,17 @@ def blocks(door: int | str, name: str) -> Iterator[tuple[int, Callable[[object],
             yield int(order), say
 
 
-def serve(port: int, name: str, step: Callable[[], object]) -> None:
-    """Run every block that is asked for, step by step."""
-    for count, say in blocks(port, name):
+def serve(
+    door: int | str,
+    name: str,
+    step: Callable[[], object],
+    tell: Callable[[list[float]], object] = lambda seconds: seconds,
+) -> None:
+    """Run every block that is asked for, step by step, and `tell` its seconds."""
+    for count, say in blocks(door, name):
         seconds = []
         for _ in range(count):
             began = time.perf_counter()
             step()
             seconds.append(time.perf_counter() - began)
-        say(seconds)
+        say(tell(seconds))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.replica.turns import blocks
+from benchmarks.replica import turns
 
 ROWS, INPUTS, FEATURES, RATE = 32, 1024, 512, 1e-3
 HIDDEN = (2048, 1536, FEATURES)
@@ -41,11 +40,5 @@ def peak_mib() -> float:
 
 
 def serve(door: str, name: str, step: Callable[[], object], before: float) -> None:
-    """Run every block that is asked for, step by step; `before` is the peak of memory before there was a model."""
-    for count, say in blocks(door, name):
-        seconds = []
-        for _ in range(count):
-            began = time.perf_counter()
-            step()
-            seconds.append(time.perf_counter() - began)
-        say({"seconds": seconds, "peak": peak_mib(), "before": before})
+    """Run every block that is asked for; `before` is the peak of memory before there was a model."""
+    turns.serve(door, name, step, lambda seconds: {"seconds": seconds, "peak": peak_mib(), "before": before})

@@ -107,7 +107,7 @@ class Question:
     gradient is the sum; `given` are values that come from elsewhere in pieces, others that do are whole. `wholes` has
     to be whole at the end, and ops that are `kept_whole` are run so. `folds` holds the known numbers; `where` tells the
     line that made an op. What the identities `row_starts` read is split along axis 0, what `row_ends` read is whole if
-    fewer bytes cross then.
+    fewer bytes cross then. `described` and `sizes` keep what is the same in all visits.
     """
 
     graph: Graph
@@ -124,10 +124,24 @@ class Question:
     row_starts: Collection[int] = ()
     row_ends: Collection[int] = ()
     specs: Mapping[Value, Spec] = field(default_factory=dict)
+    described: dict[int, Axes | str] = field(default_factory=dict)
+    sizes: dict[Value, float] = field(default_factory=dict)
 
     def spec(self, value: Value) -> Spec:
         """The form of a value; `specs` are those that are known better than where it was traced."""
         return self.specs.get(value) or self.graph.spec(value)
+
+    def describe(self, op: Op) -> Axes | str:
+        """What an op does to axes, or why that is not known. It is found once for all visits."""
+        if op.index not in self.described:
+            self.described[op.index] = _describe(self, op)
+        return self.described[op.index]
+
+    def size(self, value: Value) -> float:
+        """Bytes of a value. A variable in pieces is never brought together where only its handle is read."""
+        if value not in self.sizes:
+            self.sizes[value] = _count_size(self, value)
+        return self.sizes[value]
 
 
 def complete_layouts(question: Question) -> Layouts:
@@ -135,7 +149,7 @@ def complete_layouts(question: Question) -> Layouts:
     takes, and what is made to be cut is made in pieces, where no more bytes cross then: all of it that can be, else one
     after the other, until nothing changes.
     """
-    question = replace(question, specs=_find_sizes(question))
+    question = replace(question, specs=_find_sizes(question), described={}, sizes={})
     found = _follow_pieces(question)
     apart = _follow_pieces(replace(question, row_ends=())) if question.row_ends else found
     return min(apart, found, key=lambda each: each.nbytes)
@@ -161,7 +175,7 @@ def _list_steps(question: Question, found: Layouts, made: Mapping[Value, Layout]
     for variable, layout in find_pieces(question.graph, found).items():
         if variable not in known:
             yield Step({variable: layout}, {})
-    for step in find_wanted(question.graph, question.ops, found, known, lambda op: _describe(question, op)):
+    for step in find_wanted(question.graph, question.ops, found, known, question.describe):
         if not step.wanted.keys() <= made.keys():
             yield step
 
@@ -173,6 +187,17 @@ def _describe(question: Question, op: Op) -> Axes | str:
         return "no rule says what it does to axes"
     folds = tuple(question.folds.get(value, whole()) for value in op.inputs)
     return entry.axes(Site(question.graph, op, folds, Bodies(), op.index, question.specs))
+
+
+def _count_size(question: Question, value: Value) -> float:
+    spec = question.spec(value)
+    if spec.dtype == "resource":
+        return math.inf
+    op, fold = question.graph.ops[value.op], question.folds.get(value, whole())
+    if op.type == "Reshape" and spec.shape is not None and None in spec.shape:
+        return question.size(op.inputs[0])
+    own = fold.order[1] if fold.order[:1] == (UNDER,) else fold.per
+    return spec.nbytes(ROWS_COUNTED) * (own if fold.kind == ROWS and own > 0 else 1)
 
 
 def _find_sizes(question: Question) -> dict[Value, Spec]:
@@ -208,7 +233,7 @@ def _complete(question: Question, variables: Mapping[int, Layout], wanted: Mappi
     run.reshard(-1, [(value, WHOLE_LAYOUT) for value in sorted(question.wholes)])
     pieces = {value: layout for value, layout in run.of.items() if layout != WHOLE_LAYOUT}
     together, touched, notes = frozenset(run.together), frozenset(run.touched), tuple(dict.fromkeys(run.alone.values()))
-    sizes = {op: run.size(question.graph.ops[op].inputs[0]) for op in together}
+    sizes = {op: question.size(question.graph.ops[op].inputs[0]) for op in together}
     return Layouts(
         question.count, pieces, run.reshards, dict(variables), together, touched, notes, alone=run.alone, sizes=sizes
     )
@@ -231,10 +256,11 @@ class _Completion:
     alone: dict[int, str] = field(default_factory=dict)
 
     def visit(self, op: Op) -> None:
-        """Choose the way of an op."""
+        """Choose how an op is run."""
         if not op.inputs:
             return
-        best = min(self.list_strategies(op), key=lambda way: self.cost(op, way))
+        strategies = list(self.list_strategies(op))
+        best = min(strategies, key=lambda each: self.cost(op, each)) if len(strategies) > 1 else strategies[0]
         needs = zip(op.inputs, best.inputs, strict=True)
         self.reshard(op.index, [(value, need) for value, need in needs if need is not None])
         self.of.update(zip(op.values, best.outputs, strict=True))
@@ -257,22 +283,11 @@ class _Completion:
         for value, target in needs:
             kind = choose_collective(self.layout(value), target)
             if kind is not None:
-                nbytes = count_bytes(kind, self.size(value), self.question.count)
+                nbytes = count_bytes(kind, self.question.size(value), self.question.count)
                 found.append(Reshard(value, self.layout(value), target, kind, nbytes))
                 self.made.add((value, target))
         if found:
             self.reshards[op] = tuple(found)
-
-    def size(self, value: Value) -> float:
-        """Bytes of a value. A variable in pieces is never brought together where only its handle is read."""
-        spec = self.question.spec(value)
-        if spec.dtype == "resource":
-            return math.inf
-        op, fold = self.question.graph.ops[value.op], self.question.folds.get(value, whole())
-        if op.type == "Reshape" and spec.shape is not None and None in spec.shape:
-            return self.size(op.inputs[0])
-        own = fold.order[1] if fold.order[:1] == (UNDER,) else fold.per
-        return spec.nbytes(ROWS_COUNTED) * (own if fold.kind == ROWS and own > 0 else 1)
 
     def cost(self, op: Op, way: Strategy) -> tuple[float, bool]:
         """Bytes that cross for a way, those with which a part of a sum will be summed among them; then whether devices
@@ -281,10 +296,12 @@ class _Completion:
         cost = 0.0
         for value, need in zip(op.inputs, way.inputs, strict=True):
             if need is not None and (value, need) not in self.made:
-                cost += count_bytes(choose_collective(self.layout(value), need), self.size(value), self.question.count)
+                cost += count_bytes(
+                    choose_collective(self.layout(value), need), self.question.size(value), self.question.count
+                )
         for value, layout in zip(op.values, way.outputs, strict=True):
             if layout.kind == PARTIAL:
-                cost += count_bytes("all-reduce", self.size(value), self.question.count)
+                cost += count_bytes("all-reduce", self.question.size(value), self.question.count)
         masked = any(
             need == PARTIAL_LAYOUT and self.layout(value) == WHOLE_LAYOUT
             for value, need in zip(op.inputs, way.inputs, strict=True)
@@ -320,7 +337,7 @@ class _Completion:
         if op.index in self.question.kept_whole or (alone and not any(value in self.wanted for value in op.values)):
             return
         yield from self.list_partial_strategies(op)
-        found = _describe(self.question, op)
+        found = self.question.describe(op)
         if isinstance(found, str):
             where = self.question.where(op.index)
             self.alone[op.index] = f"{op.type} is run whole on every device: {found} ({where})"
