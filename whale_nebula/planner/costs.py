@@ -1,0 +1,130 @@
+"""What stages of a problem cost: seconds and bytes of every range of blocks, from running sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from whale_nebula.planner.problem import Array, Part, Problem
+
+
+def _sums(values: Array) -> Array:
+    """Running sums, from 0 on, along the last axis."""
+    total = np.cumsum(values, axis=-1)
+    return np.concatenate([np.zeros((*total.shape[:-1], 1)), total], axis=-1)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of a problem with so many micro-batches; with `recompute` the backward runs the forward again."""
+
+    problem: Problem
+    micro_batches: int
+    recompute: bool = False
+
+    @cached_property
+    def rows(self) -> int:
+        """The rows of a micro-batch."""
+        return self.problem.rows_of(self.micro_batches)
+
+    @cached_property
+    def ways(self) -> tuple[Array, Array]:
+        """Seconds of forward and backward up to each cut, a row for each site, without the calls."""
+        forward = np.stack([site.forward[0] + self.rows * site.forward[1] for site in self.problem.sites])
+        backward = np.stack([site.backward[0] + self.rows * site.backward[1] for site in self.problem.sites])
+        if self.recompute:
+            backward = backward + forward
+        return _sums(forward), _sums(backward)
+
+    @cached_property
+    def updates(self) -> Array:
+        """Seconds of updates up to each cut, a row for each site."""
+        return _sums(np.stack([site.update for site in self.problem.sites]))
+
+    @cached_property
+    def gradients(self) -> Array:
+        """Bytes of gradients up to each cut."""
+        return _sums(self.problem.chain.gradients)
+
+    @cached_property
+    def _resident(self) -> Array:
+        """Bytes that a worker holds all the time, up to each cut: weights, slots, and gradients as they are added."""
+        chain = self.problem.chain
+        return _sums(chain.weights + chain.slots + chain.gradients * (2 if self.micro_batches > 1 else 1))
+
+    @cached_property
+    def _held(self) -> Array:
+        return _sums(self.problem.chain.held)
+
+    @cached_property
+    def there(self) -> Array:
+        """Bytes of a micro-batch that cross at each cut."""
+        return self.problem.chain.there * self.rows
+
+    @cached_property
+    def back(self) -> Array:
+        """Bytes of a micro-batch's gradients that cross at each cut."""
+        return self.problem.chain.back * self.rows
+
+    def seconds(self, site: int) -> Array:
+        """Forward and backward of the blocks from each cut to each other one, a matrix; nothing below the diagonal."""
+        forward, backward = self.ways
+        total = forward[site] + backward[site]
+        calls = self.problem.sites[site].call * (2 if backward[site][-1] else 1)
+        return np.where(self.upper, total[None, :] - total[:, None] + calls, 0.0)
+
+    @cached_property
+    def upper(self) -> np.ndarray:
+        """Where a range has at least one block."""
+        cuts = len(self.problem.chain) + 1
+        return np.triu(np.ones((cuts, cuts), bool), 1)
+
+    def bytes(self, in_flight: int) -> Array:
+        """What a worker needs for the blocks from each cut to each other one, with so many micro-batches in flight."""
+        held = (self._held[None, :] - self._held[:, None]) * self.rows
+        if self.recompute:  # of each micro-batch in flight what came in, and of one all that its backward needs
+            held = held + self.there[:, None] * in_flight
+        else:
+            held = held * in_flight
+        resident = self._resident[None, :] - self._resident[:, None]
+        return np.where(self.upper, resident + held + self._transient, 0.0)
+
+    @cached_property
+    def _transient(self) -> Array:
+        """The largest transient of the blocks from each cut to each other one."""
+        blocks = self.problem.chain.transient * self.rows
+        cuts = len(blocks) + 1
+        found = np.zeros((cuts, cuts))
+        for begin in range(cuts - 1):
+            found[begin, begin + 1 :] = np.maximum.accumulate(blocks[begin:])
+        return found
+
+    def part_seconds(self, part: Part) -> tuple[float, float]:
+        """Forward and backward of one micro-batch in one stage, with their calls."""
+        forward, backward = (way[part.site][part.end] - way[part.site][part.begin] for way in self.ways)
+        call = self.problem.sites[part.site].call
+        return float(forward) + call, float(backward) + call * bool(self.ways[1][part.site][-1])
+
+    def part_bytes(self, part: Part, in_flight: int) -> float:
+        """What a worker of one stage needs."""
+        held = float(self._held[part.end] - self._held[part.begin]) * self.rows
+        held = held + float(self.there[part.begin]) * in_flight if self.recompute else held * in_flight
+        resident = float(self._resident[part.end] - self._resident[part.begin])
+        transient = float(self.problem.chain.transient[part.begin : part.end].max()) * self.rows
+        return resident + held + transient
+
+    def part_update(self, part: Part) -> float:
+        """Seconds that the update of a stage takes, with the sum of its gradients over its replicas."""
+        site = self.problem.sites[part.site]
+        update = float(self.updates[part.site][part.end] - self.updates[part.site][part.begin])
+        return update + float(self.reduction(part.site, part.replicas)[part.begin, part.end]) * (site.workers > 0)
+
+    def reduction(self, site: int, replicas: int) -> Array:
+        """Seconds that replicas need to sum the gradients of the blocks from each cut to each other one."""
+        inside = self.problem.sites[site].inside
+        share = 2.0 * (replicas - 1) / replicas
+        size = self.gradients[None, :] - self.gradients[:, None]
+        fixed = 2.0 * (replicas - 1) * inside.delay
+        return np.where(self.upper, size * share / inside.rate + fixed, 0.0) * (replicas > 1)

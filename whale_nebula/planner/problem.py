@@ -1,0 +1,178 @@
+"""What a plan is searched for, as arrays: a chain of blocks, the clusters, the lines between them, and limits.
+
+A block is a run of ops that is never cut apart. Blocks stand in the order in which tensors go; a cut is a place between
+two of them. Seconds and bytes that grow with the rows of a micro-batch are given as two numbers: what every call costs,
+and what each row adds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+MANY = 128
+"""Of more workers, fewer numbers of micro-batches are tried."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """One direction of a line: bytes a second and seconds of delay."""
+
+    rate: float = math.inf
+    delay: float = 0.0
+
+    def seconds(self, size: float) -> float:
+        """How long a message holds the line.
+
+        >>> Wire(7.5e6).seconds(75_000)
+        0.01
+        """
+        return size / self.rate
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster: how many workers it has, how fast they are, and how much memory each has.
+
+    `forward` and `backward` are seconds of each block on one worker: a row for what a call costs and a row for what
+    each row of the micro-batch adds. `call` is what it costs to call a stage's forward or backward, `update` what a
+    block's update takes once a step. `inside` joins the cluster's workers.
+    """
+
+    name: str
+    workers: int
+    forward: Array
+    backward: Array
+    update: Array
+    call: float = 0.0
+    memory: float = math.inf
+    inside: Wire = Wire()
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The blocks of a program.
+
+    By block: bytes of `weights`, of `slots` that the optimizer keeps for them, of their `gradients`; bytes a row that
+    the backward keeps of a forward (`held`), and that it needs besides while it runs (`transient`).
+    By cut, of which there is one before each block and one at the end: bytes a row that cross `there` and `back`, bytes
+    that cross once a step because both sides hold a weight (`tied`), and whether one may cut there at all.
+    """
+
+    names: tuple[str, ...]
+    weights: Array
+    slots: Array
+    gradients: Array
+    held: Array
+    transient: Array
+    there: Array
+    back: Array
+    tied: Array
+    cuttable: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user has decided; None leaves it to the search. `most` micro-batches are tried, at least as many rows
+    make one, and `why_whole` says why a batch is not cut at all.
+    """
+
+    micro_batch: int | None = None
+    replica: int | None = None
+    recompute: bool | None = None
+    schedules: tuple[str, ...] = ("eager-1f1b",)
+    most: int = 64
+    why_whole: str = ""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that a plan depends on. `lines` join two sites by their numbers, in one direction each."""
+
+    chain: Chain
+    sites: tuple[Site, ...]
+    rows: int
+    lines: Mapping[tuple[int, int], Wire] = field(default_factory=dict)
+    options: Options = Options()
+
+    def line(self, source: int, destination: int) -> Wire:
+        """The line from one site to another; free where none is known."""
+        if source == destination:
+            return self.sites[source].inside
+        return self.lines.get((source, destination), Wire())
+
+    def rows_of(self, micro_batches: int) -> int:
+        """The rows of the largest micro-batch."""
+        return math.ceil(self.rows / micro_batches)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of micro-batches that are tried: powers of two, and where workers are few one between each two."""
+        if self.options.micro_batch is not None:
+            return (max(1, min(self.options.micro_batch, self.rows)),)
+        most = max(1, min(self.options.most, self.rows))
+        steps = {2**power for power in range(11)}
+        if sum(site.workers for site in self.sites) <= MANY:
+            steps |= {3 * 2**power for power in range(10)}
+        return tuple(sorted(count for count in steps if count <= most))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stage of a candidate: blocks from `begin` to `end` on so many `replicas`, each a worker of a site."""
+
+    site: int
+    begin: int
+    end: int
+    replicas: int = 1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a candidate is, without its costs: its stages, and how the batch is cut."""
+
+    parts: tuple[Part, ...]
+    micro_batches: int = 1
+    recompute: bool = False
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan with what it is predicted to cost.
+
+    `memory` and `bound` are the bytes that a worker of each stage needs and has; `bytes` what a step puts on each line.
+    `binds` says what the step waits for. `in_flight` limits the micro-batches that a stage holds where memory does.
+    """
+
+    shape: Shape
+    schedule: str
+    in_flight: int | None
+    seconds: float
+    compute: tuple[float, ...]
+    memory: tuple[float, ...]
+    bytes: Mapping[str, float]
+    binds: str
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Its stages."""
+        return self.shape.parts
+
+
+@dataclass(frozen=True)
+class Excess:
+    """Why a shape does not fit: the stage's worker, what it would need, and what it has."""
+
+    site: str
+    needed: float
+    allowed: float
+    begin: int
+    end: int

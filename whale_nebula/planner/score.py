@@ -1,0 +1,150 @@
+"""The predicted costs of one candidate: the simulator's step, memory by worker, bytes by line, and what it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import ceil
+
+from whale_nebula.planner.costs import Costs
+from whale_nebula.planner.problem import Candidate, Excess, Part, Problem, Shape, Wire
+from whale_nebula.schedule.lines import Hop, Hops, Line, Work, pace
+from whale_nebula.schedule.schedules import limits
+from whale_nebula.schedule.simulate import simulate
+
+
+def score(problem: Problem, shape: Shape, costs: Costs | None = None, *, simulated: bool = True) -> Candidate | Excess:
+    """The costs of a candidate under the best of the schedules that may be used, or why no schedule fits.
+
+    One that is not `simulated` is estimated by the formula that the search goes by (see `search`).
+    """
+    costs = costs or Costs(problem, shape.micro_batches, shape.recompute)
+    schedules = problem.options.schedules if simulated else problem.options.schedules[:1]
+    found = [_score(problem, shape, costs, schedule, simulated) for schedule in schedules]
+    fitting = [each for each in found if isinstance(each, Candidate)]
+    return min(fitting, key=lambda each: each.seconds) if fitting else found[0]
+
+
+def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulated: bool) -> Candidate | Excess:
+    parts, count = shape.parts, shape.micro_batches
+    works = [_work(costs, part) for part in parts]
+    hops = {(place, place + 1): _hop(problem, costs, parts, place) for place in range(len(parts) - 1)}
+    own = limits(
+        schedule, len(parts), count, pace=pace(works, hops), replicas=[part.replicas for part in parts],
+        orders=[()] * len(parts),
+    )  # fmt: skip
+    fit = _fit_in_memory(problem, shape, costs, own)
+    if isinstance(fit, Excess):
+        return fit
+    in_flight, memory = fit
+    once = [costs.part_update(part) for part in parts]
+    tied = max((_tied_seconds(problem, one, other) for one, other in pairwise(parts)), default=0.0)
+    if simulated:
+        timeline = simulate(works, hops, count, name=schedule, in_flight=in_flight)
+        busy = {f"stage {place}": timeline.busy(place) for place in range(len(parts))}
+        busy |= {f"line {line}": timeline.busy(line) for line in timeline.lines}
+        seconds = timeline.seconds + max(once) + tied
+    else:
+        busy = {f"stage {place}": ceil(count / w.replicas) * w.seconds for place, w in enumerate(works)}
+        seconds = _estimate(works, hops, count, in_flight, once) + tied
+    slowest = max(busy, key=lambda name: busy[name])
+    binds = slowest if busy[slowest] > 0.7 * seconds else "updates" if max(once) > 0.5 * seconds else "trips"
+    return Candidate(
+        shape, schedule, in_flight, seconds, tuple(work.seconds for work in works), tuple(memory),
+        _crossing(problem, costs, shape), binds,
+    )  # fmt: skip
+
+
+def _estimate(works: Sequence[Work], hops: Hops, count: int, in_flight: int | None, once: Sequence[float]) -> float:
+    """T of the first stage, by the formula of `search`."""
+    step = single = 0.0
+    for place in reversed(range(len(works))):
+        work = works[place]
+        own = ceil(count / work.replicas) * work.seconds + once[place]
+        hop = hops.get((place, place + 1))
+        if hop is not None:
+            held = max(_held(hop.there, hop.forward), _held(hop.back, hop.backward or 0.0))
+            single += hop.round_trip
+            step = max(step + hop.round_trip, single + (count - 1) * held)
+        step, single = max(own, work.seconds + step), single + work.seconds
+        if in_flight is not None and hop is not None:
+            step = max(step, count / min(in_flight, count) * single)
+    return step
+
+
+def _held(line: Line | None, size: float) -> float:
+    return 0.0 if line is None else line.seconds(size)
+
+
+def _work(costs: Costs, part: Part) -> Work:
+    forward, backward = costs.part_seconds(part)
+    return Work(forward, backward or None, replicas=part.replicas)
+
+
+def _hop(problem: Problem, costs: Costs, parts: Sequence[Part], place: int) -> Hop:
+    """From one stage to the next; within a cluster each pair of stages has a way of its own."""
+    one, other = parts[place : place + 2]
+    back_size = float(costs.back[other.begin]) if costs.ways[1][one.site][-1] else None
+    if one.site == other.site and problem.line(one.site, one.site) == Wire():
+        return Hop(None, None, 0.0, None if back_size is None else 0.0)
+    there, back = problem.line(one.site, other.site), problem.line(other.site, one.site)
+    a, b = (problem.sites[part.site].name for part in (one, other))
+    if a == b:
+        a, b = f"{a}.{place}", f"{b}.{place + 1}"
+    lines = Line(f"{a}->{b}", there.rate, there.delay), Line(f"{b}->{a}", back.rate, back.delay)
+    return Hop(*lines, float(costs.there[other.begin]), back_size)
+
+
+def _fit_in_memory(
+    problem: Problem, shape: Shape, costs: Costs, own: tuple[int, ...]
+) -> tuple[int | None, list[float]] | Excess:
+    """The limit that memory sets on what is in flight, or none where what the schedule asks for fits."""
+    last = len(shape.parts) - 1
+
+    def needed(place: int, limit: int) -> float:
+        part = shape.parts[place]
+        each = -(-limit // part.replicas)
+        return costs.part_bytes(part, 1 if place == last else max(1, each))
+
+    allowed = [problem.sites[part.site].memory for part in shape.parts]
+    memory = [needed(place, limit) for place, limit in enumerate(own)]
+    if all(has >= needs for has, needs in zip(allowed, memory, strict=True)):
+        return None, memory
+    for limit in range(max(own) - 1, 0, -1):
+        memory = [needed(place, limit * shape.parts[place].replicas) for place in range(last + 1)]
+        if all(has >= needs for has, needs in zip(allowed, memory, strict=True)):
+            return limit, memory
+    least = [needed(place, 1) for place in range(last + 1)]
+    place = max(range(last + 1), key=lambda n: least[n] / allowed[n] if allowed[n] else 0.0)
+    part = shape.parts[place]
+    return Excess(problem.sites[part.site].name, least[place], allowed[place], part.begin, part.end)
+
+
+def _tied_seconds(problem: Problem, one: Part, other: Part) -> float:
+    """What both sides of a cut say to each other once a step because they hold the same weight."""
+    size = float(problem.chain.tied[other.begin])
+    if not size or one.site == other.site:
+        return 0.0
+    line = problem.line(one.site, other.site)
+    return line.seconds(size) + line.delay
+
+
+def _crossing(problem: Problem, costs: Costs, shape: Shape) -> dict[str, float]:
+    """Bytes that a step puts on each line."""
+    found: dict[str, float] = {}
+    for one, other in pairwise(shape.parts):
+        if one.site == other.site:
+            continue
+        names = [problem.sites[part.site].name for part in (one, other)]
+        tied = float(problem.chain.tied[other.begin])
+        for line, size in (("->".join(names), costs.there), ("->".join(reversed(names)), costs.back)):
+            crossing = float(size[other.begin]) * shape.micro_batches + tied
+            found[line] = found.get(line, 0.0) + crossing
+    return found
+
+
+def with_rate(problem: Problem, factor: float) -> Problem:
+    """The same problem with lines between clusters that are so many times as fast."""
+    lines = {pair: replace(line, rate=line.rate * factor) for pair, line in problem.lines.items()}
+    return replace(problem, lines=lines)
