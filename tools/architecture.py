@@ -18,7 +18,7 @@ GROUPS = {
     "connections": ("security", "transport"),
     "operations": ("report", "gateway", "launch"),
     "compiler": ("feed", "passes", "capture", "plan"),
-    "execution": ("runtime",),
+    "execution": ("runtime", "measure"),
     "top": ("cli", "__main__"),
 }
 LAYERS = tuple(name for group in GROUPS.values() for name in group)

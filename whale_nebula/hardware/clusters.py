@@ -20,13 +20,15 @@ from whale_nebula.hardware import drawing
 from whale_nebula.plain import from_plain, to_plain, write_json
 
 FORMAT = "whale_nebula clusters 1"
+ANY = "any"
+"""The kind of a device of which the config says nothing: what TensorFlow takes there."""
 HERE = "localhost"
 """The machine of workers without an address, and of those at a loopback address."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """What one worker computes with.
+    """What one worker computes with: its `kind` is "cpu", "gpu" or, where nobody has said or looked, "any".
 
     `flops_per_s` is what the config says, or the rate of products of matrices that was measured; `rates` are FLOP/s by
     kind of kernel ("matmul", "conv", "elementwise") as measured, and empty where the config says `flops`.
@@ -36,7 +38,7 @@ class Device:
     (200000000000.0, 5000000000000.0)
     """
 
-    kind: str = "cpu"
+    kind: str = ANY
     cores: int = 1
     flops_per_s: float | None = None
     memory_bytes: int | None = None
@@ -78,10 +80,11 @@ class LinkRate:
 
 @dataclass(frozen=True)
 class Collective:
-    """What a collective of a kind ("all_reduce", ...) takes among the workers of a cluster: alpha + beta · bytes.
+    """What a collective of a kind ("all-reduce", "all-gather", "all-to-all") takes among so many workers of a cluster:
+    alpha + beta · bytes of the whole tensor.
 
-    >>> Collective("all_reduce", 1e-4, 1e-9).seconds(1e6)
-    0.0011
+    >>> Collective("all-reduce", 1e-4, 1e-9).seconds(1e6), Collective("all-reduce", 1e-4, 1e-9).among(4).workers
+    (0.0011, 4)
     """
 
     kind: str
@@ -90,8 +93,14 @@ class Collective:
     workers: int = 2
 
     def seconds(self, nbytes: float) -> float:
-        """For tensors of so many bytes at each worker."""
+        """For a tensor that has so many bytes where it is whole."""
         return self.alpha_s + self.beta_s_per_byte * nbytes
+
+    def among(self, workers: int) -> Collective:
+        """The same among another number of workers, as a ring has it: n - 1 rounds, and (n - 1) / n of the bytes."""
+        rounds = (workers - 1) / (self.workers - 1)
+        beta = self.beta_s_per_byte * rounds * self.workers / workers
+        return Collective(self.kind, self.alpha_s * rounds, beta, workers)
 
 
 @dataclass(frozen=True)
@@ -120,11 +129,11 @@ class ClusterInfo:
 @dataclass(frozen=True)
 class Provenance:
     """Where a measured number is from: the date (ISO), the spread of its runs (the distance between the quartiles, as a
-    share of the median), and the machine's fingerprint.
+    share of the median; None where it was measured once), and the machine's fingerprint.
     """
 
     date: str
-    spread: float
+    spread: float | None
     machine: str
 
 
@@ -133,8 +142,8 @@ class Clusters:
     """All clusters of a run, each way of each link between two, and what codecs take.
 
     `codecs` are seconds that one core takes for a byte of a tensor, at both ends together, by the text of a codec.
-    `measured` says where numbers are from that were measured: by "codecs", "gpu/0.rates", "gpu.collectives",
-    "gpu>npu"; what is not named there was said in the config.
+    `measured` says where numbers are from that were measured: by "codecs.int8", "gpu/0.rates.matmul",
+    "gpu/0.memory_bytes", "gpu.collectives.all-reduce", "gpu>npu"; what is not named there was said in the config.
 
     >>> from whale_nebula.config import load, parse_links
     >>> config = {"clusters": {"gpu": {"flops": "5T"}, "npu": {}}}
@@ -238,7 +247,7 @@ def _cluster(told: Cluster, size: int) -> ClusterInfo:
 
 
 def _worker(name: str, spec: WorkerSpec | None, told: Cluster) -> WorkerInfo:
-    kind = "gpu" if spec is not None and (spec.device or "").startswith("GPU") else "cpu"
+    kind = ANY if spec is None or spec.device is None else spec.device.partition(":")[0].lower()
     speed = 1.0 if spec is None else spec.speed
     flops = None if told.flops is None else told.flops * speed
     if spec is None:

@@ -33,9 +33,9 @@ MADE = Clusters(
         ClusterInfo(
             "gpu",
             (
-                WorkerInfo("gpu/0", "10.0.0.1", Device("cpu", flops_per_s=5e12, memory_bytes=2**34)),
+                WorkerInfo("gpu/0", "10.0.0.1", Device("any", flops_per_s=5e12, memory_bytes=2**34)),
                 WorkerInfo("gpu/1", "10.0.0.1", Device("gpu", flops_per_s=1e13, memory_bytes=2**34), 2.0),
-                WorkerInfo("gpu/2", "localhost", Device("cpu", flops_per_s=9e9, memory_bytes=10**9), 3.0),
+                WorkerInfo("gpu/2", "localhost", Device("any", flops_per_s=9e9, memory_bytes=10**9), 3.0),
             ),
             LinkRate(1.25e9, 50e-6),
         ),
@@ -81,7 +81,7 @@ def made(draw: st.DrawFn) -> Clusters:
         for name in names
     )
     pairs = draw(st.sets(st.tuples(st.sampled_from(names), st.sampled_from(names)), max_size=4))
-    told = st.dictionaries(NAMES, st.builds(Provenance, NAMES, AMOUNTS, NAMES), max_size=2)
+    told = st.dictionaries(NAMES, st.builds(Provenance, NAMES, MAYBE, NAMES), max_size=2)
     return Clusters(found, {pair: draw(LINKS) for pair in pairs}, draw(st.dictionaries(NAMES, AMOUNTS)), draw(told))
 
 
