@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -155,12 +155,11 @@ def _measure_codecs(found: Measurement, quick: bool) -> Measurement:
 def _measure_collectives(found: Measurement, quick: bool) -> Measurement:
     from whale_nebula.measure import between
 
-    sizes, runs = ((1 << 10, 1 << 14), 3) if quick else (between.SIZES, between.RUNS)
-    made = between.measure_collectives(sizes, runs, remark)
+    made = between.measure_collectives(between.QUICK if quick else between.FULL, remark)
     return _with_sources(replace(found, collectives=made.collectives), "collectives", made.spreads)
 
 
-def _with_sources(found: Measurement, part: str, spreads: dict[str, float]) -> Measurement:
+def _with_sources(found: Measurement, part: str, spreads: Mapping[str, float]) -> Measurement:
     date = datetime.now(UTC).isoformat(timespec="seconds")
     new = {f"{part}.{name}": Provenance(date, spread, found.machine) for name, spread in spreads.items()}
     return replace(found, sources={**found.sources, **new})

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from whale_nebula.errors import StateError
 from whale_nebula.hardware.clusters import Collective
@@ -20,8 +20,15 @@ from whale_nebula.ir.layout import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL
 from whale_nebula.launch import attach, spawn
 from whale_nebula.measure.timing import RUNS, WARM_UP, fit_line, summarise
 
-SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
-"""Bytes of a whole tensor."""
+
+class Sizes(NamedTuple):
+    """Bytes of whole tensors, and runs with each."""
+
+    bytes: tuple[int, ...]
+    runs: int
+
+
+FULL, QUICK = Sizes((1 << 12, 1 << 16, 1 << 20, 1 << 23), RUNS), Sizes((1 << 10, 1 << 14), 3)
 WORKERS = 2
 _LIMIT_SECONDS, _PATIENCE = 60.0, 20.0
 _NAME = "measure"
@@ -35,18 +42,16 @@ class Among:
     spreads: Mapping[str, float]
 
 
-def measure_collectives(
-    sizes: Sequence[int] = SIZES, runs: int = RUNS, tell: Callable[[str], None] = lambda text: None
-) -> Among:
+def measure_collectives(sizes: Sizes = FULL, tell: Callable[[str], None] = lambda text: None) -> Among:
     """Start two processes that reduce, gather and exchange tensors of these sizes with each other."""
-    child = ["-m", __name__, *map(str, sizes), str(runs)]
+    child = ["-m", __name__, *map(str, sizes.bytes), str(sizes.runs)]
     with spawn(child, {f"{_NAME}/{number}": _NAME for number in range(WORKERS)}) as job:
         out = job.wait(_LIMIT_SECONDS).check().outcomes[f"{_NAME}/0"].out
     found: dict[str, list[list[float]]] = json.loads(out.splitlines()[-1])
     made, spreads = [], {}
     for kind, seconds in found.items():
         timed = [summarise(each) for each in seconds]
-        line = fit_line([(float(size), each.seconds) for size, each in zip(sizes, timed, strict=True)])
+        line = fit_line([(float(size), each.seconds) for size, each in zip(sizes.bytes, timed, strict=True)])
         made.append(Collective(kind, line.alpha, line.beta, WORKERS))
         spreads[kind] = timed[-1].spread
         tell(f"{kind} of two processes: {line.alpha * 1e3:.3g} ms + {line.beta * 1e9:.3g} ms for each MB")
@@ -69,7 +74,7 @@ def main(words: Sequence[str]) -> None:
     joined = open_collectives(index, [addresses[worker] for worker in own.workers], patience=_PATIENCE)
     device = tf_collectives.find_device()
     reduce = functools.partial(tf_collectives.reduce, op="Add")
-    halves = {
+    halves: dict[str, tuple[Callable[..., Any], int, int]] = {
         ALL_REDUCE: (reduce, 2, 2),
         ALL_GATHER: (tf_collectives.gather, 1, 2),
         ALL_TO_ALL: (tf_collectives.exchange, 2, 4),

@@ -157,7 +157,7 @@ def _time_codec(codec: Codec, x: Any, sizes: Sizes) -> Timed:
     structure = codec.structure
     state = None if structure is None else structure.init(tuple(x.shape))
     if isinstance(structure, Rank):
-        state, _ = structure.refresh(state, x, 0)
+        state, _ = structure.refresh(structure.init(tuple(x.shape)), x, 0)
 
     def both() -> None:
         made = codec.compress(x, state)
