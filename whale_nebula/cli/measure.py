@@ -30,7 +30,7 @@ the other end does the same at the same time, and kept in the folder line/ besid
 
 _EPILOG = """\
 examples:
-  whale-nebula measure                                              this machine; half a minute
+  whale-nebula measure                                              this machine; some seconds
   whale-nebula measure --again                                      the same, although it is known
   whale-nebula measure --config clusters.yaml --save clusters.json  and what plans know of these clusters
   whale-nebula measure --config clusters.yaml --cluster gpu         in site one, and so with npu in site two
@@ -77,8 +77,11 @@ def main(argv: Sequence[str]) -> int:
 def _run(given: argparse.Namespace) -> int:
     config = load(given.config)
     if given.cluster is not None and given.cluster not in config.clusters:
-        what = f"no cluster is called {given.cluster!r}"
-        raise ConfigError(what, where=given.config, mend=f"--cluster: {did_you_mean(given.cluster, config.clusters)}")
+        raise ConfigError(
+            f"no cluster is called {given.cluster!r}",
+            where=given.config,
+            mend=f"--cluster: {did_you_mean(given.cluster, config.clusters)}",
+        )
     told = Clusters.of(config) if config.clusters else Clusters.of(config, sizes={"local": 1})
     found = _measure(told, again=given.again, quick=given.quick)
     if given.cluster is not None:

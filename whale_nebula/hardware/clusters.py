@@ -217,8 +217,12 @@ class Clusters:
         try:
             write_json(path, json.loads(self.to_json()))
         except OSError as error:
-            what = "the cluster object cannot be written"
-            raise ConfigError(what, where=str(path), why=error.strerror, mend="make the folder first") from None
+            raise ConfigError(
+                "the cluster object cannot be written",
+                where=str(path),
+                why=error.strerror,
+                mend="make the folder first",
+            ) from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Clusters:

@@ -23,7 +23,7 @@ class Measurement:
     """What was measured on a machine, and is not said in a config. `sources` has the provenance of each number, by
     "device.rates.matmul", "codecs.int8" or "collectives.all-reduce".
 
-    >>> from whale_nebula.hardware import WorkerInfo
+    >>> from whale_nebula.hardware import ClusterInfo, WorkerInfo
     >>> told = Clusters((ClusterInfo("gpu", (WorkerInfo("gpu/0"), WorkerInfo("gpu/1", "10.0.0.2"))),))
     >>> found = Measurement("this one", Device(flops_per_s=1e11)).complete(told, lambda machine: machine == "localhost")
     >>> [worker.device.flops_per_s for worker in found.workers]

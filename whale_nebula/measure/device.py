@@ -33,7 +33,7 @@ class Sizes:
     conv: tuple[int, ...] = (16, 32, 64)
     elementwise: tuple[int, ...] = (1 << 16, 1 << 19, 1 << 22)
     memory: int = 1 << 23
-    codec: tuple[int, int] = (2048, 256)
+    codec: tuple[int, int] = (8192, 256)
     runs: int = RUNS
 
 
