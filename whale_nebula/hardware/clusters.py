@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,24 @@ class Device:
     rates: Mapping[str, float] = field(default_factory=dict)
     call_seconds: float | None = None
 
+    def complete_from(self, other: Device) -> tuple[Device, list[str]]:
+        """With what it lacks taken from another record of it, and the names of what was taken: none where that one is
+        of another kind. Rates by kernel come with `flops_per_s`, and are left out where that is known here.
+        """
+        if ANY not in (self.kind, other.kind) and self.kind != other.kind:
+            return self, []
+        names = ("flops_per_s", "memory_bytes", "memory_bytes_per_s", "call_seconds")
+        taken = [name for name in names if getattr(self, name) is None and getattr(other, name) is not None]
+        rates = self.rates or (other.rates if self.flops_per_s is None else {})
+        made = replace(
+            self,
+            kind=other.kind if self.kind == ANY else self.kind,
+            cores=max(self.cores, other.cores),
+            rates=rates,
+            **{name: getattr(other, name) for name in taken},
+        )
+        return made, [*taken, *(f"rates.{kernel}" for kernel in rates if kernel not in self.rates)]
+
     def rate_of(self, kernel: str) -> float | None:
         """FLOP/s of one kind of kernel, or of all where that one was not measured."""
         return self.rates.get(kernel, self.flops_per_s)
@@ -68,6 +86,13 @@ class LinkRate:
     def of(cls, line: Line) -> LinkRate:
         """The same as a line of a config, in bytes."""
         return cls(None if line.rate is None else line.rate / 8, line.delay, line.loss, line.cost)
+
+    def complete_from(self, other: LinkRate) -> LinkRate:
+        """The same, where it has a rate; else with that of another record of it, and with what else it lacks."""
+        if self.rate_bytes_per_s is not None:
+            return self
+        loss, cost = self.loss or other.loss, self.cost_per_gb or other.cost_per_gb
+        return LinkRate(other.rate_bytes_per_s, self.delay_s or other.delay_s, loss, cost)
 
     def seconds(self, nbytes: float) -> float:
         """From the first byte sent to the last one received, where nothing else is on the line."""
@@ -191,6 +216,38 @@ class Clusters:
     def between(self, a: str, b: str) -> LinkRate:
         """The link from cluster `a` to cluster `b`; within one, what joins its workers."""
         return self.cluster(a).inside if a == b else self.links.get((a, b), LinkRate())
+
+    def complete_from(self, other: Clusters) -> Clusters:
+        """With what it lacks taken from another cluster object, by names; what it has stays.
+
+        >>> lacks = Clusters((ClusterInfo("gpu", (WorkerInfo("gpu/0", device=Device(flops_per_s=5e12)),)),))
+        >>> knows = Clusters((ClusterInfo("gpu", (WorkerInfo("gpu/0", device=Device("gpu", 8, 1e12, 2**34)),)),))
+        >>> lacks.complete_from(knows).workers[0].device.rate_of("matmul")
+        5000000000000.0
+        >>> lacks.complete_from(knows).workers[0].device.memory_bytes
+        17179869184
+        """
+        taken, made, links = [], [], dict(self.links)
+        clusters = {each.name: each for each in other.clusters}
+        devices = {worker.name: worker.device for worker in other.workers}
+        for cluster in self.clusters:
+            workers = []
+            for worker in cluster.workers:
+                device, names = worker.device.complete_from(devices.get(worker.name, Device()))
+                workers.append(replace(worker, device=device))
+                taken += [f"{worker.name}.{name}" for name in names]
+            known = clusters.get(cluster.name, cluster)
+            sums = cluster.collectives or known.collectives
+            taken += [f"{cluster.name}.collectives.{each.kind}" for each in sums if not cluster.collectives]
+            inside = cluster.inside.complete_from(known.inside)
+            made.append(replace(cluster, workers=tuple(workers), inside=inside, collectives=sums))
+        for (a, b), link in self.links.items():
+            links[a, b] = link.complete_from(other.between(a, b)) if {a, b} <= clusters.keys() else link
+            taken += [f"{a}>{b}"] * (links[a, b] != link)
+        codecs = {**other.codecs, **self.codecs}
+        taken += [f"codecs.{name}" for name in codecs if name not in self.codecs]
+        sources = {name: other.measured[name] for name in taken if name in other.measured}
+        return Clusters(tuple(made), links, codecs, {**self.measured, **sources})
 
     # ------------------------------------------------------------------ as text
     def to_json(self) -> str:

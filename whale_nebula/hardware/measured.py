@@ -12,7 +12,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from whale_nebula.hardware.clusters import ANY, Clusters, Collective, Device, Provenance
+from whale_nebula.hardware.clusters import ClusterInfo, Clusters, Collective, Device, Provenance
 from whale_nebula.plain import from_plain, to_plain, write_json
 
 FORMAT = "whale_nebula measured 1"
@@ -39,47 +39,22 @@ class Measurement:
     def complete(self, clusters: Clusters, here: Callable[[str], bool]) -> Clusters:
         """The cluster object with what it lacks of workers whose machine is `here`; what it has stays."""
         local = cache(here)
-        sources = dict(clusters.measured)
+        sources = {f"codecs.{name}": source for name, source in self._sources("codecs")}
         made = []
         for cluster in clusters.clusters:
-            workers = []
-            for worker in cluster.workers:
-                if self.device is not None and local(worker.machine):
-                    device, taken = _complete_device(worker.device, self.device)
-                    worker = replace(worker, device=device)
-                    sources |= self._sources("device", worker.name, taken)
-                workers.append(worker)
-            sums = cluster.collectives
-            if not sums and len(workers) > 1 and all(local(worker.machine) for worker in workers):
-                sums = tuple(each.among(len(workers)) for each in self.collectives)
-                sources |= self._sources("collectives", f"{cluster.name}.collectives", [each.kind for each in sums])
-            made.append(replace(cluster, workers=tuple(workers), collectives=sums))
-        codecs = {**self.codecs, **clusters.codecs}
-        sources |= self._sources("codecs", "codecs", [name for name in codecs if name not in clusters.codecs])
-        return replace(clusters, clusters=tuple(made), codecs=codecs, measured=sources)
+            workers = [worker for worker in cluster.workers if local(worker.machine)]
+            near = 1 < len(workers) == len(cluster.workers)
+            sums = tuple(each.among(len(workers)) for each in self.collectives if near)
+            workers = [replace(worker, device=self.device or Device()) for worker in workers]
+            made.append(ClusterInfo(cluster.name, tuple(workers), collectives=sums))
+            for worker in workers:
+                sources |= {f"{worker.name}.{name}": source for name, source in self._sources("device")}
+            sources |= {f"{cluster.name}.collectives.{kind}": source for kind, source in self._sources("collectives")}
+        return clusters.complete_from(Clusters(tuple(made), {}, self.codecs, sources))
 
-    def _sources(self, part: str, called: str, names: list[str]) -> dict[str, Provenance]:
-        """The provenance of some numbers of a part, by what the cluster object calls them."""
-        known = ((name, self.sources.get(f"{part}.{name}")) for name in names)
-        return {f"{called}.{name}": each for name, each in known if each is not None}
-
-
-def _complete_device(told: Device, found: Device) -> tuple[Device, list[str]]:
-    """A device as the config has it, with what was measured where it says nothing; and the names of what was taken.
-
-    Nothing is taken where the config names another kind of device than the one that was measured.
-    """
-    if told.kind not in (ANY, found.kind):
-        return told, []
-    taken = [name for name in _AMOUNTS if getattr(told, name) is None and getattr(found, name) is not None]
-    rates = {} if told.flops_per_s is not None else found.rates
-    amounts = {name: getattr(found, name) for name in taken}
-    return replace(told, kind=found.kind, cores=found.cores, rates=rates, **amounts), [
-        *taken, *(f"rates.{kernel}" for kernel in rates),
-    ]  # fmt: skip
-
-
-_AMOUNTS = ("flops_per_s", "memory_bytes", "memory_bytes_per_s", "call_seconds")
+    def _sources(self, part: str) -> list[tuple[str, Provenance]]:
+        """The provenance of the numbers of a part, by their names there."""
+        return [(name.removeprefix(f"{part}."), each) for name, each in self.sources.items() if name.startswith(part)]
 
 
 # ---------------------------------------------------------------------- the machine

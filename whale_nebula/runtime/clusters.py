@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from whale_nebula.config import load
 from whale_nebula.errors import NebulaWarning
-from whale_nebula.hardware import Clusters, LinkRate, Provenance
+from whale_nebula.hardware import ClusterInfo, Clusters, LinkRate, Provenance
 from whale_nebula.hardware.measured import read_kept
 from whale_nebula.launch.link_advice import load_measurement, path_of
 from whale_nebula.launch.placement import is_local
@@ -70,14 +69,14 @@ def complete(told: Clusters, config: str | os.PathLike[str] | None = None) -> Cl
 
 def with_lines(told: Clusters, config: str | os.PathLike[str]) -> Clusters:
     """With the lines that `bench link` has measured, where the config gives no rate."""
-    links, sources = dict(told.links), dict(told.measured)
-    for (a, b), link in told.links.items():
-        found = load_measurement(path_of(config, a, b)) if link.rate_bytes_per_s is None else None
+    links, sources = {}, {}
+    for a, b in told.links:
+        found = load_measurement(path_of(config, a, b))
         if found is None or set(found.clusters) != {a, b} or not found.crossings:
             continue
         largest = max(found.crossings, key=lambda each: each.size)
-        rate = largest.there if found.clusters == (a, b) else largest.back
-        links[a, b] = LinkRate(rate, link.delay_s or found.delay, link.loss, link.cost_per_gb)
+        links[a, b] = LinkRate(largest.there if found.clusters == (a, b) else largest.back, found.delay)
         date = datetime.fromtimestamp(found.when, UTC).isoformat(timespec="seconds")
         sources[f"{a}>{b}"] = Provenance(date, None, f"{found.first} - {found.second}, {found.path}")
-    return replace(told, links=links, measured=sources)
+    named = tuple(ClusterInfo(name, ()) for name in told.names)
+    return told.complete_from(Clusters(named, links, measured=sources))

@@ -120,6 +120,26 @@ def test_what_a_config_says_of_a_device_stays(told: Device, expected: Device) ->
     assert (found.measured.get("a/0.call_seconds") is None) == (expected.call_seconds is None)
 
 
+def test_what_two_sites_have_measured_is_put_together() -> None:
+    """Each knows its own workers; together they know all, whichever comes first."""
+    far = ("10.0.0.1", "10.0.0.2")
+    told = Clusters(
+        tuple(ClusterInfo(name, (WorkerInfo(f"{name}/0", far[n]),)) for n, name in enumerate("ab")),
+        {("a", "b"): LinkRate(1e6, cost_per_gb=1.0), ("b", "a"): LinkRate()},
+    )
+    slow = replace(known(), device=replace(DEVICE, flops_per_s=1e9, rates={"matmul": 1e9}), codecs={"int4": 2e-9})
+    one, two = known().complete(told, far[:1].__contains__), slow.complete(told, far[1:].__contains__)
+    line = replace(two, links={("a", "b"): LinkRate(9.0), ("b", "a"): LinkRate(2e6, 0.1)}, measured={"b>a": SOURCE})
+    found = one.complete_from(line)
+    assert [worker.device.rate_of("matmul") for worker in found.workers] == [1e11, 1e9]
+    assert (found.links, found.codecs) == (
+        {("a", "b"): LinkRate(1e6, cost_per_gb=1.0), ("b", "a"): LinkRate(2e6, 0.1)}, {"int8": 1e-9, "int4": 2e-9},
+    )  # fmt: skip
+    assert {"a/0.call_seconds", "codecs.int8", "b>a"} <= set(found.measured) and "a>b" not in found.measured
+    assert one.complete_from(two).workers == two.complete_from(one).workers
+    assert found.complete_from(found) == found
+
+
 def test_collectives_of_two_are_scaled_as_a_ring_has_them() -> None:
     clusters = Clusters((ClusterInfo("a", tuple(WorkerInfo(f"a/{number}") for number in range(4))),))
     (found,) = known().complete(clusters, lambda machine: True).cluster("a").collectives
