@@ -13,16 +13,16 @@ PACKAGE, PAGE = ROOT / "whale_nebula", ROOT / "docs" / "architecture.md"
 
 # From bottom to top: a package imports those before it, and never one after it. Those of a group belong together.
 GROUPS = {
-    "base": ("errors", "site", "spec", "faults"),
-    "data": ("config", "wire", "tf", "codec", "ir", "schedule", "scopes"),
+    "base": ("errors", "site", "spec", "plain", "faults"),
+    "data": ("config", "hardware", "wire", "tf", "codec", "ir", "schedule", "scopes"),
     "connections": ("security", "transport"),
     "operations": ("report", "gateway", "launch"),
     "compiler": ("feed", "passes", "capture", "plan"),
-    "execution": ("runtime",),
+    "execution": ("runtime", "measure"),
     "top": ("cli", "__main__"),
 }
 LAYERS = tuple(name for group in GROUPS.values() for name in group)
-_DRAWN = tuple(name for name in LAYERS if name not in ("__main__", "errors", "site", "spec", "faults"))
+_DRAWN = tuple(name for name in LAYERS if name not in ("__main__", "errors", "site", "spec", "plain", "faults"))
 
 
 def page(text: str) -> str:

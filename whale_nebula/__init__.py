@@ -38,6 +38,8 @@ _HOMES = {
     "shutdown": "runtime.run",
     "here": "runtime.run",
     "gathered": "runtime.run",
+    "clusters": "runtime.clusters",
+    "Clusters": "hardware.clusters",
     "Run": "runtime.run",
     "Here": "runtime.run",
     "cluster": "scopes.public",
@@ -61,6 +63,7 @@ _HOMES = {
 _MODULES = {"codec": "codec", "errors": "errors", "outer": "ir.outer_optimizer"}
 
 __all__ = [
+    "Clusters",
     "Here",
     "Plan",
     "Report",
@@ -69,6 +72,7 @@ __all__ = [
     "__version__",
     "auto_parallel",
     "cluster",
+    "clusters",
     "codec",
     "compress",
     "errors",

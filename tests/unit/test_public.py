@@ -39,6 +39,7 @@ SIGNATURES = {
     "plan": "(model_or_function, *example)",
     "verify": "(model_or_function, *batch)",
     "last_report": "(program=None)",
+    "clusters": "(source=None)",
 }
 NAMES = {*SIGNATURES, "place", "function", "Plan", "Run", "Report", "Verification", "codec", "errors", "outer"}
 

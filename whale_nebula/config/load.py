@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,7 @@ _OUTPUTS = ("metrics", "tensorboard")
 def _cluster(name: str, place: Place) -> Cluster:
     if not _NAME.fullmatch(name):
         raise place.wrong(f"{name!r} is no name of a cluster", mend="clusters: {gpu: {}}")
-    table = place.table(("workers", "gateway"))
+    table = place.table(("workers", "gateway", "memory", "flops", "inside"))
     workers = tuple(_worker(each) for each in table.key("workers").items())
     gateway = table.key("gateway").read_or(address, None)
     same = [number for number, worker in enumerate(workers) if worker.address == gateway]
@@ -147,17 +147,23 @@ def _cluster(name: str, place: Place) -> Cluster:
             why="each is a process of its own, and listens at a port of its own",
             mend=f'gateway: "{gateway.rpartition(":")[0]}:7100", or another port for the worker',
         )
-    return Cluster(name, workers, gateway=gateway)
+    inside = table.key("inside").table(("rate", "delay"))
+    memory, flops = (table.key(key).read_or(read, None) for key, read in _AMOUNTS.items())
+    return Cluster(name, workers, gateway, memory, flops, _line(inside))
+
+
+_AMOUNTS: Mapping[str, Callable[[Place], Any]] = {"memory": quantities.memory, "flops": quantities.flops}
 
 
 def _worker(place: Place) -> WorkerSpec:
     if isinstance(place.value, str):
         return WorkerSpec(address(place))
-    table = place.table(("address", "device", "speed"))
+    table = place.table(("address", "device", "speed", *_AMOUNTS))
     return WorkerSpec(
         address=address(table.key("address")),
         device=table.key("device").read_or(device, None),
         speed=table.key("speed").read_or(lambda place: float(place.number(least=1e-6)), 1.0),
+        **{key: table.key(key).read_or(read, None) for key, read in _AMOUNTS.items()},
     )
 
 
@@ -168,16 +174,22 @@ def _links(place: Place, clusters: Mapping[str, Cluster]) -> Links:
     for each in place.items():
         if isinstance(each.value, str):
             raise each.wrong(f"{each.value!r} is no link", mend=f"links: [{_meant(each.value, clusters)}]")
-        table = each.table(("between", "rate", "delay", "loss"))
+        table = each.table(("between", "rate", "delay", "loss", "cost"))
         a, b = _ends(table.key("between"), clusters)
         if (a, b) in pairs or (b, a) in pairs:
             raise each.wrong(f"{a!r} and {b!r} are joined twice", mend="leave one of the two links out")
-        pairs[a, b] = Line(
-            rate=table.key("rate").read_or(quantities.rate, None),
-            delay=table.key("delay").read_or(quantities.seconds, 0.0),
-            loss=table.key("loss").read_or(quantities.share, 0.0),
-        )
+        pairs[a, b] = _line(table)
     return Links(None, pairs)
+
+
+def _line(table: Place) -> Line:
+    """The line that the keys of a table describe."""
+    return Line(
+        rate=table.key("rate").read_or(quantities.rate, None),
+        delay=table.key("delay").read_or(quantities.seconds, 0.0),
+        loss=table.key("loss").read_or(quantities.share, 0.0),
+        cost=table.key("cost").read_or(lambda place: float(place.number(least=0)), 0.0),
+    )
 
 
 def _meant(value: Any, clusters: Mapping[str, Cluster]) -> str:

@@ -1,4 +1,4 @@
-"""Parse rates and times as people write them: "60mbit", "20ms"."""
+"""Parse rates, times, sizes and speeds as people write them: "60mbit", "20ms", "16GiB", "5T"."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from whale_nebula.errors.text import closest
 
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-zµ%/]*)\s*")
 _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+_SIZES = {
+    "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
+}  # fmt: skip
+_SPEEDS = {"m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 _TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -54,6 +58,43 @@ def seconds(place: Place) -> float:
         why = "a time is a number and a unit: us, ms, s, min or h"
         mend = _meant(place, _TIMES, f"{place.path.rpartition('.')[2] or 'delay'}: 20ms")
         raise place.wrong(f"{place.value!r} is no time", why=why, mend=mend)
+    return found
+
+
+_SHORT_SIZE = re.compile(r"\s*([\d.]+)\s*([kmgt])i?\s*", re.IGNORECASE)
+
+
+def memory(place: Place) -> int:
+    """Bytes of memory.
+
+    >>> memory(Place("16GiB")), memory(Place("1.5 GB"))
+    (17179869184, 1500000000)
+    """
+    found = _quantity(place, _SIZES)
+    if not found or found < 1:
+        why = "a memory is a number above zero and a unit: MiB, GiB or TiB (powers of 1024), or MB, GB or TB"
+        short = _SHORT_SIZE.fullmatch(place.value) if isinstance(place.value, str) else None
+        example = f"did you mean '{short[1]}{short[2].upper()}iB'?" if short else "memory: 16GiB"
+        mend = _meant(place, dict.fromkeys(("MiB", "GiB", "TiB"), 1.0), example)
+        raise place.wrong(f"{place.value!r} is no size of a memory", why=why, mend=mend)
+    return round(found)
+
+
+_FLOPS = re.compile(r"flop(s|/s)?\s*$", re.IGNORECASE)
+
+
+def flops(place: Place) -> float:
+    """Floating-point operations a second.
+
+    >>> flops(Place("5T")), flops(Place("90 GFLOP/s"))
+    (5000000000000.0, 90000000000.0)
+    """
+    text = place.value
+    found = _quantity(Place(_FLOPS.sub("", text) if isinstance(text, str) else text), _SPEEDS)
+    if not found:
+        why = "it is a number above zero and a unit: M, G, T or P (10^6 to 10^15 floating-point operations a second)"
+        mend = _meant(place, dict.fromkeys("MGTP", 1.0), "flops: 5T")
+        raise place.wrong(f"{text!r} is no count of operations a second", why=why, mend=mend)
     return found
 
 

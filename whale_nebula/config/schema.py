@@ -15,7 +15,8 @@ from whale_nebula.errors.text import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One direction of a link: bits a second (None: as fast as memory), seconds of delay, share that is lost.
+    """One direction of a link: bits a second (None: as fast as memory), seconds of delay, share that is lost, and
+    money for each gigabyte (10^9 bytes) that crosses.
 
     >>> str(Line(60e6, 0.02)), str(Line())
     ('60mbit, 20ms', 'free')
@@ -24,6 +25,7 @@ class Line:
     rate: float | None = None
     delay: float = 0.0
     loss: float = 0.0
+    cost: float = 0.0
 
     def __str__(self) -> str:
         parts = [] if self.rate is None else [f"{self.rate / 1e6:.12g}mbit"]
@@ -69,7 +71,7 @@ def parse_links(value: Any, clusters: Collection[str] = (), source: str = "") ->
     Where `clusters` are known, ends of a link must be among them. `source` is where it was written.
 
     >>> parse_links("60mbit,20ms").default
-    Line(rate=60000000.0, delay=0.02, loss=0.0)
+    Line(rate=60000000.0, delay=0.02, loss=0.0, cost=0.0)
     """
     if value is None or isinstance(value, Links):
         return value or Links()
@@ -149,20 +151,31 @@ SHOWS = ("none", "lines", "live")
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One process of a cluster: where it listens, its device, and its speed beside that of the others."""
+    """One process of a cluster: where it listens, its device, its speed beside that of the others; and, where it is
+    said, how many bytes of memory it has and how many floating-point operations it does a second.
+    """
 
     address: str
     device: str | None = None
     speed: float = 1.0
+    memory: int | None = None
+    flops: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A site: its workers, and the gateway through which others reach them."""
+    """A site: its workers, and the gateway through which others reach them.
+
+    Of each worker that does not say it itself, `memory` is the bytes and `flops` the FLOP/s of one of average speed;
+    `inside` is what joins two of them.
+    """
 
     name: str
     workers: tuple[WorkerSpec, ...] = ()
     gateway: str | None = None
+    memory: int | None = None
+    flops: float | None = None
+    inside: Line = FREE
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from whale_nebula.errors import PlanError
 from whale_nebula.ir.canonical import HERE, THERE, Words, first_difference
+from whale_nebula.plain import from_plain, to_plain
 from whale_nebula.plan.timing import times
-from whale_nebula.report.saved import from_plain, to_plain
 from whale_nebula.spec import Spec
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from whale_nebula.errors.text import Named
+from whale_nebula.plain import write_json
 from whale_nebula.report import saved
 from whale_nebula.report.bottleneck import describe_bottleneck, describe_straggler
 from whale_nebula.report.prediction import Basis, Prediction, predict
@@ -226,7 +227,7 @@ class Report:
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write `to_chrome_trace()` to a file that Perfetto opens."""
-        saved.write(path, self.to_chrome_trace(), indent=None)
+        write_json(path, self.to_chrome_trace(), indent=None)
 
     def to_json(self) -> str:
         """The report on one line of JSON, as the metrics file has it, with the spans besides.

@@ -1,69 +1,19 @@
-"""Report files: one report as JSON, or a line for each step; docs/metrics.md documents every key. Plan files are made
-by the same rule: dataclasses as JSON and back, by the types of their fields.
-"""
+"""Report files: one report as JSON, or a line for each step; docs/metrics.md documents every key."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from whale_nebula.errors import StateError
+from whale_nebula.plain import from_plain, to_plain, write_json
 from whale_nebula.report.prediction import Prediction
 
 if TYPE_CHECKING:
     from whale_nebula.report.report import Report
-
-
-def to_plain(value: Any) -> Any:
-    """A value as JSON has it: pairs as keys are written "1>2", and numbers that are not finite are null."""
-    if isinstance(value, Mapping):
-        pairs = ((">".join(map(str, key)) if isinstance(key, tuple) else key, each) for key, each in value.items())
-        return {key: to_plain(each) for key, each in pairs}
-    if isinstance(value, tuple | list):
-        return [to_plain(each) for each in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: to_plain(getattr(value, name)) for name in value.__dataclass_fields__}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def from_plain(kind: Any, value: Any) -> Any:
-    """A value of a type from what `to_plain` made of it; fields that are missing have their defaults.
-
-    A null where none can be is a field's default, and a number that is not finite.
-
-    >>> from whale_nebula.schedule.lines import Hop, Line
-    >>> hop = Hop(Line("a->b"), None, 4.0, None)
-    >>> to_plain(hop)["there"], from_plain(Hop, to_plain(hop)) == hop
-    ({'name': 'a->b', 'rate': None, 'delay': 0.0}, True)
-    """
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return None if value is None else from_plain(next(each for each in inner if each is not NoneType), value)
-    if origin is tuple:
-        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
-        return tuple(from_plain(each, own) for each, own in zip(kinds, value, strict=True))
-    if origin is Mapping:
-        pairs = get_origin(inner[0]) is tuple
-        return {
-            tuple(map(int, key.split(">"))) if pairs else key: from_plain(inner[1], each) for key, each in value.items()
-        }
-    if hasattr(kind, "__dataclass_fields__"):
-        types = _field_types(kind)
-        known = {name: each for name, each in value.items() if name in types}
-        given = {n: each for n, each in known.items() if each is not None or NoneType in get_args(types[n])}
-        return kind(**{name: from_plain(types[name], each) for name, each in given.items()})
-    return math.nan if kind is float and value is None else value
-
-
-@cache
-def _field_types(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 FORMAT = "whale_nebula report 1"
@@ -100,15 +50,7 @@ def _line(values: Mapping[str, Any]) -> str:
 
 def save(report: Report, path: str | os.PathLike[str]) -> None:
     """Write one report, in lines for people."""
-    write(path, json.loads(text(report)))
-
-
-def write(path: str | os.PathLike[str], document: Mapping[str, Any], indent: int | None = 1) -> None:
-    """Write a JSON file; one that is there is replaced at once or not at all."""
-    target = Path(path)
-    beside = target.with_name(f".{target.name}.{os.getpid()}.new")  # other processes may write the same file
-    beside.write_text(json.dumps(document, indent=indent, allow_nan=False) + "\n", "utf-8")
-    beside.replace(target)
+    write_json(path, json.loads(text(report)))
 
 
 def read(kind: type[Report], path: str | os.PathLike[str]) -> tuple[list[Report], int]:

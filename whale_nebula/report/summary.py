@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from whale_nebula.plain import to_plain
 from whale_nebula.report.lines import gap, per_second
 from whale_nebula.report.records import LinkReport, duration, size
-from whale_nebula.report.saved import document, to_plain
+from whale_nebula.report.saved import document
 from whale_nebula.report.text import of_link, of_stage, report_text
 
 if TYPE_CHECKING:

@@ -15,12 +15,15 @@ WHOLE = """\
 run: bert
 clusters:
   gpu:
-    workers: ["10.0.0.1:7101", {address: "10.0.0.2:7101", device: "/GPU:0", speed: 2}]
+    workers: ["10.0.0.1:7101", {address: "10.0.0.2:7101", device: "/GPU:0", speed: 2, memory: 80GB, flops: 60TFLOPS}]
     gateway: "gate.example.org:443"
+    memory: 16GiB
+    flops: 5T
+    inside: {rate: 10gbit, delay: 50us}
   npu:
     workers: ["[fd00::7]:7101"]
 links:
-  - {between: [gpu, npu], rate: 60mbit, delay: 20ms, loss: 0}
+  - {between: [gpu, npu], rate: 60mbit, delay: 20ms, loss: 0, cost: 0.08}
 security: {ca: ca.pem, cert: gpu.pem, key: gpu.key, revoked: none, insecure: false}
 inputs:
   x: {shape: [null, 64], dtype: int32}
@@ -47,11 +50,16 @@ def test_a_whole_file(written: Callable[[str], Path]) -> None:
     assert config.run == "bert"
     assert config.clusters == {
         "gpu": Cluster(
-            "gpu", (WorkerSpec("10.0.0.1:7101"), WorkerSpec("10.0.0.2:7101", "GPU:0", 2.0)), "gate.example.org:443"
+            "gpu",
+            (WorkerSpec("10.0.0.1:7101"), WorkerSpec("10.0.0.2:7101", "GPU:0", 2.0, 80_000_000_000, 6e13)),
+            "gate.example.org:443",
+            memory=2**34,
+            flops=5e12,
+            inside=Line(1e10, 50e-6),
         ),
         "npu": Cluster("npu", (WorkerSpec("[fd00::7]:7101"),)),
     }
-    assert config.links.pairs == {("gpu", "npu"): Line(60e6, 0.02, 0.0)}
+    assert config.links.pairs == {("gpu", "npu"): Line(60e6, 0.02, 0.0, 0.08)}
     assert config.security == Security("ca.pem", "gpu.pem", "gpu.key", False, "none")
     assert config.inputs == {"x": InputSpec((None, 64), "int32"), "y": InputSpec((None,), "float32")}
     assert (config.results, config.weights, config.patience, config.seed) == ("owner", "own", 120.0, 7)
@@ -102,6 +110,19 @@ BAD: list[tuple[Any, str, str]] = [
         "did you mean 'speed'",
     ),
     ({"clusters": {"gpu": {"workers": [{"address": "h:1", "speed": 0}]}}}, "clusters.gpu.workers[0].speed", "number"),
+    ({"clusters": {"gpu": {"memory": 16}}}, "clusters.gpu.memory", "16GiB"),
+    ({"clusters": {"gpu": {"memory": "16G"}}}, "clusters.gpu.memory", "did you mean '16GiB'"),
+    ({"clusters": {"gpu": {"memory": "0.5B"}}}, "clusters.gpu.memory", "powers of 1024"),
+    ({"clusters": {"gpu": {"flops": 5}}}, "clusters.gpu.flops", "5T"),
+    ({"clusters": {"gpu": {"flops": "0T"}}}, "clusters.gpu.flops", "above zero"),
+    ({"clusters": {"gpu": {"inside": "10gbit"}}}, "clusters.gpu.inside", "no mapping"),
+    ({"clusters": {"gpu": {"inside": {"loss": 0.1}}}}, "clusters.gpu.inside.loss", "no key"),
+    (
+        {"clusters": {"gpu": {"workers": [{"address": "h:1", "flops": "5TB"}]}}},
+        "clusters.gpu.workers[0].flops",
+        "flops: 5T",
+    ),
+    ({"links": [{"between": ["a", "b"], "cost": -1}]}, "links[0].cost", "at least 0"),
     ({"clusters": {"gpu": {"gateway": "gate"}}}, "clusters.gpu.gateway", "no address"),
     ({"links": {"gpu": "npu"}}, "links", "no list"),
     ({"links": [{"between": ["gpu"]}]}, "links[0].between", "no pair"),

@@ -1,0 +1,135 @@
+"""The cluster object: what it takes from a config, its JSON, and its pictures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whale_nebula.config import load, parse_links
+from whale_nebula.errors import ConfigError
+from whale_nebula.hardware import ClusterInfo, Clusters, Collective, Device, LinkRate, Provenance, WorkerInfo
+
+CONFIG = {
+    "clusters": {
+        "gpu": {
+            "memory": "16GiB",
+            "flops": "5T",
+            "inside": {"rate": "10gbit", "delay": "50us"},
+            "workers": [
+                "10.0.0.1:7101",
+                {"address": "10.0.0.1:7102", "device": "GPU:0", "speed": 2},
+                {"address": "127.0.0.1:7103", "memory": "1GB", "flops": "9 GFLOP/s", "speed": 3},
+            ],
+        },
+        "npu": {},
+    },
+    "links": [{"between": ["gpu", "npu"], "rate": "60mbit", "delay": "20ms", "loss": "1%", "cost": 0.08}],
+}
+MADE = Clusters(
+    (
+        ClusterInfo(
+            "gpu",
+            (
+                WorkerInfo("gpu/0", "10.0.0.1", Device("any", flops_per_s=5e12, memory_bytes=2**34)),
+                WorkerInfo("gpu/1", "10.0.0.1", Device("gpu", flops_per_s=1e13, memory_bytes=2**34), 2.0),
+                WorkerInfo("gpu/2", "localhost", Device("any", flops_per_s=9e9, memory_bytes=10**9), 3.0),
+            ),
+            LinkRate(1.25e9, 50e-6),
+        ),
+        ClusterInfo("npu", (WorkerInfo("npu/0"),)),
+    ),
+    dict.fromkeys([("gpu", "npu"), ("npu", "gpu")], LinkRate(7.5e6, 0.02, 0.01, 0.08)),
+)
+
+
+def test_a_config_in_bytes_and_seconds() -> None:
+    assert Clusters.of(load(CONFIG)) == MADE
+    assert MADE.between("gpu", "gpu") == LinkRate(1.25e9, 50e-6)
+
+
+def test_clusters_that_only_have_names() -> None:
+    links = parse_links({("a", "b"): "8mbit", ("b", "a"): "16mbit"})
+    found = Clusters.of(load(None), links, {"a": 1, "b": 2})
+    assert [worker.name for worker in found.workers] == ["a/0", "b/0", "b/1"]
+    assert (found.between("a", "b").seconds(1e6), found.between("b", "a").seconds(1e6)) == (1.0, 0.5)
+    assert Clusters.of(load(None), links) == Clusters.of(load(None), links, {"a": 1, "b": 1})
+
+
+NAMES = st.text("abcXYZ0_-/.é ", min_size=1, max_size=6)
+AMOUNTS = st.floats(0, 1e18)
+MAYBE = st.none() | AMOUNTS
+LINKS = st.builds(LinkRate, MAYBE, AMOUNTS, AMOUNTS, AMOUNTS)
+DEVICES = st.builds(
+    Device, NAMES, st.integers(1, 512), MAYBE, st.none() | st.integers(0, 2**60), MAYBE,
+    st.dictionaries(NAMES, AMOUNTS, max_size=3), MAYBE,
+)  # fmt: skip
+
+
+@st.composite
+def made(draw: st.DrawFn) -> Clusters:
+    names = draw(st.lists(NAMES, min_size=1, max_size=3, unique=True))
+    found = tuple(
+        ClusterInfo(
+            name,
+            tuple(WorkerInfo(f"{name}#{n}", draw(NAMES), draw(DEVICES), draw(AMOUNTS)) for n in range(draw(COUNTS))),
+            draw(LINKS),
+            tuple(draw(st.lists(st.builds(Collective, NAMES, AMOUNTS, AMOUNTS, COUNTS), max_size=2))),
+        )
+        for name in names
+    )
+    pairs = draw(st.sets(st.tuples(st.sampled_from(names), st.sampled_from(names)), max_size=4))
+    told = st.dictionaries(NAMES, st.builds(Provenance, NAMES, MAYBE, NAMES), max_size=2)
+    return Clusters(found, {pair: draw(LINKS) for pair in pairs}, draw(st.dictionaries(NAMES, AMOUNTS)), draw(told))
+
+
+COUNTS = st.integers(1, 3)
+
+
+@given(made())
+def test_json_gives_the_same_again(clusters: Clusters) -> None:
+    assert Clusters.from_json(clusters.to_json()) == clusters
+    assert Clusters.from_json(json.loads(clusters.to_json())) == clusters
+
+
+def test_a_file_gives_the_same_again(tmp_path: Path) -> None:
+    MADE.save(tmp_path / "clusters.json")
+    assert Clusters.load(tmp_path / "clusters.json") == MADE
+    with pytest.raises(ConfigError, match="cannot be written"):
+        MADE.save(tmp_path / "none" / "clusters.json")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Clusters.load(tmp_path / "none.json")
+
+
+WORKER = {"name": "a/0", "device": {"flops_per_s": "fast"}}
+WRONG: list[tuple[Any, str]] = [
+    ("{", "Expecting property name"),
+    ([], "no attribute"),
+    ({"format": "plan 1"}, "its format is 'plan 1'"),
+    ({"clusters": [{"name": "a"}]}, "'workers'"),
+    ({"clusters": [{"name": "a", "workers": [WORKER]}]}, "clusters.0.workers.0.device.flops_per_s is 'fast'"),
+    ({"clusters": [], "codecs": {"int8": -1}}, "codecs.int8 is -1"),
+    ({"clusters": [], "links": {"a>b": {}}}, "a link ends at 'a'"),
+    ({"clusters": [{"name": "a", "workers": []}] * 2}, "'a' stands twice"),
+]
+
+
+@pytest.mark.parametrize(("document", "why"), WRONG)
+def test_what_is_no_cluster_object_is_refused(document: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match="no cluster object") as caught:
+        Clusters.from_json(document)
+    assert why in str(caught.value)
+
+
+def test_a_cluster_that_there_is_not() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'gpu'"):
+        MADE.cluster("gpuu")
+
+
+def test_the_table_and_the_picture_say_what_joins_what() -> None:
+    assert [line.split()[0] for line in str(MADE).splitlines()[:5]] == ["worker", "gpu/0", "gpu/1", "gpu/2", "npu/0"]
+    assert "gpu -> npu: 60mbit, 20ms, 1%, 0.08 per GB" in str(MADE)
+    assert 'c0 <-->|"60mbit, 20ms, 1%, 0.08 per GB"| c1' in MADE.to_mermaid()
+    assert 'w0_1["gpu/1<br>gpu<br>10 TFLOP/s<br>16 GiB"]' in MADE.to_mermaid()

@@ -1,0 +1,197 @@
+"""`whale-nebula measure`: measure what a planner needs of this machine and its lines, and keep it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from whale_nebula.cli import arguments, bench
+from whale_nebula.cli.arguments import Options, Parser, remark, tell
+from whale_nebula.config import Config, load
+from whale_nebula.errors import ConfigError, CredentialsError, NebulaError, RunError, TransportError
+from whale_nebula.errors.text import did_you_mean
+from whale_nebula.hardware import Clusters, Provenance
+from whale_nebula.hardware.measured import Measurement, cache_path, fingerprint, keep, read_kept
+from whale_nebula.launch import link_advice, link_measurement
+from whale_nebula.launch.placement import is_local
+
+_DESCRIPTION = """\
+Measure what plans need to know of this machine: FLOP/s by kind of kernel (matmul, conv, element-wise), the rate of the
+memory, what an empty call takes, what codecs take, and collectives between processes of this machine. What was measured
+is kept for this user, and nb.clusters() reads it; it is measured again where the machine is another one, or by --again.
+
+With --config it also says what the config's clusters are, as plans see them. What the config says (flops, memory, the
+rate of a link) is not measured. With --cluster the lines to other clusters are measured whose rate is not said, where
+the other end does the same at the same time, and kept in the folder line/ beside the config."""
+
+_EPILOG = """\
+examples:
+  whale-nebula measure                                              this machine; some seconds
+  whale-nebula measure --again                                      the same, although it is known
+  whale-nebula measure --config clusters.yaml --save clusters.json  and what plans know of these clusters
+  whale-nebula measure --config clusters.yaml --cluster gpu         in site one, and so with npu in site two
+
+in Python:
+  nb.clusters()                   the cluster object of the run, with what was measured here
+  nb.clusters("clusters.json")    what --save wrote
+
+exit status:
+  0   it was measured, or was known
+  1   it could not be measured
+  2   the command line is wrong
+  78  the config is wrong"""
+
+_OPTIONS: Options = {
+    "--config": ("FILE", "clusters.yaml: its clusters, and which of their workers are on this machine"),
+    "--cluster": ("NAME", "the cluster that this host is in: its lines are measured"),
+    "--again": (None, "measure anew what was measured on this machine before"),
+    "--quick": (None, "small sizes and few runs: seconds, and less exact; what is found is shown and not kept"),
+    "--json": (None, "print the cluster object as JSON"),
+    "--save": ("PATH", "write the cluster object as JSON to a file"),
+}
+_LINE_SECONDS, _LINE_PATIENCE = 1.0, 5.0
+
+
+def parser() -> Parser:
+    """The options of the command."""
+    return Parser("measure", _DESCRIPTION, _OPTIONS, epilog=_EPILOG)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; gives the exit status."""
+    made = parser()
+    given = made.read(list(argv))
+    if given.cluster is not None and given.config is None:
+        made.error("--cluster is one of a config: --config clusters.yaml --cluster gpu")
+    try:
+        return _run(given)
+    except NebulaError as error:
+        code = arguments.CONFIG if isinstance(error, ConfigError | CredentialsError) else arguments.FAILED
+        return tell(error, as_json=given.json, code=code)
+
+
+def _run(given: argparse.Namespace) -> int:
+    config = load(given.config)
+    if given.cluster is not None and given.cluster not in config.clusters:
+        raise ConfigError(
+            f"no cluster is called {given.cluster!r}",
+            where=given.config,
+            mend=f"--cluster: {did_you_mean(given.cluster, config.clusters)}",
+        )
+    told = Clusters.of(config) if config.clusters else Clusters.of(config, sizes={"local": 1})
+    found = _measure(told, again=given.again, quick=given.quick)
+    if given.cluster is not None:
+        _measure_lines(config, given.config, given.cluster, again=given.again)
+    from whale_nebula.runtime.clusters import with_lines
+
+    completed = found.complete(told, is_local)
+    if given.config is not None:
+        completed = with_lines(completed, given.config)
+    if given.save is not None:
+        completed.save(given.save)
+        remark(f"saved in {given.save}")
+    print(completed.to_json() if given.json else completed)
+    return arguments.DONE
+
+
+# ---------------------------------------------------------------------- this machine
+def _measure(told: Clusters, *, again: bool, quick: bool) -> Measurement:
+    """What is known of this machine, with what has to be measured for these clusters."""
+    known, why = (None, "") if again or quick else read_kept()
+    if why:
+        remark(f"{why}; it is measured anew")
+    found = known or Measurement(fingerprint())
+    for part, measure in _missing(told, found):
+        remark(f"measuring {part} ...")
+        found = measure(found, quick)
+    if found is known:
+        dates = sorted(each.date for each in found.sources.values())
+        remark(f"known since {dates[0] if dates else 'before'}, in {cache_path()}; --again measures it anew")
+    elif not quick:
+        try:
+            remark(f"kept in {keep(found)}")
+        except OSError as error:
+            remark(f"it cannot be kept in {cache_path()}: {error.strerror}")
+    return found
+
+
+_Measure = Callable[[Measurement, bool], Measurement]
+
+
+def _missing(told: Clusters, found: Measurement) -> Iterator[tuple[str, _Measure]]:
+    """What these clusters need of this machine, and nothing says."""
+    local = [worker for worker in told.workers if is_local(worker.machine)]
+    if not local:
+        remark("no worker of this config is on this machine, so its kernels are not measured")
+    elif found.device is None and any(worker.device.flops_per_s is None for worker in local):
+        yield "kernels, memory and calls", _measure_device
+    elif found.device is None:
+        remark("the config says flops of all workers on this machine, so its kernels are not measured")
+    if not found.codecs:
+        yield "codecs", _measure_codecs
+    shared = [each for each in told.clusters if len(each.workers) > 1]
+    for cluster in shared:
+        if not all(worker in local for worker in cluster.workers):
+            remark(f"collectives of {cluster.name} are not measured: its workers are on several machines")
+    if not found.collectives and any(all(worker in local for worker in each.workers) for each in shared):
+        yield "collectives between two processes", _measure_collectives
+
+
+def _measure_device(found: Measurement, quick: bool) -> Measurement:
+    from whale_nebula.measure import device
+
+    made = device.measure_device(device.QUICK if quick else device.FULL, remark)
+    return _with_sources(replace(found, device=made.device), "device", made.spreads)
+
+
+def _measure_codecs(found: Measurement, quick: bool) -> Measurement:
+    from whale_nebula.measure import device
+
+    made = device.measure_codecs(device.QUICK if quick else device.FULL, remark)
+    return _with_sources(replace(found, codecs=made.seconds_per_byte), "codecs", made.spreads)
+
+
+def _measure_collectives(found: Measurement, quick: bool) -> Measurement:
+    from whale_nebula.measure import between
+
+    made = between.measure_collectives(between.QUICK if quick else between.FULL, remark)
+    return _with_sources(replace(found, collectives=made.collectives), "collectives", made.spreads)
+
+
+def _with_sources(found: Measurement, part: str, spreads: Mapping[str, float]) -> Measurement:
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    new = {f"{part}.{name}": Provenance(date, spread, found.machine) for name, spread in spreads.items()}
+    return replace(found, sources={**found.sources, **new})
+
+
+# ---------------------------------------------------------------------- lines
+def _measure_lines(config: Config, path: str, cluster: str, *, again: bool) -> None:
+    """Measure each line of a cluster whose rate is not said, and keep it beside the config."""
+    for other in config.clusters:
+        kept = link_advice.path_of(path, cluster, other)
+        if other == cluster:
+            continue
+        if config.links.between(cluster, other).rate is not None:
+            remark(f"the config says the rate to {other}, so that line is not measured")
+        elif link_advice.load_measurement(kept) is not None and not again:
+            remark(f"the line to {other} is known, by {os.path.relpath(kept)}")
+        else:
+            _measure_line(config, path, cluster, other, kept)
+
+
+def _measure_line(config: Config, path: str, cluster: str, other: str, kept: Path) -> None:
+    if not (config.clusters[cluster].workers and config.clusters[other].workers):
+        remark(f"the line to {other} is not measured: the config has no addresses of workers at both ends")
+        return
+    remark(f"measuring the line to {other} ...")
+    place = bench.find_origin(config, path, cluster, other)
+    patience = min(config.patience, _LINE_PATIENCE)
+    try:
+        for found in link_measurement.measure(place, seconds=_LINE_SECONDS, patience=patience, tell=remark):
+            link_advice.save(found, kept)
+    except (TransportError, RunError) as error:
+        remark(f"the line to {other} is not measured: {error.what}; start this command there at the same time")

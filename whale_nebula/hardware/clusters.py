@@ -1,0 +1,355 @@
+"""The cluster object: what a planner knows of devices and links, as frozen records with their units in their names.
+
+A number is None where nobody has said or measured it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from whale_nebula.config.schema import Cluster, Config, Line, Links, WorkerSpec
+from whale_nebula.errors import ConfigError
+from whale_nebula.errors.text import did_you_mean
+from whale_nebula.hardware import drawing
+from whale_nebula.plain import from_plain, to_plain, write_json
+
+FORMAT = "whale_nebula clusters 1"
+ANY = "any"
+"""The kind of a device of which the config says nothing: what TensorFlow takes there."""
+HERE = "localhost"
+"""The machine of workers without an address, and of those at a loopback address."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one worker computes with: its `kind` is "cpu", "gpu" or, where nobody has said or looked, "any".
+
+    `flops_per_s` is what the config says, or the rate of products of matrices that was measured; `rates` are FLOP/s by
+    kind of kernel ("matmul", "conv", "elementwise") as measured, and empty where the config says `flops`.
+    `call_seconds` is what one call of a compiled function takes that does nothing. `cores` is 1 where it is not known.
+
+    >>> Device(rates={"matmul": 2e11}, flops_per_s=1e11).rate_of("matmul"), Device(flops_per_s=5e12).rate_of("conv")
+    (200000000000.0, 5000000000000.0)
+    """
+
+    kind: str = ANY
+    cores: int = 1
+    flops_per_s: float | None = None
+    memory_bytes: int | None = None
+    memory_bytes_per_s: float | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)
+    call_seconds: float | None = None
+
+    def complete_from(self, other: Device) -> tuple[Device, list[str]]:
+        """With what it lacks taken from another record of it, and the names of what was taken: none where that one is
+        of another kind. Rates by kernel come with `flops_per_s`, and are left out where that is known here.
+        """
+        if ANY not in (self.kind, other.kind) and self.kind != other.kind:
+            return self, []
+        names = ("flops_per_s", "memory_bytes", "memory_bytes_per_s", "call_seconds")
+        taken = [name for name in names if getattr(self, name) is None and getattr(other, name) is not None]
+        rates = self.rates or (other.rates if self.flops_per_s is None else {})
+        made = replace(
+            self,
+            kind=other.kind if self.kind == ANY else self.kind,
+            cores=max(self.cores, other.cores),
+            rates=rates,
+            **{name: getattr(other, name) for name in taken},
+        )
+        return made, [*taken, *(f"rates.{kernel}" for kernel in rates if kernel not in self.rates)]
+
+    def rate_of(self, kernel: str) -> float | None:
+        """FLOP/s of one kind of kernel, or of all where that one was not measured."""
+        return self.rates.get(kernel, self.flops_per_s)
+
+
+@dataclass(frozen=True)
+class LinkRate:
+    """One direction of a link. A rate of None takes no time at all.
+
+    >>> LinkRate(7.5e6, 0.02).seconds(1_500_000), str(LinkRate(7.5e6, 0.02, 0.01, 0.08))
+    (0.22, '60mbit, 20ms, 1%, 0.08 per GB')
+    """
+
+    rate_bytes_per_s: float | None = None
+    delay_s: float = 0.0
+    loss: float = 0.0
+    cost_per_gb: float = 0.0
+
+    @classmethod
+    def of(cls, line: Line) -> LinkRate:
+        """The same as a line of a config, in bytes."""
+        return cls(None if line.rate is None else line.rate / 8, line.delay, line.loss, line.cost)
+
+    def complete_from(self, other: LinkRate) -> LinkRate:
+        """The same, where it has a rate; else with that of another record of it, and with what else it lacks."""
+        if self.rate_bytes_per_s is not None:
+            return self
+        loss, cost = self.loss or other.loss, self.cost_per_gb or other.cost_per_gb
+        return LinkRate(other.rate_bytes_per_s, self.delay_s or other.delay_s, loss, cost)
+
+    def seconds(self, nbytes: float) -> float:
+        """From the first byte sent to the last one received, where nothing else is on the line."""
+        return self.delay_s + (nbytes / self.rate_bytes_per_s if self.rate_bytes_per_s else 0.0)
+
+    def __str__(self) -> str:
+        line = Line(None if self.rate_bytes_per_s is None else 8 * self.rate_bytes_per_s, self.delay_s, self.loss)
+        return f"{line}, {self.cost_per_gb:g} per GB" if self.cost_per_gb else str(line)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What a collective of a kind ("all-reduce", "all-gather", "all-to-all") takes among so many workers of a cluster:
+    alpha + beta · bytes of the whole tensor.
+
+    >>> Collective("all-reduce", 1e-4, 1e-9).seconds(1e6), Collective("all-reduce", 1e-4, 1e-9).among(4).workers
+    (0.0011, 4)
+    """
+
+    kind: str
+    alpha_s: float
+    beta_s_per_byte: float
+    workers: int = 2
+
+    def seconds(self, nbytes: float) -> float:
+        """For a tensor that has so many bytes where it is whole."""
+        return self.alpha_s + self.beta_s_per_byte * nbytes
+
+    def among(self, workers: int) -> Collective:
+        """The same among another number of workers, as a ring has it: n - 1 rounds, and (n - 1) / n of the bytes."""
+        rounds = (workers - 1) / (self.workers - 1)
+        beta = self.beta_s_per_byte * rounds * self.workers / workers
+        return Collective(self.kind, self.alpha_s * rounds, beta, workers)
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """A worker: its name ("gpu/0"), the machine that it is on, its device, and its speed beside that of the others.
+
+    Workers on one machine share it: its cores and memory are in the device of each.
+    """
+
+    name: str
+    machine: str = HERE
+    device: Device = field(default_factory=Device)
+    speed: float = 1.0
+
+
+@dataclass(frozen=True)
+class ClusterInfo:
+    """A cluster: its workers, what joins two of them, and its collectives."""
+
+    name: str
+    workers: tuple[WorkerInfo, ...]
+    inside: LinkRate = field(default_factory=LinkRate)
+    collectives: tuple[Collective, ...] = ()
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a measured number is from: the date (ISO), the spread of its runs (the distance between the quartiles, as a
+    share of the median; None where it was measured once), and the machine's fingerprint.
+    """
+
+    date: str
+    spread: float | None
+    machine: str
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """All clusters of a run, each way of each link between two, and what codecs take.
+
+    `codecs` are seconds that one core takes for a byte of a tensor, at both ends together, by the text of a codec.
+    `measured` says where numbers are from that were measured: by "codecs.int8", "gpu/0.rates.matmul",
+    "gpu/0.memory_bytes", "gpu.collectives.all-reduce", "gpu>npu"; what is not named there was said in the config.
+
+    >>> from whale_nebula.config import load, parse_links
+    >>> config = {"clusters": {"gpu": {"flops": "5T"}, "npu": {}}}
+    >>> found = Clusters.of(load(config), parse_links("60mbit,20ms"))
+    >>> found.cluster("gpu").workers[0].device.flops_per_s, str(found.between("gpu", "npu"))
+    (5000000000000.0, '60mbit, 20ms')
+    >>> Clusters.from_json(found.to_json()) == found
+    True
+    """
+
+    clusters: tuple[ClusterInfo, ...]
+    links: Mapping[tuple[str, str], LinkRate] = field(default_factory=dict)
+    codecs: Mapping[str, float] = field(default_factory=dict)
+    measured: Mapping[str, Provenance] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: Config, links: Links | None = None, sizes: Mapping[str, int] | None = None) -> Clusters:
+        """What a configuration says. `sizes` are the clusters of a run, by how many workers each has; without it they
+        are those of the config.
+        """
+        joined = config.links if links is None else links
+        names = dict(sizes) if sizes is not None else dict.fromkeys(config.clusters or joined.names, 1)
+        told = {name: config.clusters.get(name, Cluster(name)) for name in names}
+        made = tuple(_cluster(told[name], max(size, len(told[name].workers))) for name, size in names.items())
+        pairs = permutations(names, 2)
+        return cls(made, {(a, b): LinkRate.of(joined.between(a, b)) for a, b in pairs})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the clusters, in their order."""
+        return tuple(each.name for each in self.clusters)
+
+    @property
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """All workers, cluster by cluster."""
+        return tuple(worker for each in self.clusters for worker in each.workers)
+
+    def cluster(self, name: str) -> ClusterInfo:
+        """The cluster of a name."""
+        for each in self.clusters:
+            if each.name == name:
+                return each
+        raise ConfigError(f"no cluster is called {name!r}", mend=did_you_mean(name, self.names))
+
+    def between(self, a: str, b: str) -> LinkRate:
+        """The link from cluster `a` to cluster `b`; within one, what joins its workers."""
+        return self.cluster(a).inside if a == b else self.links.get((a, b), LinkRate())
+
+    def complete_from(self, other: Clusters) -> Clusters:
+        """With what it lacks taken from another cluster object, by names; what it has stays.
+
+        >>> lacks = Clusters((ClusterInfo("gpu", (WorkerInfo("gpu/0", device=Device(flops_per_s=5e12)),)),))
+        >>> knows = Clusters((ClusterInfo("gpu", (WorkerInfo("gpu/0", device=Device("gpu", 8, 1e12, 2**34)),)),))
+        >>> lacks.complete_from(knows).workers[0].device.rate_of("matmul")
+        5000000000000.0
+        >>> lacks.complete_from(knows).workers[0].device.memory_bytes
+        17179869184
+        """
+        taken, made, links = [], [], dict(self.links)
+        clusters = {each.name: each for each in other.clusters}
+        devices = {worker.name: worker.device for worker in other.workers}
+        for cluster in self.clusters:
+            workers = []
+            for worker in cluster.workers:
+                device, names = worker.device.complete_from(devices.get(worker.name, Device()))
+                workers.append(replace(worker, device=device))
+                taken += [f"{worker.name}.{name}" for name in names]
+            known = clusters.get(cluster.name, cluster)
+            sums = cluster.collectives or known.collectives
+            taken += [f"{cluster.name}.collectives.{each.kind}" for each in sums if not cluster.collectives]
+            inside = cluster.inside.complete_from(known.inside)
+            made.append(replace(cluster, workers=tuple(workers), inside=inside, collectives=sums))
+        for (a, b), link in self.links.items():
+            links[a, b] = link.complete_from(other.between(a, b)) if {a, b} <= clusters.keys() else link
+            taken += [f"{a}>{b}"] * (links[a, b] != link)
+        codecs = {**other.codecs, **self.codecs}
+        taken += [f"codecs.{name}" for name in codecs if name not in self.codecs]
+        sources = {name: other.measured[name] for name in taken if name in other.measured}
+        return Clusters(tuple(made), links, codecs, {**self.measured, **sources})
+
+    # ------------------------------------------------------------------ as text
+    def to_json(self) -> str:
+        """As text for a file or another program; numbers are in bytes and seconds."""
+        return json.dumps({"format": FORMAT, **to_plain(self)}, indent=1, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str | Mapping[str, Any], where: str | None = None) -> Clusters:
+        """What `to_json` wrote, or the same as a dict."""
+        try:
+            document = json.loads(text) if isinstance(text, str) else text
+            if document.get("format", FORMAT) != FORMAT:
+                raise ValueError(f"its format is {document['format']!r}, and not {FORMAT!r}")
+            made: Clusters = from_plain(cls, document)
+            _check(made)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            mend = "whale-nebula measure --save clusters.json writes one, and so does nb.clusters().save(path)"
+            raise ConfigError("this is no cluster object", where=where, why=why, mend=mend) from None
+        return made
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file, which `load` reads."""
+        try:
+            write_json(path, json.loads(self.to_json()))
+        except OSError as error:
+            raise ConfigError(
+                "the cluster object cannot be written",
+                where=str(path),
+                why=error.strerror,
+                mend="make the folder first",
+            ) from None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Clusters:
+        """Read what `save` wrote."""
+        try:
+            text = Path(path).expanduser().read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+            mend = "whale-nebula measure --save clusters.json writes one"
+            raise ConfigError("the cluster object cannot be read", where=str(path), why=why, mend=mend) from None
+        return cls.from_json(text, where=str(path))
+
+    def to_mermaid(self) -> str:
+        """A picture, as a Mermaid flowchart: clusters with their workers, and what joins them."""
+        return drawing.mermaid(self)
+
+    def __str__(self) -> str:
+        return drawing.table(self)
+
+
+def _cluster(told: Cluster, size: int) -> ClusterInfo:
+    """A cluster as a config describes it, with so many workers."""
+    specs = [*told.workers, *[None] * (size - len(told.workers))]
+    workers = tuple(_worker(f"{told.name}/{number}", spec, told) for number, spec in enumerate(specs))
+    return ClusterInfo(told.name, workers, LinkRate.of(told.inside))
+
+
+def _worker(name: str, spec: WorkerSpec | None, told: Cluster) -> WorkerInfo:
+    kind = ANY if spec is None or spec.device is None else spec.device.partition(":")[0].lower()
+    speed = 1.0 if spec is None else spec.speed
+    flops = None if told.flops is None else told.flops * speed
+    if spec is None:
+        return WorkerInfo(name, HERE, Device(kind, flops_per_s=flops, memory_bytes=told.memory))
+    own = spec.flops if spec.flops is not None else flops
+    memory = spec.memory if spec.memory is not None else told.memory
+    return WorkerInfo(name, machine_of(spec.address), Device(kind, flops_per_s=own, memory_bytes=memory), speed)
+
+
+def machine_of(address: str) -> str:
+    """The machine of an address.
+
+    >>> machine_of("10.77.0.2:7101"), machine_of("127.0.0.1:7101"), machine_of("[fd00::2]:7101")
+    ('10.77.0.2', 'localhost', 'fd00::2')
+    """
+    host = address.rpartition(":")[0].strip("[]")
+    return HERE if host in ("localhost", "127.0.0.1", "::1") else host
+
+
+def _check(found: Clusters) -> None:
+    """Refuse what no cluster object can hold: numbers below zero, names that stand twice or that nothing has."""
+    names = [each.name for each in found.clusters] + [each.name for each in found.workers]
+    double = next((name for name in names if names.count(name) > 1), None)
+    if double is not None:
+        raise ValueError(f"{double!r} stands twice")
+    for pair in found.links:
+        if unknown := [name for name in pair if name not in found.names]:
+            raise ValueError(f"a link ends at {unknown[0]!r}, which is none of its clusters")
+    for path, number in _numbers(to_plain(found), ""):
+        if isinstance(number, bool) or not isinstance(number, int | float) or number < 0:
+            raise ValueError(f"{path.lstrip('.')} is {number!r}, and no number of at least 0")
+
+
+_WORDS = frozenset({"name", "machine", "kind", "date"})
+
+
+def _numbers(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """What stands where numbers belong, with its path of keys; None is left out."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        if isinstance(each, dict | list):
+            yield from _numbers(each, f"{path}.{key}")
+        elif each is not None and key not in _WORDS:
+            yield f"{path}.{key}", each

@@ -1,0 +1,130 @@
+"""What was measured on this machine: a record, its file in the user's cache, and how it completes a cluster object."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from whale_nebula.hardware.clusters import ClusterInfo, Clusters, Collective, Device, Provenance
+from whale_nebula.plain import from_plain, to_plain, write_json
+
+FORMAT = "whale_nebula measured 1"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured on a machine, and is not said in a config. `sources` has the provenance of each number, by
+    "device.rates.matmul", "codecs.int8" or "collectives.all-reduce".
+
+    >>> from whale_nebula.hardware import ClusterInfo, WorkerInfo
+    >>> told = Clusters((ClusterInfo("gpu", (WorkerInfo("gpu/0"), WorkerInfo("gpu/1", "10.0.0.2"))),))
+    >>> found = Measurement("this one", Device(flops_per_s=1e11)).complete(told, lambda machine: machine == "localhost")
+    >>> [worker.device.flops_per_s for worker in found.workers]
+    [100000000000.0, None]
+    """
+
+    machine: str
+    device: Device | None = None
+    codecs: Mapping[str, float] = field(default_factory=dict)
+    collectives: tuple[Collective, ...] = ()
+    sources: Mapping[str, Provenance] = field(default_factory=dict)
+
+    def complete(self, clusters: Clusters, here: Callable[[str], bool]) -> Clusters:
+        """The cluster object with what it lacks of workers whose machine is `here`; what it has stays."""
+        local = cache(here)
+        sources = {f"codecs.{name}": source for name, source in self._sources("codecs")}
+        made = []
+        for cluster in clusters.clusters:
+            workers = [worker for worker in cluster.workers if local(worker.machine)]
+            near = 1 < len(workers) == len(cluster.workers)
+            sums = tuple(each.among(len(workers)) for each in self.collectives if near)
+            workers = [replace(worker, device=self.device or Device()) for worker in workers]
+            made.append(ClusterInfo(cluster.name, tuple(workers), collectives=sums))
+            for worker in workers:
+                sources |= {f"{worker.name}.{name}": source for name, source in self._sources("device")}
+            sources |= {f"{cluster.name}.collectives.{kind}": source for kind, source in self._sources("collectives")}
+        return clusters.complete_from(Clusters(tuple(made), {}, self.codecs, sources))
+
+    def _sources(self, part: str) -> list[tuple[str, Provenance]]:
+        """The provenance of the numbers of a part, by their names there."""
+        return [(name.removeprefix(f"{part}."), each) for name, each in self.sources.items() if name.startswith(part)]
+
+
+# ---------------------------------------------------------------------- the machine
+@cache
+def fingerprint() -> str:
+    """The machine as numbers depend on it: processor, cores, GPUs, version and threads of TensorFlow."""
+    gpus = len(glob.glob("/dev/nvidia[0-9]*"))
+    threads = [f"{name}={value}" for name in _THREADS if (value := os.environ.get(name))]
+    cores = count_cores()
+    parts = [_processor(), f"{cores} core{'s' * (cores != 1)}", *[f"{gpus} GPUs"] * bool(gpus)]
+    return ", ".join([*parts, f"TensorFlow {_tensorflow()}", *threads])
+
+
+_THREADS = (
+    "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS", "TF_ENABLE_ONEDNN_OPTS",
+    "CUDA_VISIBLE_DEVICES",
+)  # fmt: skip
+
+
+def count_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine()
+
+
+def _tensorflow() -> str:
+    try:
+        return metadata.version("tensorflow")
+    except metadata.PackageNotFoundError:
+        return "is not installed"
+
+
+# ---------------------------------------------------------------------- the file
+def cache_path() -> Path:
+    """The file of what was measured here: in XDG_CACHE_HOME, or in ~/.cache."""
+    told = os.environ.get("XDG_CACHE_HOME", "")
+    folder = Path(told) if os.path.isabs(told) else Path.home() / ".cache"
+    return folder / "whale_nebula" / "measured.json"
+
+
+def keep(found: Measurement, path: Path | None = None) -> Path:
+    """Write a measurement to its file, and give the path."""
+    target = path or cache_path()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_json(target, {"format": FORMAT, **to_plain(found)})
+    return target
+
+
+def read_kept(path: Path | None = None) -> tuple[Measurement | None, str]:
+    """The measurement in the file; without one that is of this machine, None and a sentence. There is no sentence
+    where there is no file.
+    """
+    source = path or cache_path()
+    try:
+        document = json.loads(source.read_text("utf-8"))
+        if document["format"] != FORMAT:
+            raise ValueError(f"its format is {document['format']!r}, and not {FORMAT!r}")
+        found: Measurement = from_plain(Measurement, document)
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return None, f"{source} holds no measurement that can be read ({type(error).__name__}: {error})"
+    if found.machine != fingerprint():
+        return None, f"{source} was measured on another machine: {found.machine}; this one is {fingerprint()}"
+    return found, ""

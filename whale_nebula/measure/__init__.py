@@ -1,0 +1,1 @@
+"""Measure this machine: kernels, calls, memory, codecs, and collectives between processes of it."""

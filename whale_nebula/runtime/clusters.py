@@ -1,0 +1,82 @@
+"""`nb.clusters`: the cluster object of the run, with what its config says and what was measured on this machine."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from whale_nebula.config import load
+from whale_nebula.errors import NebulaWarning
+from whale_nebula.hardware import ClusterInfo, Clusters, LinkRate, Provenance
+from whale_nebula.hardware.measured import read_kept
+from whale_nebula.launch.link_advice import load_measurement, path_of
+from whale_nebula.launch.placement import is_local
+from whale_nebula.runtime.run import Run, current_run
+from whale_nebula.scopes.options import check_signature
+from whale_nebula.site import calling_site
+
+
+@check_signature
+def clusters(source: Clusters | str | os.PathLike[str] | Mapping[str, Any] | None = None) -> Clusters:
+    """The clusters of the run as data: devices, links and codecs, with their rates in bytes, seconds and FLOP/s.
+
+    What the config says stays as it is; what it does not say is what `whale-nebula measure` has found on this machine,
+    or is None. `source` is read instead of the run: a cluster object's JSON, as a file ("clusters.json") or a dict, or
+    a config ("clusters.yaml", or a dict).
+
+    >>> import whale_nebula as nb
+    >>> nb.shutdown()
+    >>> found = nb.clusters({"clusters": {"gpu": {"flops": "5T"}, "npu": {"flops": "1T"}}})
+    >>> found.cluster("gpu").workers[0].device.flops_per_s, nb.clusters(found) is found
+    (5000000000000.0, True)
+    """
+    if isinstance(source, Clusters):
+        return source
+    if source is None:
+        return _of_run(current_run())
+    if isinstance(source, Mapping):
+        if "format" in source or isinstance(source.get("clusters"), list | tuple):
+            return Clusters.from_json(source, where=str(calling_site()))
+        return complete(Clusters.of(load(source, str(calling_site()))))
+    if Path(source).suffix == ".json":
+        return Clusters.load(source)
+    return complete(Clusters.of(load(source)), source)
+
+
+def _of_run(run: Run) -> Clusters:
+    sizes = run.cluster_sizes
+    names = {name: sizes.get(name, 1) for name in run.here().clusters}
+    path = run.source or (run.attachment.config if run.attachment is not None else None)
+    return complete(Clusters.of(run.config, run.links, names), path)
+
+
+def complete(told: Clusters, config: str | os.PathLike[str] | None = None) -> Clusters:
+    """A cluster object with what was measured on this machine, and with lines that were measured for its config."""
+    found, why = read_kept()
+    if why:
+        warning = NebulaWarning(
+            "what was measured is not used", where=str(calling_site()), why=why, mend="whale-nebula measure --again"
+        )
+        site = calling_site()
+        warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
+    completed = told if found is None else found.complete(told, is_local)
+    return completed if config is None else with_lines(completed, config)
+
+
+def with_lines(told: Clusters, config: str | os.PathLike[str]) -> Clusters:
+    """With the lines that `bench link` has measured, where the config gives no rate."""
+    links, sources = {}, {}
+    for a, b in told.links:
+        found = load_measurement(path_of(config, a, b))
+        if found is None or set(found.clusters) != {a, b} or not found.crossings:
+            continue
+        largest = max(found.crossings, key=lambda each: each.size)
+        links[a, b] = LinkRate(largest.there if found.clusters == (a, b) else largest.back, found.delay)
+        date = datetime.fromtimestamp(found.when, UTC).isoformat(timespec="seconds")
+        sources[f"{a}>{b}"] = Provenance(date, None, f"{found.first} - {found.second}, {found.path}")
+    named = tuple(ClusterInfo(name, ()) for name in told.names)
+    return told.complete_from(Clusters(named, links, measured=sources))
