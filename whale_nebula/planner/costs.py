@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from whale_nebula.planner.problem import Array, Part, Problem
+from whale_nebula.planner.problem import Array, Part, Problem, Wire
 
 
 def _sums(values: Array) -> Array:
@@ -117,14 +118,18 @@ class Costs:
 
     def part_update(self, part: Part) -> float:
         """Seconds that the update of a stage takes, with the sum of its gradients over its replicas."""
-        site = self.problem.sites[part.site]
         update = float(self.updates[part.site][part.end] - self.updates[part.site][part.begin])
-        return update + float(self.reduction(part.site, part.replicas)[part.begin, part.end]) * (site.workers > 0)
+        size = float(self.gradients[part.end] - self.gradients[part.begin])
+        return update + _sum_seconds(size, part.replicas, self.problem.sites[part.site].inside)
 
     def reduction(self, site: int, replicas: int) -> Array:
         """Seconds that replicas need to sum the gradients of the blocks from each cut to each other one."""
-        inside = self.problem.sites[site].inside
-        share = 2.0 * (replicas - 1) / replicas
         size = self.gradients[None, :] - self.gradients[:, None]
-        fixed = 2.0 * (replicas - 1) * inside.delay
-        return np.where(self.upper, size * share / inside.rate + fixed, 0.0) * (replicas > 1)
+        return np.where(self.upper, _sum_seconds(size, replicas, self.problem.sites[site].inside), 0.0)
+
+
+def _sum_seconds(size: Any, replicas: int, inside: Wire) -> Any:
+    """An all-reduce of so many bytes in a ring of replicas."""
+    if replicas == 1:
+        return 0.0 * size
+    return size * (2.0 * (replicas - 1) / replicas / inside.rate) + 2.0 * (replicas - 1) * inside.delay

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -11,7 +12,7 @@ from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import Candidate, Excess, Part, Problem, Shape, Wire
 from whale_nebula.schedule.lines import Hop, Hops, Line, Work, pace
 from whale_nebula.schedule.schedules import limits
-from whale_nebula.schedule.simulate import simulate
+from whale_nebula.schedule.simulate import Timeline, simulate
 
 
 def score(problem: Problem, shape: Shape, costs: Costs | None = None, *, simulated: bool = True) -> Candidate | Excess:
@@ -42,8 +43,7 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
     tied = max((_tied_seconds(problem, one, other) for one, other in pairwise(parts)), default=0.0)
     if simulated:
         timeline = simulate(works, hops, count, name=schedule, in_flight=in_flight)
-        busy = {f"stage {place}": timeline.busy(place) for place in range(len(parts))}
-        busy |= {f"line {line}": timeline.busy(line) for line in timeline.lines}
+        busy = _busy(timeline)
         seconds = timeline.seconds + max(once) + tied
     else:
         busy = {f"stage {place}": ceil(count / w.replicas) * w.seconds for place, w in enumerate(works)}
@@ -54,6 +54,18 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
         shape, schedule, in_flight, seconds, tuple(work.seconds for work in works), tuple(memory),
         _crossing(problem, costs, shape), binds,
     )  # fmt: skip
+
+
+def _busy(timeline: Timeline) -> dict[str, float]:
+    """Seconds of the busiest replica of each stage, and of each line, in words."""
+    found: dict[tuple[int | str, int], float] = defaultdict(float)
+    for span in timeline.spans:
+        found[span.place, span.replica] += span.seconds
+    busy: dict[str, float] = {}
+    for (place, _), seconds in found.items():
+        name = f"line {place}" if isinstance(place, str) else f"stage {place}"
+        busy[name] = max(busy.get(name, 0.0), seconds)
+    return busy
 
 
 def _estimate(works: Sequence[Work], hops: Hops, count: int, in_flight: int | None, once: Sequence[float]) -> float:

@@ -33,8 +33,9 @@ SCORED = 48
 FEW = 8
 AFFORDED = 20_000
 """The simulator is given so many instructions in all."""
+MOST_GROUPS = 240
 WIDEST = 72
-"""A longer chain is searched in so many groups of blocks first."""
+"""A longer chain is searched in so many groups of blocks first, or in some more where memory is short."""
 ALL_ORDERS = 4
 """Up to so many clusters all orders of each subset are tried."""
 DEEPEST = 24
@@ -83,12 +84,7 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
     chain = problem.chain
     starts = [0, *(cut for cut in range(1, len(chain)) if chain.cuttable[cut])]
     if len(starts) > WIDEST:
-        rows = problem.rows
-        weight = np.max([site.forward.sum(0) * rows + site.backward.sum(0) * rows for site in problem.sites], axis=0)
-        done = np.concatenate([[0.0], np.cumsum(weight)])
-        goals = np.linspace(0.0, done[-1], WIDEST + 1)[1:-1]
-        kept = np.unique(np.searchsorted(done[starts], goals))
-        starts = [0, *(starts[place] for place in kept if 0 < place < len(starts))]
+        starts = _spread(problem, starts)
     if len(starts) == len(chain):
         return problem, starts
 
@@ -106,6 +102,18 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
         for site in problem.sites
     )
     return replace(problem, chain=grouped, sites=sites), starts
+
+
+def _spread(problem: Problem, starts: Sequence[int]) -> Sequence[int]:
+    """Fewer starts, so that groups take about as long as each other, and as much memory; more where that is short."""
+    chain, rows = problem.chain, problem.rows
+    times = np.max([site.forward.sum(0) * rows + site.backward.sum(0) * rows for site in problem.sites], axis=0)
+    size = chain.weights + chain.slots + 2 * chain.gradients + chain.held * problem.rows_of(problem.counts[-1])
+    room = min(site.memory for site in problem.sites)
+    wanted = min(max(WIDEST, math.ceil(3 * float(size.sum()) / room)), MOST_GROUPS)
+    done = np.concatenate([[0.0], np.cumsum(times / max(times.sum(), 1e-30) + size / max(size.sum(), 1.0))])
+    kept = np.unique(np.searchsorted(done[starts], np.linspace(0.0, done[-1], wanted + 1)[1:-1]))
+    return [0, *(starts[place] for place in kept if 0 < place < len(starts))]
 
 
 def _ungroup(shape: Shape, starts: Sequence[int]) -> Shape:
