@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from whale_nebula.capture.assigned import paths_of_handles, stamp_readers
 from whale_nebula.capture.mirror import SUMMED, in_order, mirror
 from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.splits import name_siblings
@@ -28,8 +29,15 @@ from whale_nebula.tf import private as tf_private
 
 
 def mirror_trace(trace: Tracing) -> Graph:
-    """The ops of a trace as pure data."""
-    return name_siblings(trace, mirror(trace.graph, roles(trace)))
+    """The ops of a trace as pure data, with the stages that no scope has said but an assignment or a split."""
+    graph = mirror(trace.graph, roles(trace))
+    if trace.assignment is None:
+        return name_siblings(trace, graph)
+    numbers = {op.name: index for index, op in enumerate(in_order(trace.graph.get_operations()))}
+    first = trace.requests[0].before if trace.requests else None
+    forward = None if first is None else {numbers[name] for name in first if name in numbers}
+    paths = paths_of_handles(trace.graph, numbers, trace.handles)
+    return stamp_readers(graph, trace.assignment, paths, forward)
 
 
 def roles(trace: Tracing) -> dict[str, tuple[str, str]]:

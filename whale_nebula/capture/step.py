@@ -14,6 +14,7 @@ import tensorflow as tf
 from whale_nebula.capture import tracing
 from whale_nebula.capture.arguments import Declared, key_of
 from whale_nebula.capture.assemble import assemble
+from whale_nebula.capture.assigned import adopt_stages
 from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.errors import check_constants, translate_errors
 from whale_nebula.capture.intercept import explain_late_requests
@@ -29,6 +30,7 @@ from whale_nebula.capture.tracing import Tracing
 from whale_nebula.errors import NebulaWarning, UnsupportedError
 from whale_nebula.feed.checks import absent_in
 from whale_nebula.feed.inputs import Partial
+from whale_nebula.ir.assignment import Assignment
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.branches import Aliases, unbundle
 from whale_nebula.scopes.frames import numbering, watched_anew
@@ -185,17 +187,20 @@ def capture(
     metrics: Callable[[], Mapping[int, str]] = dict,
     later: bool = False,
     owner: Any = None,
+    assignment: Assignment | None = None,
+    handles: Mapping[int, str] | None = None,
 ) -> Captured:
     """Trace `call` (which takes the arguments in the structure of `layout`) under the scopes. What variables it makes
     get their values at once, or `later`: so an optimizer's slots need no memory where they are not kept. `owner` is the
-    model whose step it is, if it is one's.
+    model whose step it is, if it is one's. An `assignment` says the stages of a step that meets no
+    scopes, by the paths of variables; `handles` has these by the id of their handle.
     """
     install()
     check_surroundings()
     traces: list[Tracing] = []  # TensorFlow traces twice where variables are made on the way
 
     def body(*tensors: Any) -> Any:
-        with _trace_begun(tensors, owner, batched=layout.batched) as trace:
+        with _trace_begun(tensors, owner, batched=layout.batched, assignment=assignment, handles=handles or {}) as trace:
             traces.append(trace)
             return call(fill_layout(layout, tensors))
 
@@ -229,6 +234,8 @@ def _trace_begun(tensors: Sequence[Any], owner: Any, **options: Any) -> Iterator
     with tracing.tracing(trace), numbering(), watched_anew():
         if isinstance(owner, keras.Model):
             trace.met.meet_model(stages_of(owner))
+        if trace.assignment is not None:
+            adopt_stages(trace.met, trace.assignment, script_site())
         yield trace
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from whale_nebula.capture.scopes_met import ScopesMet, number_in
 from whale_nebula.capture.splits import mark_variables
 from whale_nebula.capture.surroundings import check_strategy
 from whale_nebula.errors import BoundaryInBodyError
+from whale_nebula.ir.assignment import Assignment
 from whale_nebula.scopes.frames import Frame, open_frames
 from whale_nebula.tf import private as tf_private
 
@@ -51,7 +52,8 @@ class Tracing:
     """What is recorded of one trace of a step in `graph`, whose inputs are `leaves`, some of them `batched`.
 
     `places` are those of `place_trace`, where a model is placed. A `plain` trace is that of a step that runs uncut:
-    nothing is differentiated by us, only projected: see `projection`.
+    nothing is differentiated by us, only projected: see `projection`. `assignment` says the stages of a step without
+    scopes, by the paths of its variables, which `handles` has by the id of their handle.
     """
 
     graph: Any
@@ -71,6 +73,8 @@ class Tracing:
     summed: list[Any] = field(default_factory=list)
     grown: set[str] = field(default_factory=set)
     tapes: list[Any] = field(default_factory=list)
+    assignment: Assignment | None = None
+    handles: Mapping[int, str] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def set_flags(self, **flags: bool) -> Iterator[None]:
