@@ -1,0 +1,327 @@
+"""The chain of a program: its forward as blocks in the order in which tensors go, with what each computes and holds.
+
+A block is a layer that has variables, with the ops after it that have none. Where the chain is cut is said by giving
+each variable to a stage, so only places before a layer with variables count; what crosses there is the least of what
+could cross between the two layers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from whale_nebula.ir.graph import Op
+from whale_nebula.ir.program import Program
+from whale_nebula.ir.sizes import Sizes
+from whale_nebula.passes.effects import is_effect, is_random, is_read, written_handles
+from whale_nebula.plan.flops import Effort
+from whale_nebula.planner.problem import Array, Chain
+from whale_nebula.spec import Value
+
+MOST_CROSSING = 4
+"""So many tensors may cross at a cut."""
+_GRADIENT = re.compile(r"nebula(?:_\d+)?/(.+)_grad/")
+"""How the ops of a gradient are named: after the op of the forward."""
+KERNELS = ("matmul", "conv", "elementwise")
+
+Pace = Callable[[str, float, float], float]
+"""Seconds of one op: its kernel, its FLOPs, and the bytes that it reads and writes."""
+
+
+@dataclass(frozen=True)
+class OpWork:
+    """What one op costs: its kernel, FLOPs and moved bytes in a batch, and whether that grows with the rows."""
+
+    kernel: str
+    flops: float
+    moved: float
+    by_rows: bool
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A program's chain, and the work of its blocks; `rows` are those that sizes were counted with.
+
+    `variables` are the paths of each block's variables with the number of the reader that lies in it; `forward`,
+    `backward` and `update` the work of each block's ops. `draws` says that the forward draws random numbers.
+    """
+
+    chain: Chain
+    rows: int
+    variables: tuple[tuple[tuple[str, int], ...], ...]
+    forward: tuple[tuple[OpWork, ...], ...]
+    backward: tuple[tuple[OpWork, ...], ...]
+    update: tuple[float, ...]
+    draws: bool = False
+
+    def seconds(self, works: Sequence[Sequence[OpWork]], pace: Pace) -> Array:
+        """Seconds of blocks at the pace of a device: what a call costs, and what each row adds."""
+        found = np.zeros((2, len(works)))
+        for block, ops in enumerate(works):
+            for op in ops:
+                taken = pace(op.kernel, op.flops, op.moved)
+                found[int(op.by_rows), block] += taken / self.rows if op.by_rows else taken
+        return found
+
+
+def layers_of(program: Program, rows: int, shapes: Sequence[tuple[int, ...]]) -> Layers | None:
+    """The chain of a program for a batch of such shapes; None where no op of the forward reads a variable."""
+    return _Chaining(program, rows, shapes).build()
+
+
+@dataclass
+class _Chaining:
+    program: Program
+    rows: int
+    shapes: Sequence[tuple[int, ...]]
+    block: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        graph = self.graph = self.program.graph
+        leaves = {Value(leaf.op): shape for leaf, shape in zip(self.program.leaves, self.shapes, strict=True)}
+        like = {feed: arrival.boundary for feed, (_, arrival) in self.program.arrivals.items()}
+        self.sizes = Sizes(graph, self.rows, leaves, like=like).follow(range(len(graph)))
+        self.effort = Effort(self.sizes)
+        self.batch = self.program.of_batch
+        self.requests = self.program.requests[:1]
+        self.behind = {op for request in self.program.requests for op in request.backward}
+
+    def build(self) -> Layers | None:
+        """Put the forward in order, part it into blocks, and count."""
+        order = self._order()
+        weighted = self._weighted(order)
+        if not weighted:
+            return None
+        starts = self._starts(order, weighted)
+        for number, (begin, end) in enumerate(zip(starts, [*starts[1:], len(order)], strict=True)):
+            for place in range(begin if number else 0, end):
+                self.block[order[place]] = number
+        count = len(starts)
+        variables = self._variables(order, weighted, count)
+        there, back, cuttable = self._crossing(order, starts, weighted)
+        weights, slots, gradients, tied, apart = self._memory(variables, count)
+        held, transient = self._held(count)
+        self._join_written(cuttable, apart)
+        chain = Chain(
+            tuple(self._name(each) for each in variables), weights, slots, gradients, held, transient,
+            there, back, tied, cuttable,
+        )  # fmt: skip
+        forward, backward = self._work(count)
+        update = [float(weights[n] + slots[n] + gradients[n]) * bool(self.requests) for n in range(count)]
+        draws = any(is_random(op) for op in self.graph.with_bodies(self.graph.ops[index] for index in order))
+        return Layers(chain, self.rows, variables, forward, backward, tuple(update), draws)
+
+    # ------------------------------------------------------------------ order
+    def _ends(self) -> list[int]:
+        """The ops that the forward is there for."""
+        if self.requests:
+            return [value.op for request in self.program.requests for value in request.targets]
+        return [value.op for value in self.program.returns]
+
+    def _order(self) -> list[int]:
+        """The ops of the forward that depend on the batch, each just before it is needed; of an op's inputs the one
+        with the longest way to it comes first, so that a side branch is computed late.
+        """
+        graph = self.graph
+        depth = [0.0] * len(graph)
+        for op in graph.ops:
+            own = 1.0 + self.effort.of(op) if op.index not in self.behind else 0.0
+            depth[op.index] = own + max((depth[value.op] for value in op.inputs), default=0.0)
+        found: dict[int, None] = {}
+        stack = [(op, False) for op in reversed(self._ends())]
+        seen: set[int] = set()
+        while stack:
+            index, done = stack.pop()
+            if done:
+                found[index] = None
+            elif index not in seen and index in self.batch and index not in self.behind:
+                seen.add(index)
+                stack.append((index, True))
+                inputs = sorted({value.op for value in graph.ops[index].inputs}, key=lambda each: depth[each])
+                stack += [(each, False) for each in inputs]
+        return list(found)
+
+    def _weighted(self, order: Iterable[int]) -> dict[int, list[tuple[str, int]]]:
+        """The ops of the forward that read variables, each with their paths and the numbers of these readers."""
+        inside, seen = set(order), dict[str, int]()
+        found: dict[int, list[tuple[str, int]]] = {}
+        for op in self.graph.ops:
+            handle = op.inputs[0].op if is_read(op) and op.inputs else -1
+            variable = self.program.variable_ops.get(handle)
+            if variable is None or op.index in self.behind:
+                continue
+            number = seen.get(variable.path, 0)
+            seen[variable.path] = number + 1
+            readers = [op.index] if op.index in inside else self._readers(op, inside)
+            for reader in readers:
+                found.setdefault(reader, []).append((variable.path, number))
+        return found
+
+    def _readers(self, op: Op, inside: set[int]) -> list[int]:
+        """The first ops that depend on the batch and read what an op has read of a variable, by way of others."""
+        found, stack = list[int](), [op.index]
+        while stack:
+            each = self.graph.ops[stack.pop()]
+            for value in each.values:
+                for reader in self.graph.consumers(value):
+                    if reader.index in inside:
+                        found.append(reader.index)
+                    elif reader.index not in self.behind and reader.index not in self.batch:
+                        stack.append(reader.index)
+        return found
+
+    def _starts(self, order: Sequence[int], weighted: dict[int, list[tuple[str, int]]]) -> list[int]:
+        """The places where blocks begin: at the first op of each layer with variables."""
+        starts, layer = list[int](), ""
+        for place, op in enumerate(order):
+            if op in weighted:
+                found = _layer(weighted[op][0][0])
+                if found != layer:
+                    starts.append(place)
+                layer = found
+        return starts
+
+    # ------------------------------------------------------------------ what blocks have
+    def _variables(
+        self, order: Sequence[int], weighted: dict[int, list[tuple[str, int]]], count: int
+    ) -> tuple[tuple[tuple[str, int], ...], ...]:
+        found: list[dict[tuple[str, int], None]] = [{} for _ in range(count)]
+        for op in order:
+            for each in weighted.get(op, ()):
+                found[self.block[op]][each] = None
+        return tuple(tuple(each) for each in found)
+
+    def _name(self, variables: Sequence[tuple[str, int]]) -> str:
+        return _layer(variables[0][0]) if variables else ""
+
+    def _crossing(
+        self, order: Sequence[int], starts: Sequence[int], weighted: Collection[int]
+    ) -> tuple[Array, Array, np.ndarray]:
+        """Bytes a row that cross before each block, there and back, and whether one may cut there."""
+        place = {op: number for number, op in enumerate(order)}
+        trained = self._trained(order)
+        size = len(order) + 1
+        there, back, tensors = np.zeros(size), np.zeros(size), np.zeros(size)
+        for op in order:
+            for value in self.graph.ops[op].values:
+                readers = [place[reader.index] for reader in self.graph.consumers(value) if reader.index in place]
+                if not readers or self.graph.spec(value).dtype in ("resource", "variant"):
+                    continue
+                # what comes of inputs alone is computed where it is read first, or not at all before that
+                begin = place[op] if op in trained else min(readers)
+                nbytes = self.sizes.nbytes(value) / self.rows
+                crossed = slice(begin + 1, max(readers) + 1)
+                there[crossed] += nbytes
+                tensors[crossed] += 1
+                if op in trained and self.graph.spec(value).floating and self.requests:
+                    back[crossed] += nbytes
+        ends = [0, *starts[1:], len(order)]
+        best = [0]
+        last = {self.block[op]: place[op] for op in order if op in weighted}
+        for number, end in enumerate(ends[1:-1]):
+            places = range(last[number] + 1, end + 1)
+            best.append(min(places, key=lambda at: (there[at] + back[at], -at)))
+        at = np.array([*best, len(order)])
+        cuttable = tensors[at] <= MOST_CROSSING
+        return there[at], back[at], cuttable
+
+    def _trained(self, order: Sequence[int]) -> set[int]:
+        """The ops of the forward that depend on a variable that is not a generator's state."""
+        roots = {v.op for v in self.program.variables if v.spec.floating}
+        return self.graph.descend(roots) & set(order)
+
+    def _memory(
+        self, variables: Sequence[Sequence[tuple[str, int]]], count: int
+    ) -> tuple[Array, Array, Array, Array, dict[str, set[int]]]:
+        """By block bytes of weights, slots and gradients; by cut those of weights on both sides; and who reads what."""
+        known = {v.path: v for v in self.program.variables}
+        readers: dict[str, set[int]] = {}
+        for block, each in enumerate(variables):
+            for path, _ in each:
+                readers.setdefault(path, set()).add(block)
+        weights, gradients, tied = np.zeros(count), np.zeros(count), np.zeros(count + 1)
+        for path, blocks in readers.items():
+            size = known[path].spec.nbytes()
+            for block in blocks:
+                weights[block] += size
+                gradients[block] += size * bool(known[path].trainable and self.requests)
+            if known[path].trainable and self.requests:
+                tied[min(blocks) + 1 : max(blocks) + 1] += size
+        rest = sum(v.spec.nbytes() for v in self.program.variables if v.path not in readers and not v.metric)
+        share = gradients / gradients.sum() if gradients.sum() else np.zeros(count)
+        return weights, rest * share, gradients, tied, readers
+
+    def _held(self, count: int) -> tuple[Array, Array]:
+        """By block bytes a row that its backward needs of its forward; and of its largest tensors while it runs."""
+        held, transient = np.zeros(count), np.zeros(count)
+        for op, block in self.block.items():
+            for value in self.graph.ops[op].values:
+                nbytes = self.sizes.nbytes(value) / self.rows
+                transient[block] = max(transient[block], 2 * nbytes)
+                if any(reader.index in self.behind for reader in self.graph.consumers(value)):
+                    held[block] += nbytes
+        return held, transient
+
+    def _join_written(self, cuttable: np.ndarray, readers: dict[str, set[int]]) -> None:
+        """No cut between two blocks that share what the forward writes: a seed, or statistics."""
+        written = {
+            handle for op in self.graph.ops if op.index not in self.behind and is_effect(op, self.graph)
+            for handle in written_handles(op, self.graph)
+        }  # fmt: skip
+        for handle in written:
+            variable = self.program.variable_ops.get(handle)
+            blocks = readers.get(variable.path, set()) if variable is not None and not variable.metric else set()
+            if len(blocks) > 1 and variable is not None and not variable.trainable:
+                cuttable[min(blocks) + 1 : max(blocks) + 1] = False
+
+    # ------------------------------------------------------------------ work
+    def _work(self, count: int) -> tuple[tuple[tuple[OpWork, ...], ...], tuple[tuple[OpWork, ...], ...]]:
+        """The ops of each block; one of the backward belongs to the block of the op whose gradient it computes, which
+        its name tells, else to that of the backward's ops that it reads.
+        """
+        forward: list[list[OpWork]] = [[] for _ in range(count)]
+        backward: list[list[OpWork]] = [[] for _ in range(count)]
+        for op, block in self.block.items():
+            forward[block].append(self._of(self.graph.ops[op]))
+        names = {self.graph.ops[op].name: block for op, block in self.block.items()}
+        homes: dict[int, int] = {}
+        for index in sorted(self.behind):
+            op = self.graph.ops[index]
+            above = min((homes[value.op] for value in op.inputs if value.op in homes), default=count - 1)
+            made = _GRADIENT.match(op.name)
+            homes[index] = names.get(made[1], above) if made else above
+            backward[homes[index]].append(self._of(op))
+        return tuple(map(tuple, forward)), tuple(map(tuple, backward))
+
+    def _of(self, op: Op) -> OpWork:
+        moved = sum(map(self.sizes.nbytes, (*dict.fromkeys(op.inputs), *op.values)))
+        by_rows = any(shape and self.rows > 1 and prod(shape) >= self.rows for shape in self._batched(op))
+        return OpWork(_kernel(op), float(self.effort.of(op)), 0.0 if op.type in _FREE else float(moved), by_rows)
+
+    def _batched(self, op: Op) -> list[tuple[int, ...]]:
+        """The shapes of what an op reads and gives that have rows of the batch."""
+        values = [value for value in (*op.inputs, *op.values) if None in (self.graph.spec(value).shape or (None,))]
+        return [self.sizes.shape(value) for value in values]
+
+
+_FREE = frozenset({"Identity", "Reshape", "Shape", "ReadVariableOp", "Const", "Placeholder", "ExpandDims", "Squeeze",
+                   "StopGradient", "NoOp", "IdentityN"})  # fmt: skip
+
+
+def _kernel(op: Op) -> str:
+    if "MatMul" in op.type or op.type == "Einsum":
+        return "matmul"
+    return "conv" if "Conv" in op.type else "elementwise"
+
+
+def _layer(path: str) -> str:
+    """The layer that a variable belongs to.
+
+    >>> _layer("net/block0/dense/kernel"), _layer("kernel")
+    ('net/block0/dense', 'kernel')
+    """
+    return path.rpartition("/")[0] or path
