@@ -17,7 +17,7 @@ GROUPS = {
     "data": ("config", "hardware", "wire", "tf", "codec", "ir", "schedule", "scopes"),
     "connections": ("security", "transport"),
     "operations": ("report", "gateway", "launch"),
-    "compiler": ("feed", "passes", "capture", "plan"),
+    "compiler": ("feed", "passes", "capture", "plan", "planner"),
     "execution": ("runtime", "measure"),
     "top": ("cli", "__main__"),
 }

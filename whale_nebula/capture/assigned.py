@@ -64,6 +64,6 @@ def _is_lookup(kind: str) -> bool:
 
 
 def paths_of_handles(graph: Any, numbers: Mapping[str, int], handles: Mapping[int, str]) -> dict[int, str]:
-    """The paths of the captured variables, by the number of the op that holds their handle; `handles` has them by id."""
+    """The paths of captured variables, by the op that holds their handle; `handles` has them by its id."""
     captured = ((internal.op.name, handles.get(id(external))) for external, internal in graph.captures)
     return {numbers[name]: path for name, path in captured if path is not None}

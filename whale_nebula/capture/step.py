@@ -109,6 +109,7 @@ class Captured:
 
     `begin` gives the variables that the trace made their values, if it was to be later: those that are wanted.
     `projected` says what crosses on a learned basis, or would not be shorter on it, a sentence for each tensor.
+    `decision` is that of the planner, where it has decided.
     """
 
     program: Program
@@ -118,6 +119,7 @@ class Captured:
     aliases: Aliases = field(default_factory=dict)
     begin: Callable[[Callable[[Any], bool]], None] = lambda wanted: None
     projected: tuple[str, ...] = ()
+    decision: Any = None
 
     def pack(self, tensors: Sequence[Any]) -> Any:
         """The user's own structure around the results."""
@@ -200,7 +202,9 @@ def capture(
     traces: list[Tracing] = []  # TensorFlow traces twice where variables are made on the way
 
     def body(*tensors: Any) -> Any:
-        with _trace_begun(tensors, owner, batched=layout.batched, assignment=assignment, handles=handles or {}) as trace:
+        with _trace_begun(
+            tensors, owner, batched=layout.batched, assignment=assignment, handles=handles or {}
+        ) as trace:
             traces.append(trace)
             return call(fill_layout(layout, tensors))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from whale_nebula.ir.program import Pipeline, Stage
 
@@ -23,7 +23,7 @@ class Assignment:
 
     stages: tuple[Stage, ...]
     variables: Mapping[str, tuple[str, ...]]
-    pipeline: Pipeline = Pipeline()
+    pipeline: Pipeline = field(default_factory=Pipeline)
 
     def stage_of(self, path: str, number: int) -> str | None:
         """The stage of the op that is the variable's reader of this number; None where it was not decided."""

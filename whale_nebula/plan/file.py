@@ -92,7 +92,7 @@ def to_json(plan: Plan) -> str:
 
 def _document(plan: Plan, form: str) -> dict[str, Any]:
     """All that JSON can have of a plan: its functions are left out."""
-    names = (name for name in plan.__dataclass_fields__ if name not in ("definition", "passes"))
+    names = (name for name in plan.__dataclass_fields__ if name not in ("definition", "passes", "decision"))
     digests = {"digest": plan.digest, "program_digest": plan.program_digest}
     return {"format": form, **digests, **{name: to_plain(getattr(plan, name)) for name in names}}
 

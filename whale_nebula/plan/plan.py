@@ -61,6 +61,7 @@ class Plan:
     layouts: Mapping[str, str] = field(default_factory=dict)
     collectives: tuple[PlanCollective, ...] = ()
     passes: Callable[[str], str] | None = field(default=None, repr=False, compare=False)
+    decision: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("stages", "links"):
@@ -121,6 +122,22 @@ class Plan:
         if self.passes is None:
             raise StateError("this plan comes from a file, which holds no program between passes", mend=_ANEW)
         return self.passes(name)
+
+    @property
+    def predicted(self) -> Any:
+        """What the planner predicts of a step: seconds, memory, bytes; None where it has not chosen this plan."""
+        return None if self.decision is None else self.decision.predicted
+
+    @property
+    def considered(self) -> tuple[Any, ...]:
+        """The best plans that the planner has found, the chosen one first."""
+        return () if self.decision is None else self.decision.considered
+
+    def explain(self) -> str:
+        """Why the planner has chosen this plan: the next best ones, and what would change them."""
+        if self.decision is None:
+            raise StateError("this plan was not chosen by the planner", mend="nb.auto_parallel() before nb.plan(...)")
+        return str(self.decision.explain())
 
     def to_mermaid(self) -> str:
         """The plan as a Mermaid flowchart: clusters, stages, and what crosses."""

@@ -285,8 +285,8 @@ class _Chaining:
         """
         forward: list[list[OpWork]] = [[] for _ in range(count)]
         backward: list[list[OpWork]] = [[] for _ in range(count)]
-        for op, block in self.block.items():
-            forward[block].append(self._of(self.graph.ops[op]))
+        for number, block in self.block.items():
+            forward[block].append(self._of(self.graph.ops[number]))
         names = {self.graph.ops[op].name: block for op, block in self.block.items()}
         homes: dict[int, int] = {}
         for index in sorted(self.behind):

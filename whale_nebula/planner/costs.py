@@ -85,10 +85,8 @@ class Costs:
     def bytes(self, in_flight: int) -> Array:
         """What a worker needs for the blocks from each cut to each other one, with so many micro-batches in flight."""
         held = (self._held[None, :] - self._held[:, None]) * self.rows
-        if self.recompute:  # of each micro-batch in flight what came in, and of one all that its backward needs
-            held = held + self.there[:, None] * in_flight
-        else:
-            held = held * in_flight
+        # computed again: of each micro-batch in flight what came in, and of one all that its backward needs
+        held = held + self.there[:, None] * in_flight if self.recompute else held * in_flight
         resident = self._resident[None, :] - self._resident[:, None]
         return np.where(self.upper, resident + held + self._transient, 0.0)
 

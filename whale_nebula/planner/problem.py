@@ -81,8 +81,8 @@ class Chain:
 
 @dataclass(frozen=True)
 class Options:
-    """What the user has decided; None leaves it to the search. `most` micro-batches are tried, at least as many rows
-    make one, and `why_whole` says why a batch is not cut at all.
+    """What the user has decided; None leaves it to the search. At most so many micro-batches are tried, and no worker
+    may need more than `memory`.
     """
 
     micro_batch: int | None = None
@@ -90,7 +90,7 @@ class Options:
     recompute: bool | None = None
     schedules: tuple[str, ...] = ("eager-1f1b",)
     most: int = 64
-    why_whole: str = ""
+    memory: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Problem:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The numbers of micro-batches that are tried: powers of two, and where workers are few one between each two."""
+        """The numbers of micro-batches that are tried: powers of two; one more between two where workers are few."""
         if self.options.micro_batch is not None:
             return (max(1, min(self.options.micro_batch, self.rows)),)
         most = max(1, min(self.options.most, self.rows))

@@ -1,4 +1,4 @@
-"""The predicted costs of one candidate: the simulator's step, memory by worker, bytes by line, and what it waits for."""
+"""The predicted costs of a candidate: the simulator's step, memory by worker, bytes by line, what it waits for."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _estimate(works: Sequence[Work], hops: Hops, count: int, in_flight: int | No
         own = ceil(count / work.replicas) * work.seconds + once[place]
         hop = hops.get((place, place + 1))
         if hop is not None:
-            held = max(_held(hop.there, hop.forward), _held(hop.back, hop.backward or 0.0))
+            held = max(_holding_seconds(hop.there, hop.forward), _holding_seconds(hop.back, hop.backward or 0.0))
             single += hop.round_trip
             step = max(step + hop.round_trip, single + (count - 1) * held)
         step, single = max(own, work.seconds + step), single + work.seconds
@@ -85,7 +85,7 @@ def _estimate(works: Sequence[Work], hops: Hops, count: int, in_flight: int | No
     return step
 
 
-def _held(line: Line | None, size: float) -> float:
+def _holding_seconds(line: Line | None, size: float) -> float:
     return 0.0 if line is None else line.seconds(size)
 
 

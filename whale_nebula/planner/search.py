@@ -6,7 +6,7 @@ back, gives
 
     T(i) = max(m * t,  t + h + T(j))
 
-as a stage runs ahead while it waits: what comes after it is hidden behind its own work, as long as as many micro-batches
+as a stage runs ahead while it waits: what comes after it is hidden behind its own work, as long as enough micro-batches
 may be in flight. Clusters are added from the end of the chain to its begin, in each order; within a cluster stages are
 added one by one, all with the same number of replicas. Memory bounds what a stage may hold, for several numbers in
 flight. What is found so for all numbers and orders is scored by the simulator, and improved step by step.
@@ -82,7 +82,7 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
     take least; and at which block each group starts.
     """
     chain = problem.chain
-    starts = [0, *(cut for cut in range(1, len(chain)) if chain.cuttable[cut])]
+    starts: Sequence[int] = [0, *(cut for cut in range(1, len(chain)) if chain.cuttable[cut])]
     if len(starts) > WIDEST:
         starts = _spread(problem, starts)
     if len(starts) == len(chain):
@@ -135,19 +135,22 @@ def list_orders(problem: Problem) -> list[Order]:
     All orders of all subsets of a few clusters; of many, for each first one those that follow over the best lines, and
     as many again that prefer fast clusters. Of clusters that nothing tells apart only the first stands for each.
     """
-    count = len(problem.sites)
-    if count <= ALL_ORDERS:
-        sizes = range(1, count + 1)
-        found = {order for size in sizes for order in itertools.permutations(range(count), size)}
-    else:
-        first_kinds = sorted({kind: site for site, kind in reversed(list(enumerate(_kinds(problem))))}.values())
-        found = {_follow(problem, first, fast) for first in first_kinds for fast in (False, True)}
-        found |= {order[size:] for order in list(found) for size in range(1, count)}
+    sites = range(len(problem.sites))
     kinds = _kinds(problem)
-    unlike: dict[tuple[int, ...], Order] = {}
-    for order in sorted(found):
-        unlike.setdefault(tuple(kinds[site] for site in order), order)
-    return sorted(unlike.values(), key=lambda order: (len(order), order))
+    if len(sites) > ALL_ORDERS:
+        firsts = [site for site in sites if kinds[site] == site]
+        found = {_follow(problem, first, fast) for first in firsts for fast in (False, True)}
+        found |= {order[begin:] for order in list(found) for begin in sites}
+        return sorted(found, key=lambda order: (len(order), order))
+    orders: list[Order] = []
+    level: list[Order] = [()]
+    for _ in sites:  # each with one cluster more before it
+        unlike: dict[tuple[int, ...], Order] = {}
+        for order in sorted((site, *rest) for rest in level for site in sites if site not in rest):
+            unlike.setdefault(tuple(kinds[site] for site in order), order)
+        level = list(unlike.values())
+        orders += level
+    return orders
 
 
 def _kinds(problem: Problem) -> list[int]:
@@ -156,7 +159,12 @@ def _kinds(problem: Problem) -> list[int]:
 
     def alike(a: int, b: int) -> bool:
         one, other = sites[a], sites[b]
-        same = (one.workers, one.memory, one.call, one.inside) == (other.workers, other.memory, other.call, other.inside)
+        same = (one.workers, one.memory, one.call, one.inside) == (
+            other.workers,
+            other.memory,
+            other.call,
+            other.inside,
+        )
         pairs = ((one.forward, other.forward), (one.backward, other.backward), (one.update, other.update))
         rest = [site for site in range(count) if site not in (a, b)]
         return (
@@ -194,7 +202,7 @@ def _follow(problem: Problem, first: int, fast: bool) -> Order:
 # ---------------------------------------------------------------------- dynamic programming
 @dataclass
 class _Pool:
-    """The best shapes so far by their approximate seconds, each once; what it is told goes to a `larger` one as well."""
+    """The best shapes so far by their approximate seconds, each once; they go to a `larger` pool as well."""
 
     most: int
     larger: _Pool | None = None
@@ -228,7 +236,7 @@ class _Pool:
 
 @dataclass
 class _Node:
-    """The best way from each cut to the end, over the clusters of an order: seconds of the step, and of one micro-batch.
+    """The best way from each cut to the end, over the clusters of an order: of a step, and of one micro-batch.
 
     `took` says by cut which number of replicas and of stages in the first cluster is best, and `goes` where each of
     those stages ends.
@@ -301,8 +309,6 @@ class _Search:
         end = np.where(np.arange(cuts) == cuts - 1, 0.0, math.inf)
         for order in orders:
             site, rest = order[0], order[1:]
-            if rest and rest not in known:
-                continue  # of clusters that are alike another order stands for this one
             if rest:
                 trip, holds = self.trips[site, rest[0]]
                 node = known[rest]
@@ -378,6 +384,7 @@ class _Ranking:
 
     def __post_init__(self) -> None:
         chain = self.problem.chain
+        self.kinds = _kinds(self.problem)
         self.cuts = [cut for cut in range(1, len(chain)) if chain.cuttable[cut]]
 
     def rank(self, shapes: Sequence[Shape], most: int) -> Found:
@@ -391,9 +398,11 @@ class _Ranking:
                 self.score(each.shape, True)
         for best in self._fitting(True)[:3]:
             self._improve(best, True)
-        fitting = self._fitting(True)
-        if fitting:
-            return Found(tuple(fitting[:most]), None, len(self.known))
+        unlike: dict[tuple[Part, ...], Candidate] = {}  # of the same stages the best number of micro-batches
+        for each in self._fitting(True):
+            unlike.setdefault(each.parts, each)
+        if unlike:
+            return Found(tuple(unlike.values())[:most], None, len(self.known))
         for site in range(len(self.problem.sites)):  # nothing was found: what one worker of each would need
             self.score(Shape((Part(site, 0, len(self.problem.chain)),)), True)
         excesses = [each for each in self.known.values() if isinstance(each, Excess)]
@@ -414,9 +423,14 @@ class _Ranking:
         return (shape, True) in self.known or self.spent + len(shape.parts) * shape.micro_batches <= AFFORDED
 
     def _closed(self, shape: Shape) -> Shape:
-        """The shape, whose last stage goes to the end of the chain."""
-        last = replace(shape.parts[-1], end=len(self.problem.chain))
-        return replace(shape, parts=(*shape.parts[:-1], last))
+        """The shape, whose last stage goes to the end of the chain; clusters that are alike come in their order."""
+        parts = (*shape.parts[:-1], replace(shape.parts[-1], end=len(self.problem.chain)))
+        left = {kind: [site for site, k in enumerate(self.kinds) if k == kind] for kind in self.kinds}
+        named: dict[int, int] = {}
+        for part in parts:
+            if part.site not in named:
+                named[part.site] = left[self.kinds[part.site]].pop(0)
+        return replace(shape, parts=tuple(replace(part, site=named[part.site]) for part in parts))
 
     def _fitting(self, simulated: bool) -> list[Candidate]:
         known = (each for (_, how), each in self.known.items() if how is simulated and isinstance(each, Candidate))

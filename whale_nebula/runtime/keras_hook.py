@@ -20,6 +20,7 @@ from whale_nebula.capture.keras_scopes import bears_scopes
 from whale_nebula.capture.patches import install as install
 from whale_nebula.capture.placed import changes, placements_in
 from whale_nebula.runtime.run import current_run
+from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.frames import open_frames, stage_of
 from whale_nebula.scopes.observer import met_plain, observer
 from whale_nebula.scopes.placing import Placement
@@ -77,8 +78,10 @@ def _share_files(kind: str) -> None:
 
 
 def _inside() -> bool:
-    """Whether this is called inside scopes that say something of a whole step: copies of it, say."""
+    """Whether this is called inside scopes that say something of a whole step, or is to be planned."""
     frames = open_frames()
+    if current_limits() is not None:
+        return True
     return stage_of(frames) is None and any(frame.kind in _CUTTING for frame in frames)
 
 

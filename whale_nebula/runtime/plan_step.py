@@ -128,6 +128,7 @@ def _plan(
         layouts=list_layouts(cut),
         collectives=list_collectives(cut, rows[0], len(rows)),
         definition=functools.partial(_graph_def, cut, workshop),
+        decision=captured.decision,
     )  # fmt: skip
     return replace(plan, notes=(*plan.notes, *fallbacks(plan), *overview.advice(plan)))
 

@@ -16,9 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.capture.arguments import target_wanted
-from whale_nebula.capture.step import Signature, capture, signature
+from whale_nebula.capture.step import Signature, signature
 from whale_nebula.errors import NebulaWarning, OptionError, PlanError
 from whale_nebula.plan.plan import Plan
+from whale_nebula.runtime.auto import capture_step
 from whale_nebula.runtime.function import NebulaFunction
 from whale_nebula.runtime.keras import as_fit_packs, keras_step
 from whale_nebula.runtime.plan_step import plan_step
@@ -56,7 +57,9 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     layout, tensors = _signature(subject)
     with target_wanted("nb.plan", model_or_function, batch):
         step = subject.step
-        captured = capture(subject.call, layout, paths=step.paths, metrics=step.metrics, owner=step.owner)
+        captured = capture_step(
+            step.name, subject.call, layout, tensors, paths=step.paths, metrics=step.metrics, owner=step.owner
+        )
     if not captured.program.stages[0].where:
         raise no_scopes(subject.step.name)
     return plan_step(subject.step.name, captured, tensors, captured.projected)

@@ -22,6 +22,7 @@ from whale_nebula.plan.pins import Pinned, Pins, pins
 from whale_nebula.report.published import forget, watch
 from whale_nebula.report.watchers import OUTPUTS, Seen, audience
 from whale_nebula.scopes import options
+from whale_nebula.scopes.auto import set_limits
 from whale_nebula.scopes.identity import LOCAL, deal_to
 from whale_nebula.scopes.observer import observer
 from whale_nebula.scopes.options import check_signature, scope
@@ -89,6 +90,7 @@ class Run:
     source: str = ""
     compares: bool = False
     rounds: Any = None
+    decisions: list[Any] = field(default_factory=list)
 
     def __repr__(self) -> str:
         here = self.here()
@@ -399,6 +401,7 @@ def shutdown() -> None:
             close()
         deal_to({})
         forget()
+        set_limits(None)
 
 
 def report_failure(failure: BaseException) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from whale_nebula.capture.step import Captured, Signature, capture
+from whale_nebula.capture.step import Captured, Signature
 from whale_nebula.plan.plan import Plan
+from whale_nebula.runtime.auto import capture_step
 from whale_nebula.runtime.plan_step import plan_step
 from whale_nebula.runtime.step.step import Step, Unpack
 from whale_nebula.tf.patch import Patch, apply_patches
@@ -70,7 +71,11 @@ class Shown:
         """Plan a step, if it is new."""
         key = id(step), layout.key
         if key not in self.known:
-            seen = Seen(capture(partial(step.call, unpack), layout, paths=step.paths, metrics=step.metrics))
+            seen = Seen(
+                capture_step(
+                    step.name, partial(step.call, unpack), layout, tensors, paths=step.paths, metrics=step.metrics
+                )
+            )
             if seen.scoped:
                 self.plans.append(plan_step(step.name, seen.captured, tensors, (*step.notes, *seen.captured.projected)))
                 self._guard()

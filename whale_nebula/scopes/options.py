@@ -10,6 +10,8 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, NoReturn, ParamSpec, TypeVar
 
+from whale_nebula.config import quantities
+from whale_nebula.config.place import Place
 from whale_nebula.errors import OptionError, ScopeError
 from whale_nebula.errors.text import closest, did_you_mean, list_names
 from whale_nebula.site import calling_site
@@ -149,6 +151,13 @@ def name(option: str, value: object) -> str:
 
 
 _VALUE_EXAMPLES = {"name": "encoder", "delta": "ids"}
+
+
+def memory(option: str, value: object) -> int:
+    """Bytes of memory, as a number or with a unit."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    return quantities.memory(Place(value, option, str(calling_site())))
 
 
 def layout(value: object) -> str | tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES
 from whale_nebula.scopes import compressing
 from whale_nebula.scopes import options as values
+from whale_nebula.scopes.auto import AutoParallel, Limits, current_limits, set_limits
 from whale_nebula.scopes.frames import Frame, current_stack
 from whale_nebula.scopes.options import check_signature, scope
 from whale_nebula.scopes.scope import Missing, Scope
@@ -184,11 +185,49 @@ def compress(
 
 
 @check_signature
-def auto_parallel(**limits: Any) -> None:
-    """Let the planner find the stages; one line, no scopes. It has no engine yet: raises `NotYetError`."""
-    words = [f"{name}={value}" for name, value in limits.items()]
+def auto_parallel(
+    *,
+    clusters: Iterable[str] | None = None,
+    memory: int | str | None = None,
+    micro_batch: int | None = None,
+    replica: int | None = None,
+    split: int | None = None,
+    compress: Codecs = "none",
+    recompute: bool | None = None,
+    replan: bool = False,
+) -> AutoParallel:
+    """Let the planner find the stages of steps that have no scopes: one line before the model.
+
+    What is None the planner chooses: which `clusters` take part, how many micro-batches a batch is cut into and how
+    many replicas a stage has, and whether forwards are computed again to save memory. `memory` ("16GiB", or bytes) is
+    what a worker may need, where the config does not say it. Nothing that loses anything is chosen: `compress` says
+    what crosses smaller, as `nb.compress` takes it, and a batch is cut only where that gives the same numbers.
+
+    It holds until `nb.shutdown()`, or as a context manager until the end of its block. `nb.plan(model, x, y)` shows
+    what was chosen, and `.explain()` of that plan why.
+
+    >>> import whale_nebula as nb
+    >>> with nb.auto_parallel(memory="16GiB", micro_batch=8) as found:
+    ...     found
+    nb.auto_parallel(memory=17179869184, micro_batch=8)
+    """
+    site = calling_site()
+    layout = "all" if clusters is None else values.layout(clusters if isinstance(clusters, str) else list(clusters))
+    limits = Limits(
+        site,
+        clusters=layout if isinstance(layout, tuple) else None,
+        memory=None if memory is None else values.memory("memory", memory),
+        micro_batch=None if micro_batch is None else values.count("micro_batch", micro_batch),
+        replica=None if replica is None else values.count("replica", replica),
+        compress=None if compress in (None, "none") else str(compress),
+        recompute=None if recompute is None else values.truth("recompute", recompute),
+    )
+    asked = [name for name, value in (("split", split), ("replan", replan or None)) if value is not None]
+    if asked:
+        mend = "leave it out" if asked == ["replan"] else "with nb.split(...): around the layers that are to be divided"
+        raise Missing(f"nb.auto_parallel({asked[0]}=)", mend).error(site)
     stack = current_stack()
-    missing = Missing("nb.auto_parallel", "mark the stages: with nb.cluster(): with nb.stage(): ...")
-    if stack.recorder is None:
-        raise missing.error(calling_site())
-    stack.recorder.statement(" ".join(["auto_parallel", *words]), stack.frames, missing.feature)
+    if stack.recorder is not None:
+        stack.recorder.statement(" ".join(["auto_parallel", *limits.words()]), stack.frames, None)
+        return AutoParallel(limits, current_limits())
+    return AutoParallel(limits, set_limits(limits))

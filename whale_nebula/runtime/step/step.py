@@ -17,10 +17,11 @@ import tensorflow as tf
 
 from whale_nebula.capture.arguments import Declared, alive
 from whale_nebula.capture.placed import changes
-from whale_nebula.capture.step import Signature, capture, signature
+from whale_nebula.capture.step import Signature, signature
 from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.feed.inputs import micro_batches
+from whale_nebula.runtime.auto import capture_step
 from whale_nebula.runtime.plan_step import check_pinned
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.engine import Engine, engine
@@ -270,9 +271,10 @@ class Step:
         call = functools.partial(self.call, unpack)
         run = current_run()
         with models_met() as met:
-            captured = capture(
-                call, layout, paths=self.paths, metrics=self.metrics, later=not run.alone, owner=self.owner
-            )
+            captured = capture_step(
+                self.name, call, layout, tensors,
+                paths=self.paths, metrics=self.metrics, later=not run.alone, owner=self.owner,
+            )  # fmt: skip
         try:
             leaves = captured.program.leaves
             run.check_ids([leaf.name for leaf in leaves])
