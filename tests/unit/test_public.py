@@ -34,7 +34,10 @@ SIGNATURES = {
     "pipeline": "(micro_batch=1, *, schedule='eager-1f1b', in_flight=None, recompute=False, coupled='error')",
     "split": "(count=None, *, axis=-1)",
     "compress": COMPRESS,
-    "auto_parallel": "(**limits)",
+    "auto_parallel": (
+        "(*, clusters=None, memory=None, micro_batch=None, replica=None, split=None, compress='none', recompute=None, "
+        "replan=False)"
+    ),
     "loss_weight": "(tensor)",
     "plan": "(model_or_function, *example)",
     "verify": "(model_or_function, *batch)",

@@ -27,6 +27,7 @@ from whale_nebula.capture.loss_weights import mirror_trace, weigh
 from whale_nebula.capture.mirror import ascend_ops, in_order
 from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.tracing import LiveRequest, Tracing
+from whale_nebula.errors import PlanError
 from whale_nebula.passes.checks import backwards, check_order
 from whale_nebula.passes.label import label
 from whale_nebula.tf import private as tf_private
@@ -128,6 +129,7 @@ class _Region:
     def _stage_backward(self, stage: int, ends: list[tuple[Tensor, Tensor]], incoming: dict[Any, Tensor]) -> None:
         boundaries, stops, inside = self._walk(stage, [t for t, _ in ends])
         flowing = [t for t in boundaries if t.ref() in self.reached and (t.dtype.is_floating or t.dtype.is_complex)]
+        self._check_lists(stage, boundaries)
         wanted = [(n, s) for n, s in enumerate(self.sources) if s.ref() in inside and self._stage(s, stage) == stage]
         before = len(self.trace.graph.get_operations())
         found = tf_private.differentiate(
@@ -143,6 +145,18 @@ class _Region:
         for (number, _), gradient in zip(wanted, found[len(flowing) :], strict=True):
             if gradient is not None:
                 self.request.parts += [(stage, number, term) for term in _terms(gradient)]
+
+    def _check_lists(self, stage: int, boundaries: Sequence[Tensor]) -> None:
+        """Refuse a list of tensors that leaves its stage on the way to a target: its gradient would be lost."""
+        for tensor in boundaries:
+            if tensor.dtype == tf.variant and tensor.ref() in self.reached:
+                stages = [list(self.trace.met.stages)[number] for number in (self._stage(tensor), stage)]
+                raise PlanError(
+                    f"a list of tensors would cross from stage {stages[0]!r} to stage {stages[1]!r}",
+                    where=f"{tensor.op.name} ({tensor.op.type}), {find_origin(tensor.op)}",
+                    why="a gradient flows through it, and between stages go tensors only",
+                    mend=f"stack it in {stages[0]!r} (a TensorArray's .stack()), or make it in {stages[1]!r}",
+                )
 
     def _walk(self, stage: int, ends: list[Tensor]) -> tuple[list[Tensor], list[Tensor], set[Any]]:
         """Go back from `ends` within a stage: its boundary inputs, where the tape stopped, and what lies inside."""

@@ -111,7 +111,7 @@ def _edges(graph: Graph, labels: Mapping[int, int], region: Collection[int], sta
         there = any(r not in region and labels[r] == stage for r in readers)
         inside = value.op in region
         if inside or (labels.get(value.op, stage) < stage and not there):
-            yield ((value.op if inside else _EARLY), value), graph.spec(value).nbytes()
+            yield ((value.op if inside else _EARLY), value), count_crossing(graph, value)
             for reader in (each for each in readers if each in region):
                 yield (value, reader), FREELY
                 if inside:
@@ -151,6 +151,12 @@ def together(
         if movable and any(labels[op.index] != first for op in ops) and any(op.index in forward for op in ops):
             found.update({op.index: first for op in ops})
     return found
+
+
+def count_crossing(graph: Graph, value: Value) -> int:
+    """What it costs that a value crosses: its bytes; a list of tensors, or another value that is no tensor, cannot."""
+    spec = graph.spec(value)
+    return FREELY if spec.dtype == "variant" else spec.nbytes()
 
 
 def _reads_capture(graph: Graph, op: Op) -> bool:
@@ -251,11 +257,11 @@ class _Labelling:
         What is made of variables alone runs early where both are alike: it is the same for each micro-batch.
         """
         inputs = sum(
-            self.graph.spec(value).nbytes()
+            count_crossing(self.graph, value)
             for value in set(op.inputs)
             if self._would_cross(value, op, latest, earliest)
         )
-        outputs = sum(self.graph.spec(value).nbytes() for value in op.values if self.graph.consumers(value))
+        outputs = sum(count_crossing(self.graph, value) for value in op.values if self.graph.consumers(value))
         return inputs < outputs if op.index in self.alone else inputs <= outputs
 
     def _would_cross(self, value: Value, op: Op, latest: int, earliest: Mapping[int, int]) -> bool:

@@ -53,8 +53,8 @@ class Found:
     tried: int = 0
 
 
-def search(problem: Problem, most: int = 8) -> Found:
-    """The best plans for a problem, at most so many of them."""
+def search(problem: Problem, most: int = 8, *, relaxed: bool = True) -> Found:
+    """The best plans for a problem, at most so many of them; where none fits, `relaxed` asks what stands in the way."""
     coarse, starts = group_blocks(problem)
     orders = list_orders(coarse)
     best, few = _Pool(SCORED), list[Shape]()
@@ -64,7 +64,23 @@ def search(problem: Problem, most: int = 8) -> Found:
             _Search(coarse, Costs(coarse, count, recompute), own).run(orders)
             few += own.shapes()
     shapes = dict.fromkeys([*best.shapes(), *few])
-    return _Ranking(problem).rank([_ungroup(shape, starts) for shape in shapes], most)
+    found = _Ranking(problem).rank([_ungroup(shape, starts) for shape in shapes], most)
+    return found if found.candidates or not relaxed else replace(found, excess=_find_excess(problem))
+
+
+def _find_excess(problem: Problem) -> Excess | None:
+    """Where nothing fits: what the plan lacks that fits with the least more memory, among powers of two."""
+    for factor in (2.0**power for power in range(1, 21)):
+        sites = tuple(replace(site, memory=site.memory * factor) for site in problem.sites)
+        found = search(replace(problem, sites=sites), 1, relaxed=False).candidates
+        if found:
+            excesses = [
+                Excess(site.name, needed, site.memory, part.begin, part.end)
+                for part, needed in zip(found[0].parts, found[0].memory, strict=True)
+                for site in problem.sites[part.site : part.site + 1]
+            ]
+            return max(excesses, key=lambda each: each.needed / each.allowed)
+    return None
 
 
 def _recomputes(problem: Problem) -> Sequence[bool]:
@@ -403,11 +419,7 @@ class _Ranking:
             unlike.setdefault(each.parts, each)
         if unlike:
             return Found(tuple(unlike.values())[:most], None, len(self.known))
-        for site in range(len(self.problem.sites)):  # nothing was found: what one worker of each would need
-            self.score(Shape((Part(site, 0, len(self.problem.chain)),)), True)
-        excesses = [each for each in self.known.values() if isinstance(each, Excess)]
-        closest = min(excesses, key=lambda each: each.needed / max(each.allowed, 1.0), default=None)
-        return Found(tuple(self._fitting(True)), closest, len(self.known))
+        return Found((), None, len(self.known))
 
     def score(self, shape: Shape, simulated: bool = False) -> Candidate | Excess:
         """The costs of a shape."""

@@ -153,9 +153,15 @@ def name(option: str, value: object) -> str:
 _VALUE_EXAMPLES = {"name": "encoder", "delta": "ids"}
 
 
+_LEAST_MEMORY = 1 << 20
+
+
 def memory(option: str, value: object) -> int:
     """Bytes of memory, as a number or with a unit."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < _LEAST_MEMORY:
+            mend = f'{option}="{value}GiB"' if value > 0 else f'{option}="16GiB"'
+            raise refuse(f"{option}={value} is no memory of a device", why="a plain number is in bytes", mend=mend)
         return value
     return quantities.memory(Place(value, option, str(calling_site())))
 

@@ -1,4 +1,4 @@
-"""Programs parse to golden trees; those that need a later engine end in `NotYetError` when they are run."""
+"""Programs parse to golden trees, and run."""
 
 # ruff: noqa: SIM117 - the programs are written as their papers write them
 
@@ -10,7 +10,6 @@ import pytest
 
 import whale_nebula as nb
 from tests.unit.scopes.parsing import parsing
-from whale_nebula.errors import NotYetError
 from whale_nebula.scopes.frames import open_frames
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "scopes"
@@ -72,7 +71,7 @@ def nebula_two_clusters() -> None:
 
 
 def nebula_one_line() -> None:
-    nb.auto_parallel(memory=16)
+    nb.auto_parallel(memory="16GiB")
     model()
 
 
@@ -98,23 +97,22 @@ RUN = [
     whale_case_2_large_classification,
     whale_case_3_model_parallel,
     whale_case_4_pipeline_and_data_parallel,
+    whale_case_5_auto_parallel,
     nebula_two_clusters,
+    nebula_one_line,
     everything,
 ]
 PARSED = [place]  # it needs a model to run
-LATER = {
-    whale_case_5_auto_parallel: "nb.auto_parallel",
-    nebula_one_line: "nb.auto_parallel",
-}
 
 
 @pytest.fixture(autouse=True)
 def no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensors here: whether another test has loaded TensorFlow must make no difference."""
     monkeypatch.setattr("whale_nebula.scopes.hints.running", lambda: None)
+    monkeypatch.setattr("whale_nebula.scopes.auto._current", None)
 
 
-@pytest.mark.parametrize("program", [*RUN, *PARSED, *LATER], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", [*RUN, *PARSED], ids=lambda program: program.__name__)
 def test_a_program_parses_to_its_tree(program: Program) -> None:
     with parsing() as tree:
         program()
@@ -122,22 +120,13 @@ def test_a_program_parses_to_its_tree(program: Program) -> None:
 
 
 def test_no_golden_tree_is_left_over() -> None:
-    names = {program.__name__ for program in (*RUN, *PARSED, *LATER)}
+    names = {program.__name__ for program in (*RUN, *PARSED)}
     assert {path.stem for path in GOLDEN.glob("*.txt")} == names
 
 
 @pytest.mark.parametrize("program", RUN, ids=lambda program: program.__name__)
 def test_what_needs_no_later_engine_runs(program: Program) -> None:
     program()
-
-
-@pytest.mark.parametrize(("program", "feature"), LATER.items(), ids=lambda each: getattr(each, "__name__", ""))
-def test_what_needs_a_later_engine_says_which(program: Program, feature: str) -> None:
-    with pytest.raises(NotYetError) as caught:
-        program()
-    assert caught.value.feature == feature
-    assert caught.value.where.startswith(f"{__file__}:")
-    assert open_frames() == ()
 
 
 def test_parsing_starts_anew_and_leaves_nothing_behind() -> None:
