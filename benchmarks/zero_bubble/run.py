@@ -110,8 +110,7 @@ def run_steps(stages: int, micro_batches: int, over: str, steps: int) -> dict[st
 
 def ideal_seconds(stages: int, micro_batches: int, schedule: str, line: str) -> float:
     """What the simulator says of stages that take these times to the dot."""
-    later = Work(PART, PART, weights=PART) if schedule == "zero-bubble" else Work(PART, 2 * PART)
-    works = [Work(PART, 2 * PART), *[later] * (stages - 1)]
+    works = [Work(PART, 2 * PART), *[Work(PART, PART, weights=PART)] * (stages - 1)]
     hops = uniform(stages, seconds=0.0 if line == "free" else COMPUTE)
     return simulate(works, hops, micro_batches, name=schedule).seconds
 

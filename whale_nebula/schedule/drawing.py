@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from whale_nebula.schedule.lines import Work, uniform
-from whale_nebula.schedule.schedules import PARTED
 from whale_nebula.schedule.simulate import Span, Timeline, simulate
 
 IDLE = "."
@@ -71,8 +70,7 @@ def picture(
     stage 0 |F0-F1-......B0====F2-B1====...B2====|
     stage 1 |...F0-B0====F1-B1====F2-B2====......|
     """
-    later = Work(1.0, 1.0, weights=1.0) if name in PARTED else Work(1.0, 2.0)
-    works = [Work(1.0, 2.0), *[later] * (stages - 1)]
+    works = [Work(1.0, 2.0), *[Work(1.0, 1.0, weights=1.0)] * (stages - 1)]
     hops = uniform(stages, seconds=seconds, delay=delay)
     return draw(simulate(works, hops, micro_batches, name=name, in_flight=in_flight), width=width)
 

@@ -83,6 +83,19 @@ class Work:
         )  # fmt: skip
 
     @property
+    def joined(self) -> Work:
+        """The same with a backward in one piece.
+
+        >>> Work(1.0, 2.0, weights=1.5).joined.backward
+        3.5
+        """
+        return (
+            self
+            if self.weights is None
+            else replace(self, backward=self.of("W") + (self.backward or 0.0), weights=None)
+        )
+
+    @property
     def codecs(self) -> float:
         """What of that encodes and decodes."""
         return self.coding + (0.0 if self.backward is None else self.coding_back)

@@ -16,7 +16,7 @@ from itertools import count
 from whale_nebula.errors import OptionError
 from whale_nebula.schedule.lines import Hops, Line, Work
 from whale_nebula.schedule.lines import pace as pace_of
-from whale_nebula.schedule.schedules import DEFAULT, Chosen, Instruction, Pace, delays, instructions, limits
+from whale_nebula.schedule.schedules import DEFAULT, PARTED, Chosen, Instruction, Pace, delays, instructions, limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,8 @@ def simulate(
     `blocking` lets a stage stand still until what it sent has arrived; with `fused=False` the last stage runs
     its forward and its backward apart. Both are how systems without our runtime behave, for comparison. `fused` may
     say it of each stage, and `pace` what limits go by, where that is not the pace of these works and hops. `recompute`
-    says that forwards are computed again: gradients of weights that are apart are not put off then.
+    says that forwards are computed again: gradients of weights that are apart are not put off then. They are apart in
+    a schedule that parts backwards.
 
     >>> from whale_nebula.schedule.lines import uniform
     >>> works = [Work(1.0, 2.0)] * 2
@@ -119,6 +120,8 @@ def simulate(
     [33.0, 27.0]
     """
     stages = len(works)
+    if name not in PARTED:
+        works = [work.joined for work in works]
     own = pace_of(works, hops) if pace is None else pace
     chosen = limits(
         name, stages, micro_batches, pace=own, in_flight=in_flight, replicas=[work.replicas for work in works],
