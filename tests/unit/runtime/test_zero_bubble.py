@@ -147,6 +147,7 @@ def test_gradients_of_weights_wait_until_the_memory_of_the_first_stage_is_full()
     assert [letters(span) for span in sorted(spans, key=lambda span: span.start)] == [
         "f0", "f1", "f2", "w0", "f3", "w1", "w2", "w3"
     ]  # fmt: skip
+    assert "W weights" in str(nb.last_report().timeline())
     found = nb.last_report().prediction
     assert found is not None and found.stages["c2"].compute_seconds > 0.0
 
