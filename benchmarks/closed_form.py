@@ -77,6 +77,18 @@ def eager_seconds(stages: int, micro_batches: int, compute: float, seconds: floa
     return (micro_batches - 1) * max(compute, seconds) + fill
 
 
+def zero_bubble_seconds(stages: int, micro_batches: int, forward: float, backward: float, weights: float) -> float:
+    """Zero-bubble over free links: T = m·c + (p − 1)·(t_B + max(t_F − t_W, 0)), for t_W ≤ t_B and m ≥ p.
+
+    c = t_F + t_B + t_W: a backward in two parts. Of three equal parts a third of the bubble of 1F1B is left.
+
+    >>> zero_bubble_seconds(4, 8, 1.0, 1.0, 1.0), free_link_seconds(4, 8, 3.0)
+    (27.0, 33.0)
+    """
+    compute = forward + backward + weights
+    return micro_batches * compute + (stages - 1) * (backward + max(forward - weights, 0.0))
+
+
 def best_blocking(stages: int, batch_compute: float, overhead: float, delay: float) -> float:
     """The best m for `blocking_seconds` with the batch fixed: √((p − 1)·C / (o + 2·(p − 1)·λ)).
 

@@ -132,8 +132,11 @@ def test_the_pictures_of_schedules_are_what_is_drawn() -> None:
     from whale_nebula.schedule.drawing import picture
 
     page = (DOCS / "how-a-step-crosses.md").read_text()
-    for name in ("gpipe", "1f1b", "eager-1f1b"):
+    for name in ("gpipe", "1f1b", "eager-1f1b", "zero-bubble"):
         assert picture(name, stages=2, micro_batches=4, seconds=1.0, width=90) in page, name
+    page = (DOCS / "scopes" / "pipeline.md").read_text()
+    for name in ("eager-1f1b", "zero-bubble"):
+        assert picture(name, stages=4, micro_batches=6) in page, name
 
 
 def test_the_site_builds(tmp_path: Path) -> None:

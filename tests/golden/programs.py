@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.unit.ir.traced import adversaries, everything, inference, skipping, tied
+from tests.unit.ir.traced import adversaries, everything, inference, parted, skipping, tied
 
 layers = keras.layers
 
@@ -164,5 +164,6 @@ PROGRAMS = {
         tied,
         inference,
         everything,
+        parted,
     )
 }

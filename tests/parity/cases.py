@@ -35,7 +35,7 @@ KERAS = (
 FAMILIES: dict[str, dict[str, Case]] = {"zoo": ZOO, "keras": SCRIPTS, "loops": opened(), "place": models.CASES}
 CASES = {f"{family} {name}": case for family, cases in FAMILIES.items() for name, case in cases.items()}
 
-SCHEDULES = ("gpipe", "1f1b", "eager-1f1b")
+SCHEDULES = ("gpipe", "1f1b", "eager-1f1b", "zero-bubble")
 LINE = "10gbit,0ms"
 """Links take no time, and all stages are actors. Without it the step is one function."""
 

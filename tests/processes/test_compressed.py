@@ -35,8 +35,12 @@ def test_two_sites_leave_what_one_process_leaves(tmp_path: Path) -> None:
     check(tmp_path, SAMPLE)
 
 
+def test_gradients_of_weights_that_come_later_leave_what_one_process_leaves(tmp_path: Path) -> None:
+    check(tmp_path, ["none,4,zero-bubble", "int8,4,zero-bubble"])
+
+
 @pytest.mark.grid
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager-1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager-1f1b", "zero-bubble"])
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_every_codec_in_every_schedule(tmp_path: Path, micro_batches: int, schedule: str) -> None:
     check(tmp_path, [f"{name},{micro_batches},{schedule}" for name in CODECS])

@@ -17,7 +17,8 @@ from tests.processes.workers.train import read_case
 DEADLINE = 900.0
 pytestmark = pytest.mark.timeout(DEADLINE)
 WORKERS: Mapping[str, int | Mapping[str, str]] = {
-    "pair": 2, "trio": 3, "replicas": {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
+    "pair": 2, "trio": 3, "replicas": {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"},
+    "parted": {"c0/0": "c0", "c1/0": "c1", "c1/1": "c1"},
 }  # fmt: skip
 SAMPLE = {"pair": ["subclassed,2,3", "gan,2,3", "frozen,2,3"]}
 """Models of the zoo, their stages and micro-batches, and the replicas of each stage: what `make test` runs."""
@@ -25,6 +26,7 @@ GRID = {
     "pair": [f"{name},2,{many}" for many in (1, 2, 3) for name in ZOO],
     "trio": [f"{name},3,{many}" for many in (1, 2, 3) for name in ZOO],
     "replicas": [f"{name},2,{many},2+1" for many in (1, 4, 6) for name in ZOO],
+    "parted": [f"{name},2,4,1+2,zero-bubble" for name in ZOO],
 }
 
 

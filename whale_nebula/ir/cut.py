@@ -26,8 +26,8 @@ class VirtualDevice:
 class Fragment:
     """A piece of the traced graph that runs as one function: what it is fed, which ops, what it gives.
 
-    `kind` is one of whole, prologue, forward, backward, fused, update; `round` numbers the pieces of an update
-    that wait for scalars of other workers.
+    `kind` is one of whole, weight, prologue, forward, backward, fused, weights, update: "weights" makes gradients of
+    weights apart from a backward. `round` numbers the pieces of an update that wait for scalars of other workers.
     """
 
     kind: str
@@ -64,7 +64,8 @@ class Boundary:
 
 @dataclass(frozen=True)
 class StagePhase:
-    """What one stage runs in one phase, micro-batch by micro-batch.
+    """What one stage runs in one phase, micro-batch by micro-batch. Where `weights` is there, it makes the gradients of
+    weights that the backward leaves to it.
 
     Where it has replicas, `skip` is what each of them runs for the micro-batches of the others, and `drifting` are the
     variables that its forward writes from the rows that it is given.
@@ -77,6 +78,12 @@ class StagePhase:
     fused: bool
     skip: Fragment | None = None
     drifting: tuple[str, ...] = ()
+    weights: Fragment | None = None
+
+    @property
+    def fragments(self) -> tuple[Fragment, ...]:
+        """What it runs with each micro-batch, in this order."""
+        return tuple(each for each in (self.forward, self.backward, self.weights) if each is not None)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class Key(NamedTuple):
     @property
     def staged(self) -> bool:
         """Whether it belongs to a stage; others belong to a worker."""
-        return self.kind in ("forward", "backward", "fused")
+        return self.kind in ("forward", "backward", "fused", "weights")
 
 
 FIRST = -1

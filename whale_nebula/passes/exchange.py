@@ -144,7 +144,7 @@ def _of_stage(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[ReplicaMessage
     plan = next((each for each in phase.stages if each.stage == stage), None)
     if plan is None:
         return
-    made = [value for f in (plan.forward, plan.backward) if f is not None for value in f.fetches]
+    made = [value for fragment in plan.fragments for value in fragment.fetches]
     kept = [value for value in dict.fromkeys(made) if value in cut.merges]
     numbers = tuple(value for value in kept if spec(value).scalar)
     if numbers:

@@ -23,8 +23,10 @@ from whale_nebula.passes.cut import Cutter, Draft, Key
 from whale_nebula.passes.effects import is_effect, written_handles
 from whale_nebula.passes.exchange import clusters_apart, exchanges
 from whale_nebula.passes.owners import Homes
+from whale_nebula.passes.parting import Parting
 from whale_nebula.passes.phases import Parts
 from whale_nebula.passes.replicas import devices, orders, running
+from whale_nebula.schedule.schedules import PARTED
 from whale_nebula.spec import Value
 
 EVERYWHERE = "everywhere"
@@ -121,18 +123,34 @@ class _Builder:
         fused = second is not None and not any(value.op in self.program.arrivals for value in second.feeds)
         if second is not None and fused:
             first, second = self._fuse(first or Draft(second.key), second), None
+        weights: Draft | None = None
+        if self.program.pipeline.schedule in PARTED:
+            first, second, weights = self._part(first, second)
         worker = self.workers[self.homes.worker_of(stage)].name
-        forward, backward = (None if draft is None else draft.finish(worker) for draft in (first, second))
+        forward, backward, later = (None if d is None else d.finish(worker) for d in (first, second, weights))
         skipped: Fragment | None = None
         drifting: tuple[str, ...] = ()
         if forward is not None and self.program.stages[stage].replicas > 1:
             skipped, drifting = _split_skipped(self.program, forward)
-        return StagePhase(stage, phase, forward, backward, fused, skipped, drifting)
+        return StagePhase(stage, phase, forward, backward, fused, skipped, drifting, later)
+
+    def _part(self, first: Draft | None, second: Draft | None) -> tuple[Draft | None, Draft | None, Draft | None]:
+        """Take gradients of weights out of a backward, or of the one function that goes forward and backward."""
+        whole = second or first
+        if whole is None or whole.key.kind == "forward":
+            return first, second, None
+        parting = Parting(self.program, self.parts, whole, self.folds.where)
+        found = parting.run()
+        self.folds.notes.extend([parting.note] * bool(parting.note))
+        if found is None:
+            return first, second, None
+        return (first, *found) if second is not None else (found[0], None, found[1])
 
     def _fuse(self, forward: Draft, backward: Draft) -> Draft:
         """No gradient comes in from outside: forward and backward are one function, and nothing is kept between."""
         own, kept = backward.key, self.cutter.demanded.keys() | self.cutter.masks
         merged = Draft(own._replace(kind="fused"), ops={**forward.ops, **backward.ops})
+        merged.roots = {**forward.roots, **backward.roots}
         merged.feeds = {v: None for v in [*forward.feeds, *backward.feeds] if v.op not in merged.ops}
         leaving = {v: None for v in forward.fetches if v in kept or self.fed.get(v, set()) - {own}}
         merged.fetches = leaving | backward.fetches

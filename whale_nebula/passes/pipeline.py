@@ -88,7 +88,7 @@ def list_cut(cut: Cut, number: Callable[[int], int] = int) -> Iterator[str]:
         yield from describe(fragment)
     for phase in cut.phases:
         yield f"phase {phase.index}, requests {list(phase.requests)}"
-        staged = (f for stage in phase.stages for f in (stage.forward, stage.backward) if f is not None)
+        staged = (fragment for stage in phase.stages for fragment in stage.fragments)
         for fragment in (*phase.prologue.values(), *staged, *chain.from_iterable(phase.updates.values())):
             yield from describe(fragment, "  ")
         for each in phase.crossings:

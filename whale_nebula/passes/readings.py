@@ -71,8 +71,7 @@ def readers_of(cut: Cut, names: Collection[str]) -> Mapping[str, frozenset[str]]
 
 def list_fragments(cut: Cut) -> Iterator[Fragment]:
     """All that a step runs: what belongs to stages first."""
-    staged = (each for phase in cut.phases for stage in phase.stages for each in (stage.forward, stage.backward))
-    yield from (fragment for fragment in staged if fragment is not None)
+    yield from (fragment for phase in cut.phases for stage in phase.stages for fragment in stage.fragments)
     for once in (cut.whole, cut.weight, *(phase.prologue for phase in cut.phases)):
         yield from once.values()
     for phase in cut.phases:

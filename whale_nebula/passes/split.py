@@ -327,7 +327,7 @@ def list_pieces(phase: PhasePlan, stage: int) -> Iterator[Fragment]:
     """What a stage runs for each micro-batch."""
     for plan in phase.stages:
         if plan.stage == stage:
-            yield from (fragment for fragment in (plan.forward, plan.backward) if fragment is not None)
+            yield from plan.fragments
 
 
 def list_sums(program: Program) -> Iterator[tuple[Value, Value]]:

@@ -16,7 +16,7 @@ from whale_nebula.plan.codec_advice import CodecAdvice, Direction, holds, judge_
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanOnce, PlanStage, PlanTied
 from whale_nebula.plan.timing import assumptions_of, times
-from whale_nebula.plan.work import Holdings, Work, fragments_of, made_in, parameters, writes
+from whale_nebula.plan.work import Holdings, Work, made_in, parameters, writes
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Overview:
     def _stage(self, number: int, worker: str) -> PlanStage:
         stage, steps = self.cut.program.stages[number], self._steps
         pieces = self.work.pieces(number)
-        fragments = [fragment for piece in pieces for fragment in fragments_of(piece)]
+        fragments = [fragment for piece in pieces for fragment in piece.fragments]
         variables = self.holdings.of(number)
         flops, ops = (self.work.flops(number, backward=back) for back in (False, True)), made_in(fragments)
         forward_flops, backward_flops = (round(each * steps) for each in flops)
@@ -128,6 +128,7 @@ class Overview:
             runs=tuple(self._runs(number, phase) for phase in self.cut.phases),
             forward_flops=forward_flops,
             backward_flops=backward_flops,
+            weights_flops=round(self.work.weights_flops(number) * steps),
             activation_bytes=max((sum(self.work.kept(piece).values()) for piece in pieces), default=0),
             variable_bytes=sum(variable.spec.nbytes() for variable in variables),
             gradient_bytes=sum(self._gradient(part) for _, part in self._parts if part.stage == number),
@@ -167,9 +168,9 @@ class Overview:
     def _runs(self, number: int, phase: PhasePlan) -> str:
         pieces = [piece for piece in phase.stages if piece.stage == number]
         request_of = self.cut.program.request_of
-        ops = made_in(fragment for piece in pieces for fragment in fragments_of(piece))
-        forward = any(piece.forward is not None for piece in pieces)
-        return "F" * forward + "B" * any(request_of(op) is not None for op in ops)
+        ops = made_in(fragment for piece in pieces for fragment in piece.fragments)
+        forward, weights = (any(getattr(p, name) is not None for p in pieces) for name in ("forward", "weights"))
+        return "F" * forward + "B" * any(request_of(op) is not None for op in ops) + "W" * weights
 
     # ------------------------------------------------------------------ gradients
     @property

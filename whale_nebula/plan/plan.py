@@ -60,6 +60,7 @@ class Plan:
     exchange_seconds: float = 0.0
     layouts: Mapping[str, str] = field(default_factory=dict)
     collectives: tuple[PlanCollective, ...] = ()
+    recompute: bool = False
     passes: Callable[[str], str] | None = field(default=None, repr=False, compare=False)
     decision: Any = field(default=None, repr=False, compare=False)
 

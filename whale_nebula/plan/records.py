@@ -33,9 +33,10 @@ class PlanStage:
 
     `inputs` and `outputs` are leaves of the batch, boundaries (b0, b1 ...) and what the step returns, by its name in a
     dict or its place in a tuple ("loss" is what is differentiated, "result" all that is returned, where neither has a
-    name); `runs` says for each phase what the stage does in it: "F", "B", "FB" or nothing. `activation_bytes` is what
-    a micro-batch keeps for its backward, `in_flight` how many micro-batches do so at a time. What a loop does of which
-    nothing tells how often it turns counts once; `open_loops` says how many such loops there are. Of several replicas
+    name); `runs` says for each phase what the stage does in it: "F", "B", "FB" or nothing, and "W" where
+    gradients of weights are apart from the backward: they take `weights_flops` of `backward_flops`. `activation_bytes`
+    is what a micro-batch keeps for its backward, `in_flight` how many micro-batches do so at a time. What a loop does
+    of which nothing tells how often it turns counts once; `open_loops` says how many there are. Of several replicas
     `order` says which takes which micro-batch, where they do not take turns, and `speeds` what the config says of them.
     A stage that is split has so many `shards`, and `shard_bytes` are those of the variables that each of them holds.
     """
@@ -64,6 +65,7 @@ class PlanStage:
     speeds: tuple[float, ...] = ()
     shards: int = 1
     shard_bytes: int = 0
+    weights_flops: int = 0
 
     @property
     def flops(self) -> int:

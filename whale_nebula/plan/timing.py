@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from whale_nebula.ir.routing import row_name, take_counts
 from whale_nebula.plan.records import PlanStage
 from whale_nebula.schedule.lines import Hop, Line, Work, pace
-from whale_nebula.schedule.schedules import limits
+from whale_nebula.schedule.schedules import delays, limits
 from whale_nebula.schedule.simulate import Span, Timeline, simulate
 from whale_nebula.wire.frame import wire_bytes
 
@@ -114,12 +114,15 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """One phase in time: the stages that take part, by their place in the timeline."""
+    """One phase in time: the stages that take part, by their place in the timeline. By stage, `limits` are those of the
+    micro-batches in flight, and `delays` by how many backwards gradients of weights that are apart come later.
+    """
 
     phase: int
     stages: tuple[PlanStage, ...]
     timeline: Timeline
     limits: tuple[int, ...]
+    delays: tuple[int, ...] = ()
 
     def rows(self, *, lines: bool) -> list[Row]:
         """The rows of its drawing: each replica of a stage and, if asked, each line has one for itself."""
@@ -191,15 +194,18 @@ def times(plan: Plan, given: Assumed | None = None, *, most: int | None = None) 
 
 def in_flight(plan: Plan) -> dict[str, int]:
     """How many micro-batches each stage holds at a time: of the replica with the largest share those in flight; nothing
-    is held where nothing goes backward, and one where forward and backward are one function.
+    is held where nothing goes backward, and one where forward and backward are one function. What waits for its
+    gradients of weights is held, too.
     """
     found = dict.fromkeys(plan.stages, 0)
     for phase in times(plan).phases:
-        for stage, limit in zip(phase.stages, phase.limits, strict=True):
-            held = int("B" in stage.runs[phase.phase])
-            if held and stage is not phase.stages[-1]:
+        for stage, limit, later in zip(phase.stages, phase.limits, phase.delays, strict=True):
+            runs = stage.runs[phase.phase]
+            held = int("B" in runs)
+            if held and (stage is not phase.stages[-1] or "W" in runs):
+                own = (1 if stage is phase.stages[-1] else limit) + later * ("W" in runs)
                 period = len(stage.order) or stage.replicas
-                held = ceil(limit * max(take_counts(stage.order, stage.replicas, period)) / period)
+                held = ceil(min(own, len(plan.rows)) * max(take_counts(stage.order, stage.replicas, period)) / period)
             found[stage.name] = max(found[stage.name], held)
     return found
 
@@ -223,12 +229,15 @@ def _phase(plan: Plan, phase: int, count: int, given: Assumed) -> PhaseTimes:
     hops = _hops(plan, [stage.name for stage in stages])
     if not given.timed:
         hops = {pair: Hop(None, None, 0.0, None if hop.backward is None else 0.0) for pair, hop in hops.items()}
-    timeline = simulate(works, hops, count, name=plan.schedule, in_flight=plan.in_flight)
+    timeline = simulate(works, hops, count, name=plan.schedule, in_flight=plan.in_flight, recompute=plan.recompute)
+    own, last = pace(works, hops), len(stages) - 1
     chosen = limits(
-        plan.schedule, len(stages), len(plan.rows), pace=pace(works, hops), in_flight=plan.in_flight,
+        plan.schedule, len(stages), len(plan.rows), pace=own, in_flight=plan.in_flight,
         replicas=[work.replicas for work in works], orders=[work.order for work in works],
     )  # fmt: skip
-    return PhaseTimes(phase, stages, timeline, chosen)
+    fused = [place == last for place in range(len(stages))]
+    later = delays(chosen, len(plan.rows), fused, pace=own, in_flight=plan.in_flight, recompute=plan.recompute)
+    return PhaseTimes(phase, stages, timeline, chosen, later)
 
 
 # ---------------------------------------------------------------------- what the simulator is told
@@ -242,20 +251,23 @@ def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumed) 
         else:  # in proportion to the slowest; never nothing, so that it can be seen
             share = max(stage.flops / most, 0.01) if most else 1.0
             unit = (1.0 if given.seconds is None else given.seconds / (1.0 + _BACKWARD)) * share
-            taken = {"F": unit, "B": _BACKWARD * unit}
-        forward, backward = (taken[letter] if letter in stage.runs[phase] else 0.0 for letter in "FB")
+            taken = {"F": unit, "B": _BACKWARD * unit, "W": _BACKWARD * unit / 2}
+        forward, backward, weights = (taken[letter] if letter in stage.runs[phase] else 0.0 for letter in "FBW")
         slowness = tuple(max(stage.speeds) / speed for speed in stage.speeds)
         yield Work(
-            forward, backward or None, 0.0, *codecs.get(stage.name, Coding()),
-            replicas=stage.replicas, order=stage.order, slowness=slowness,
+            forward, backward - weights if backward else None, 0.0, *codecs.get(stage.name, Coding()),
+            replicas=stage.replicas, order=stage.order, slowness=slowness, weights=weights or None,
         )  # fmt: skip
 
 
 def _at_speed(stage: PlanStage, phase: int, micro_batches: int, speed: float) -> dict[str, float]:
-    """A micro-batch's part of a stage's FLOPs, forward and backward: equal parts where it runs in several phases."""
-    flops = {"F": stage.forward_flops, "B": stage.backward_flops}
+    """A micro-batch's part of a stage's FLOPs, forward and backward: equal parts where it runs in several phases. Of a
+    backward in two parts the second is a call of its own.
+    """
+    flops = {"F": stage.forward_flops, "B": stage.backward_flops, "W": stage.weights_flops}
     parts = {letter: micro_batches * max(sum(letter in runs for runs in stage.runs), 1) for letter in flops}
-    return {letter: CALL + count / (parts[letter] * speed) for letter, count in flops.items()}
+    taken = {letter: CALL + count / (parts[letter] * speed) for letter, count in flops.items()}
+    return taken | {"B": taken["B"] + CALL * ("W" in stage.runs[phase])}
 
 
 def _hops(plan: Plan, names: Sequence[str]) -> dict[tuple[int, int], Hop]:

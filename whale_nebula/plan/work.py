@@ -130,7 +130,7 @@ class Holdings:
         graph, variables = self.cut.program.graph, self.cut.program.variable_ops
         # where nothing is trained, what the step writes without a scope is a metric
         ignored = {} if self.cut.program.requests else self._only_written
-        fragments = list(fragments_of(piece))
+        fragments = list(piece.fragments)
         needed = {op for fragment in fragments for op in self._ends(fragment)}
         found: dict[int, int] = {}
         for index in sorted({op for fragment in fragments for op in fragment.ops}, reverse=True):
@@ -201,11 +201,6 @@ class Holdings:
         return read[0] if read else None
 
 
-def fragments_of(piece: StagePhase) -> Iterator[Fragment]:
-    """What a stage runs in a phase: its forward and its backward, or the one function that is both."""
-    return (fragment for fragment in (piece.forward, piece.backward) if fragment is not None)
-
-
 def writes(op: Op) -> bool:
     """Whether an op changes a variable that it is given, as far as its type tells."""
     return op.stateful and op.type not in READS
@@ -242,7 +237,7 @@ class Work:
         like = {feed: arrival.boundary for feed, (_, arrival) in program.arrivals.items()}
         once = [*self.cut.whole.values(), *self.cut.weight.values()]
         once += [fragment for phase in self.cut.phases for fragment in phase.prologue.values()]
-        ops = made_in([*once, *(f for phase in self.cut.phases for s in phase.stages for f in fragments_of(s))])
+        ops = made_in([*once, *(f for phase in self.cut.phases for s in phase.stages for f in s.fragments)])
         sizes = Sizes(program.graph, self.rows, leaves, like=like)
         return Effort(sizes.follow(sorted(ops | like.keys() | self.shapes.keys())))
 
@@ -254,27 +249,43 @@ class Work:
         """The ops of a piece's forward, or of its backward; with recompute the latter has the former's, too."""
         request_of = self.cut.program.request_of
         if piece.backward is not None:
-            fragment = piece.backward if backward else piece.forward
-            return list(fragment.ops) if fragment is not None else []
-        return [op for op in made_in(fragments_of(piece)) if (request_of(op) is not None) == backward]
+            own = piece.fragments[-1 - (piece.weights is not None) :] if backward else (piece.forward,)
+            return sorted(made_in(fragment for fragment in own if fragment is not None))
+        return [op for op in made_in(piece.fragments) if (request_of(op) is not None) == backward]
 
     def flops(self, stage: int, *, backward: bool) -> int:
         """Floating-point operations for the first micro-batch."""
         return sum(self.effort.flops(self.ops(piece, backward=backward)) for piece in self.pieces(stage))
 
+    def weights_flops(self, stage: int) -> int:
+        """Those of them that make gradients of weights apart from what goes back."""
+        own = (piece.weights.ops for piece in self.pieces(stage) if piece.weights is not None)
+        return sum(map(self.effort.flops, own))
+
     def kept(self, piece: StagePhase) -> dict[Value, int]:
         """The tensors that a piece's backward is given from its forward, with their bytes.
 
         Where the two are functions of their own it is what one gives to the other, else what the second half reads of
-        the first. Constants, variables and the batch are there anyway, and what shares its memory counts once.
+        the first. Constants, variables and the batch are there anyway, and what shares its memory counts once. Where
+        gradients of weights are apart, what is kept for these counts if it is more.
+        """
+        own = self._kept_for(piece, piece.backward, () if piece.forward is None else piece.forward.ops)
+        if piece.weights is None:
+            return own
+        made = made_in(each for each in piece.fragments if each is not piece.weights)
+        later = self._kept_for(piece, piece.weights, made | self.cut.program.arrivals.keys())
+        return max(own, later, key=lambda found: sum(found.values()))
+
+    def _kept_for(self, piece: StagePhase, fragment: Fragment | None, before: Collection[int]) -> dict[Value, int]:
+        """What a function is given of what ops before it have made; without one, what the second half of the only
+        function reads of the first.
         """
         program, values = self.cut.program, list[Value]()
-        if piece.backward is not None:
-            forward = set(piece.forward.ops) if piece.forward is not None else set()
+        if fragment is not None:
             crossing = {boundary.value for boundary in self.cut.boundaries}
-            values = [value for value in piece.backward.feeds if value.op in forward or value in crossing]
+            values = [value for value in fragment.feeds if value.op in before or value in crossing]
         else:
-            ops = made_in(fragments_of(piece))
+            ops = made_in(piece.fragments)
             inside = [op for op in ops if program.request_of(op) is not None]
             read = dict.fromkeys(value for op in inside for value in program.graph.ops[op].inputs)
             values = [value for value in read if program.request_of(value.op) is None and value.op in ops]
@@ -317,7 +328,7 @@ class Work:
     def told(self, stage: int, *, backward: bool) -> set[int]:
         """The ops of a stage that the user's code made, or those that differentiating made."""
         request_of = self.cut.program.request_of
-        ops = made_in(fragment for piece in self.pieces(stage) for fragment in fragments_of(piece))
+        ops = made_in(fragment for piece in self.pieces(stage) for fragment in piece.fragments)
         return {op for op in ops if (request_of(op) is not None) == backward}
 
     @cached_property

@@ -75,7 +75,7 @@ class Basis:
     runs once a step, in seconds, and `exchange` what it sends and waits for, round after round (no codec touches that).
     `rows` are those of a micro-batch, `bytes` what each link is going to carry, and `at_most` the links that may carry
     less, because values in the batch decide it. `divides` says that more micro-batches
-    would give the same step: no row depends on another.
+    would give the same step: no row depends on another. With `recompute` forwards are computed again.
     """
 
     stages: tuple[str, ...]
@@ -90,6 +90,7 @@ class Basis:
     bytes: Mapping[str, int] = field(default_factory=dict)
     divides: bool = True
     at_most: tuple[str, ...] = ()
+    recompute: bool = False
 
     @property
     def exchange_seconds(self) -> float:
@@ -256,7 +257,7 @@ def _timelines(basis: Basis) -> Iterator[Timeline]:
         found = pace(phase.works, phase.hops)
         yield simulate(
             phase.works, phase.hops, basis.micro_batches, name=basis.schedule, in_flight=basis.in_flight,
-            fused=phase.fused, pace=found if basis.paced else found.cautious,
+            fused=phase.fused, pace=found if basis.paced else found.cautious, recompute=basis.recompute,
         )  # fmt: skip
 
 

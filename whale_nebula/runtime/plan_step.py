@@ -115,6 +115,7 @@ def _plan(
         rows=tuple(rows),
         schedule=pipeline.schedule,
         in_flight=pipeline.in_flight,
+        recompute=pipeline.recompute,
         versions={
             "tensorflow": tf.__version__, "keras": keras.__version__, "whale_nebula": whale_nebula.__version__
         },

@@ -10,7 +10,7 @@ from whale_nebula.schedule.lines import Work, uniform
 from whale_nebula.schedule.simulate import Span, Timeline, simulate
 
 IDLE = "."
-FILL = {"F": "-", "B": "="}
+FILL = {"F": "-", "B": "=", "W": "~"}
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _ROUNDING = 1e-9
 Row = tuple[int | str, int]
@@ -18,10 +18,12 @@ Row = tuple[int | str, int]
 
 
 def draw(timeline: Timeline, *, width: int = 100, lines: bool = False) -> str:
-    """Draw a timeline: "F0-" is a forward, "B0==" a backward, dots are waiting; `lines` adds a row a line.
+    """Draw a timeline: "F0-" is a forward, "B0==" a backward, "W0~" gradients of weights that are apart from it, dots
+    are waiting; `lines` adds a row a line.
 
-    It is at most `width` columns wide. Where that is too narrow for names, a block begins with the
-    micro-batch as one digit (10 is "a"): "0-" is a forward, "0=" a backward. What is shorter than a column takes one.
+    It is at most `width` columns wide. Where that is too narrow for names, a block begins with the micro-batch as one
+    digit (10 is "a"): "0-" is a forward, "0=" a backward, "0~" gradients of weights. What is shorter than a column
+    takes one.
 
     >>> timeline = simulate([Work(1.0, 2.0)] * 2, uniform(2, seconds=1.0), 2)
     >>> print(draw(timeline, lines=True))
@@ -61,13 +63,14 @@ def picture(
     in_flight: int | None = None,
     width: int = 100,
 ) -> str:
-    """Draw a schedule where a forward takes 1, a backward 2, and a message holds the line for `seconds`.
+    """Draw a schedule where a forward takes 1, a backward 2, and a message holds the line for `seconds`. Of a backward
+    in two parts each takes 1; nothing goes back from the first stage, so there it is one.
 
     >>> print(picture("1f1b", stages=2, micro_batches=3))
     stage 0 |F0-F1-......B0====F2-B1====...B2====|
     stage 1 |...F0-B0====F1-B1====F2-B2====......|
     """
-    works = [Work(1.0, 2.0)] * stages
+    works = [Work(1.0, 2.0), *[Work(1.0, 1.0, weights=1.0)] * (stages - 1)]
     hops = uniform(stages, seconds=seconds, delay=delay)
     return draw(simulate(works, hops, micro_batches, name=name, in_flight=in_flight), width=width)
 
@@ -127,7 +130,7 @@ def _block(span: Span, width: int, named: bool) -> str:
     if named:
         return _name(span).ljust(width, fill)[:width]
     digit = DIGITS[span.micro_batch] if span.micro_batch < len(DIGITS) else fill
-    return (fill if width == 1 and span.what == "B" else digit).ljust(width, fill)[:width]
+    return (fill if width == 1 and span.what != "F" else digit).ljust(width, fill)[:width]
 
 
 def _longest(spans: Sequence[Span]) -> int:

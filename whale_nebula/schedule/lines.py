@@ -13,9 +13,10 @@ from whale_nebula.schedule.schedules import Pace
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Seconds that a stage computes for one micro-batch; `backward` is None where the stage has no backward. It has
-    `replicas`, and each takes its share of the micro-batches: in turn, or in an `order` of their numbers that repeats.
-    `slowness` is how many times as long each of them computes as is said here, where they are not equally fast.
+    """Seconds that a stage computes for one micro-batch; `backward` is None where the stage has no backward, and
+    `weights` are those of the gradients of its weights where they are apart from its backward. It has `replicas`, and
+    each takes its share of the micro-batches: in turn, or in an `order` of their numbers that repeats. `slowness` is
+    how many times as long each of them computes as is said here, where they are not equally fast.
 
     `overhead` is the fixed cost of a micro-batch (calling the functions); it is paid with the forward. `coding` and
     `coding_back` are what codecs take the stage: it decodes what a forward (a backward) reads before it computes, and
@@ -23,6 +24,8 @@ class Work:
 
     >>> Work(1.0, 2.0, overhead=0.5).seconds, Work(1.0, 2.0, coding=0.25, coding_back=0.5).of("B")
     (3.5, 2.5)
+    >>> Work(1.0, 1.0, weights=0.5).seconds
+    2.5
     >>> uneven = Work(1.0, 2.0, replicas=2, order=(1, 0, 1), slowness=(2.0, 1.0))
     >>> [uneven.replica(m) for m in range(4)], uneven.slow(0)
     ([1, 0, 1, 1], 2.0)
@@ -36,6 +39,7 @@ class Work:
     replicas: int = 1
     order: tuple[int, ...] = ()
     slowness: tuple[float, ...] = ()
+    weights: float | None = None
 
     def replica(self, micro_batch: int) -> int:
         """The replica that takes a micro-batch."""
@@ -56,22 +60,40 @@ class Work:
         return self.backward is not None
 
     def of(self, what: str) -> float:
-        """Seconds of the forward ("F") or of the backward ("B"), with what codecs take for it."""
+        """Seconds of the forward ("F") or of the backward ("B"), with what codecs take for it; or of the gradients of
+        weights ("W").
+        """
         if what == "F":
             return self.forward + self.overhead + self.coding
+        if what == "W":
+            return self.weights or 0.0
         return 0.0 if self.backward is None else self.backward + self.coding_back
 
     @property
     def seconds(self) -> float:
         """All that one micro-batch costs."""
-        return self.of("F") + self.of("B")
+        return self.of("F") + self.of("B") + self.of("W")
 
     def times(self, factor: float, codecs: float = 1.0) -> Work:
         """The same that computes so many times as long; what codecs take is so many times as long as `codecs` says."""
         return replace(
             self, forward=self.forward * factor, backward=None if self.backward is None else self.backward * factor,
             overhead=self.overhead * factor, coding=self.coding * codecs, coding_back=self.coding_back * codecs,
+            weights=None if self.weights is None else self.weights * factor,
         )  # fmt: skip
+
+    @property
+    def joined(self) -> Work:
+        """The same with a backward in one piece.
+
+        >>> Work(1.0, 2.0, weights=1.5).joined.backward
+        3.5
+        """
+        return (
+            self
+            if self.weights is None
+            else replace(self, backward=self.of("W") + (self.backward or 0.0), weights=None)
+        )
 
     @property
     def codecs(self) -> float:

@@ -1,6 +1,6 @@
 """The schedules by name, each stage's list of instructions, and the limits of all stages of a phase.
 
-The schedules differ in one number alone: how many micro-batches a stage may have in flight.
+The schedules differ in how many micro-batches a stage may have in flight; one of them parts backwards besides.
 
 "gpipe" is all forwards, then all backwards: the activations of the whole batch are held (but by the last stage).
 
@@ -26,6 +26,18 @@ stage 1 |.........F0-B0====F1-B1====............F2-B2====F3-B3====............F4
 >>> print(picture("eager-1f1b", stages=2, micro_batches=5, seconds=2.0))
 stage 0 |F0-F1-F2-F3-............B0====F4-B1====...B2====...B3====...B4====|
 stage 1 |.........F0-B0====F1-B1====F2-B2====F3-B3====F4-B4====............|
+
+"zero-bubble" holds as many as "eager-1f1b". A backward that others wait for computes no more than what goes back; the
+gradients of weights ("W") come later, where the stage would wait:
+
+>>> print(picture("1f1b", stages=3, micro_batches=4))
+stage 0 |F0-F1-F2-............B0====F3-B1====...B2====...B3====|
+stage 1 |...F0-F1-......B0====F2-B1====F3-B2====...B3====......|
+stage 2 |......F0-B0====F1-B1====F2-B2====F3-B3====............|
+>>> print(picture("zero-bubble", stages=3, micro_batches=4))
+stage 0 |F0-F1-F2-......B0====F3-B1====B2====B3====|
+stage 1 |...F0-F1-...B0=F2-B1=W0~F3-B2=W1~B3=W2~W3~|
+stage 2 |......F0-B0=F1-B1=F2-B2=W0~F3-B3=W1~W2~W3~|
 """
 
 from __future__ import annotations
@@ -43,10 +55,10 @@ from whale_nebula.ir.routing import Order, spacing
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What a stage does with one micro-batch; `letters` say which of forward and backward it is.
+    """What a stage does with one micro-batch; `letters` say which of forward, backward and gradients of weights it is.
 
-    >>> print(Forward(3), Forward(3, phase=1), Fused(0))
-    F3 1:F3 FB0
+    >>> print(Forward(3), Forward(3, phase=1), Fused(0), BackwardWeights(2))
+    F3 1:F3 FB0 W2
     """
 
     micro_batch: int
@@ -65,10 +77,19 @@ class Forward(Instruction):
 
 
 class Backward(Instruction):
-    """Run the stage backward and free what its forward kept."""
+    """Run the stage backward and free what its forward kept; what gradients of weights need stays, where these have an
+    instruction of their own.
+    """
 
     __slots__ = ()
     letters = "B"
+
+
+class BackwardWeights(Instruction):
+    """Compute the gradients of the stage's weights, and free what was kept for them."""
+
+    __slots__ = ()
+    letters = "W"
 
 
 class Fused(Instruction):
@@ -191,9 +212,16 @@ class Limit(Protocol):
         """Take what `eager_limit` takes, and say how many."""
 
 
-SCHEDULES: dict[str, Limit] = {"gpipe": gpipe_limit, "1f1b": one_f_one_b_limit, "eager-1f1b": eager_limit}
+SCHEDULES: dict[str, Limit] = {
+    "gpipe": gpipe_limit,
+    "1f1b": one_f_one_b_limit,
+    "eager-1f1b": eager_limit,
+    "zero-bubble": eager_limit,
+}
 """The schedules by name; another one is another entry."""
 DEFAULT = "eager-1f1b"
+PARTED = frozenset({"zero-bubble"})
+"""The schedules in which gradients of weights are instructions of their own."""
 
 Chosen = int | list[int] | tuple[int, ...]  # in_flight, as the user gives it
 
@@ -207,26 +235,67 @@ def instructions(
     backward: bool = True,
     fused: bool | None = None,
     phase: int = 0,
+    delay: int | None = None,
 ) -> Sequence[Instruction]:
     """The list of one stage for one phase, with so many micro-batches in flight.
 
-    `fused`: forward and backward are one function, as they are in the last stage unless it is said.
+    `fused`: forward and backward are one function, as they are in the last stage unless it is said. `delay`: gradients
+    of weights are instructions of their own, each after so many later backwards.
 
     >>> from whale_nebula.schedule.schedules import to_text
     >>> to_text(instructions(0, 2, 4, in_flight=2))
     'F0 F1 B0 F2 B1 F3 B2 B3'
+    >>> to_text(instructions(1, 3, 4, in_flight=2, delay=1))
+    'F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3'
+    >>> to_text(instructions(1, 2, 3, in_flight=1, delay=1))
+    'FB0 FB1 W0 FB2 W1 W2'
     """
     check_count("micro_batch", micro_batches)
     check_count("in_flight", in_flight)
     if not backward:
         return [Forward(m, phase) for m in range(micro_batches)]
-    if stage == stages - 1 if fused is None else fused:
-        return [Fused(m, phase) for m in range(micro_batches)]
+    whole = stage == stages - 1 if fused is None else fused
+    limit = 1 if whole else min(in_flight, micro_batches)
+    later = micro_batches if delay is None else min(delay, micro_batches)
     found: list[Instruction] = []
-    limit = min(in_flight, micro_batches)
-    for m in range(micro_batches + limit):
-        found += [Backward(m - limit, phase)] * (m >= limit) + [Forward(m, phase)] * (m < micro_batches)
+    for m in range(micro_batches) if whole else range(-limit, micro_batches):
+        found += [(Fused if whole else Backward)(m, phase)] * (m >= 0)
+        found += [BackwardWeights(m - later, phase)] * (m >= later)
+        found += [Forward(m + limit, phase)] * (not whole and m + limit < micro_batches)
+    if delay is not None:
+        found += [BackwardWeights(m, phase) for m in range(micro_batches - later, micro_batches)]
     return found
+
+
+def delays(
+    limits: Sequence[int],
+    micro_batches: int,
+    fused: Sequence[bool],
+    *,
+    pace: Pace | None = None,
+    in_flight: Chosen | None = None,
+    recompute: bool = False,
+) -> tuple[int, ...]:
+    """How many backwards come in each stage between a backward and its gradients of weights, where these are apart.
+
+    As many as fit into the memory of the first stage, which has most in flight: what a stage has in flight and what it
+    keeps for gradients of weights is no more than that. Limits of the user's own, one for each stage, are not exceeded.
+    Where a forward is computed again (`recompute`) there is no delay: it would keep what that saves.
+
+    A stage that waits for a line gains nothing by delays, and has what it put off still to do in the end. So they come
+    to no more than what stages compute longer than the line is held, where a micro-batch's gradients of weights are
+    taken for half of its computing: they are a third where a product's two gradients take what the product takes.
+
+    >>> delays((4, 3, 2, 1), 8, [False, False, False, True])
+    (0, 1, 2, 3)
+    >>> [delays((4, 1), 8, [False, True], pace=Pace(3.0, (4.0,), held=held))[1] for held in (0.0, 2.7, 3.0)]
+    [3, 1, 0]
+    """
+    spare = 1.0 if pace is None or not pace.compute else max(1.0 - pace.held / pace.compute, 0.0)
+    most = 0 if recompute else math.floor((micro_batches - 1) * 2 * spare + _ROUNDING)
+    kept = limits if isinstance(in_flight, list | tuple) else [limits[0]] * len(limits)
+    held = [1 if whole else limit for limit, whole in zip(limits, fused, strict=True)]
+    return tuple(min(room - own, most) for room, own in zip(kept, held, strict=True))
 
 
 def limit_of(name: str) -> Limit:

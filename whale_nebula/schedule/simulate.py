@@ -16,7 +16,7 @@ from itertools import count
 from whale_nebula.errors import OptionError
 from whale_nebula.schedule.lines import Hops, Line, Work
 from whale_nebula.schedule.lines import pace as pace_of
-from whale_nebula.schedule.schedules import DEFAULT, Chosen, Instruction, Pace, instructions, limits
+from whale_nebula.schedule.schedules import DEFAULT, PARTED, Chosen, Instruction, Pace, delays, instructions, limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class Span:
     """From `start` to `end`, stage number `place`, in this `replica`, or the line of that name, was busy with one
     micro-batch.
 
-    `what` is "F" for forward (or a message of activations) and "B" for backward (or a message of gradients).
+    `what` is "F" for forward (or a message of activations), "B" for backward (or a message of gradients), and "W" for
+    gradients of weights that are apart from it.
     """
 
     place: int | str
@@ -96,12 +97,15 @@ def simulate(
     blocking: bool = False,
     fused: bool | Sequence[bool] = True,
     pace: Pace | None = None,
+    recompute: bool = False,
 ) -> Timeline:
     """Time one phase of a step: `works` by stage, `hops` by (source, destination), both for one micro-batch.
 
     `blocking` lets a stage stand still until what it sent has arrived; with `fused=False` the last stage runs
     its forward and its backward apart. Both are how systems without our runtime behave, for comparison. `fused` may
-    say it of each stage, and `pace` what limits go by, where that is not the pace of these works and hops.
+    say it of each stage, and `pace` what limits go by, where that is not the pace of these works and hops. `recompute`
+    says that forwards are computed again: gradients of weights that are apart are not put off then. They are apart in
+    a schedule that parts backwards.
 
     >>> from whale_nebula.schedule.lines import uniform
     >>> works = [Work(1.0, 2.0)] * 2
@@ -111,17 +115,27 @@ def simulate(
     99.0
     >>> simulate([Work(1.0, 2.0), Work(3.0, 6.0, replicas=3)], uniform(2), 12).seconds
     43.0
+    >>> parted = [Work(1.0, 1.0, weights=1.0)] * 4
+    >>> [simulate(parted, uniform(4), 8, name=name).seconds for name in ("1f1b", "zero-bubble")]
+    [33.0, 27.0]
     """
     stages = len(works)
+    if name not in PARTED:
+        works = [work.joined for work in works]
+    own = pace_of(works, hops) if pace is None else pace
     chosen = limits(
-        name, stages, micro_batches, pace=pace_of(works, hops) if pace is None else pace, in_flight=in_flight,
-        replicas=[work.replicas for work in works], orders=[work.order for work in works],
+        name, stages, micro_batches, pace=own, in_flight=in_flight, replicas=[work.replicas for work in works],
+        orders=[work.order for work in works],
     )  # fmt: skip
     whole = [fused and stage == stages - 1 for stage in range(stages)] if isinstance(fused, bool) else fused
+    later = delays(chosen, micro_batches, whole, pace=own, in_flight=in_flight, recompute=recompute)
     lists = [
-        instructions(stage, stages, micro_batches, limit, backward=work.has_backward, fused=one)
-        for stage, (work, limit, one) in enumerate(zip(works, chosen, whole, strict=True))
-    ]
+        instructions(
+            stage, stages, micro_batches, chosen[stage], backward=work.has_backward, fused=whole[stage],
+            delay=None if work.weights is None else later[stage],
+        )
+        for stage, work in enumerate(works)
+    ]  # fmt: skip
     return run_lists(lists, works, hops, blocking=blocking)
 
 

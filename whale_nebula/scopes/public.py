@@ -106,8 +106,8 @@ def pipeline(
 ) -> Opens:
     """Cut each batch into `micro_batch` pieces, so that the stages inside work at the same time.
 
-    `schedule` is "gpipe", "1f1b" or "eager-1f1b"; `in_flight` limits the micro-batches that a stage holds;
-    `recompute` saves memory by computing a stage's forward again; `coupled="allow"` lets the rows of a batch
+    `schedule` is "gpipe", "1f1b", "eager-1f1b" or "zero-bubble"; `in_flight` limits the micro-batches that a stage
+    holds; `recompute` saves memory by computing a stage's forward again; `coupled="allow"` lets the rows of a batch
     depend on each other within a micro-batch.
 
     >>> import whale_nebula as nb

@@ -30,16 +30,20 @@ from tests.same import Cut, data
 from whale_nebula.errors import NebulaError
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step import measured
+from whale_nebula.schedule.schedules import DEFAULT
 
 Rows = tuple[np.ndarray, np.ndarray]
 
 
 # ---------------------------------------------------------------------- named models
 def read_case(text: str) -> tuple[str, Cut]:
-    """A model of the zoo and its cut: "gan,2,3" is two stages, three micro-batches; "gan,2,4,2+1" has replicas, too."""
-    name, stages, micro_batches, *copies = text.split(",")
-    replicas = tuple(map(int, copies[0].split("+"))) if copies else ()
-    return name, Cut(int(stages), int(micro_batches), replicas=replicas)
+    """A model of the zoo and its cut: "gan,2,3" is two stages, three micro-batches; "gan,2,4,2+1" has replicas, too,
+    and "gan,2,3,gpipe" a schedule.
+    """
+    name, stages, micro_batches, *more = text.split(",")
+    replicas = next((tuple(map(int, word.split("+"))) for word in more if "+" in word), ())
+    schedule = next((word for word in more if "+" not in word), DEFAULT)
+    return name, Cut(int(stages), int(micro_batches), schedule, replicas=replicas)
 
 
 def zoo(*asked: str) -> None:

@@ -61,6 +61,13 @@ def test_it_is_well_formed_and_says_everything(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLANS)
+def test_gradients_of_weights_are_told_apart_where_they_are(name: str) -> None:
+    page = Page(plan(name).to_html())
+    found = ("class", "w") in page.attributes, "gradients of weights" in page.words
+    assert found == (name == "parted",) * 2
+
+
+@pytest.mark.parametrize("name", PLANS)
 def test_it_needs_nothing_but_itself(name: str) -> None:
     text = plan(name).to_html()
     page = Page(text)

@@ -155,7 +155,22 @@ def divided() -> nb.Plan:
     return nb.plan(model, np.zeros((8, 6), "int32"), np.zeros(8, "int32"))
 
 
-PLANS = {make.__name__: make for make in (skipping, adversaries, tied, inference, everything, divided)}
+def parted() -> nb.Plan:
+    """Backwards in two parts, but for those of the first stage, and of one that has no weights."""
+    keras.utils.clear_session()
+    hidden = inputs = keras.Input((8,), name="features")
+    own = {"one": [layers.Dense(16)], "two": [layers.Dense(16), layers.LayerNormalization()], "three": [layers.ReLU()]}
+    with nb.cluster(), nb.pipeline(6, schedule="zero-bubble"):
+        for name, several in {**own, "four": [layers.Dense(3)]}.items():
+            with nb.stage(cluster=name):
+                for layer in several:
+                    hidden = layer(hidden)
+    model = keras.Model(inputs, hidden, name="parted")
+    model.compile("sgd", "mse")
+    return nb.plan(model, np.zeros((24, 8)), np.zeros((24, 3)))
+
+
+PLANS = {make.__name__: make for make in (skipping, adversaries, tied, inference, everything, divided, parted)}
 
 
 @functools.cache

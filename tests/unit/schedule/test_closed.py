@@ -1,6 +1,7 @@
 """The simulator and the closed forms say the same, and both say what the research table says."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,11 +14,11 @@ from whale_nebula.schedule.simulate import Timeline, simulate
 Shape = tuple[int, int, float, float, float, float]  # p, m, t_f, t_b, x, λ
 
 
-def run(shape: Shape, name: str = "eager-1f1b", *, blocking: bool = False, fused: bool = True) -> Timeline:
+def run(shape: Shape, name: str = "eager-1f1b", *, weights: float | None = None, **options: Any) -> Timeline:
     stages, micro_batches, forward, backward, seconds, delay = shape
-    works = [Work(forward, backward)] * stages
+    works = [Work(forward, backward - (weights or 0.0), weights=weights)] * stages
     hops = uniform(stages, seconds=seconds, delay=delay)
-    return simulate(works, hops, micro_batches, name=name, blocking=blocking, fused=fused)
+    return simulate(works, hops, micro_batches, name=name, **options)
 
 
 def shapes(stages: tuple[int, int], load: tuple[float, float]) -> st.SearchStrategy[Shape]:
@@ -174,3 +175,26 @@ def test_the_best_m_by_brute_force(stages: int, compute: float, overhead: float,
         fast[m] = closed.eager_seconds(stages, m, c, x, delay)
     assert abs(brute(blocking) - closed.best_blocking(stages, compute, overhead, delay)) < 1
     assert abs(brute(fast) - closed.best_eager(stages, compute, overhead, line)) < 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(shapes((1, 6), (0.0, 0.0)), st.floats(0.1, 0.5))
+def test_zero_bubble_over_free_links(shape: Shape, share: float) -> None:
+    """Gradients of weights take what other stages would wait for; of equal parts a third of the bubble is left."""
+    stages, micro_batches, forward, backward, _, _ = shape
+    free = (stages, max(micro_batches, stages), forward, backward, 0.0, 0.0)
+    timeline = run(free, "zero-bubble", weights=share * backward)
+    total = closed.zero_bubble_seconds(stages, free[1], forward, (1 - share) * backward, share * backward)
+    assert timeline.seconds == pytest.approx(total, rel=1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(shapes((1, 6), (0.0, 2.0)), st.floats(0.0, 1.0), st.none() | st.integers(1, 8))
+def test_zero_bubble_is_never_slower_than_eager_with_the_same_limits(
+    shape: Shape, share: float, in_flight: int | None
+) -> None:
+    """As long as gradients of weights take no more than half of what a stage computes."""
+    _, _, forward, backward, _, _ = shape
+    weights = share * min(backward, (forward + backward) / 2)
+    found = run(shape, "zero-bubble", weights=weights, in_flight=in_flight)
+    assert found.seconds <= run(shape, in_flight=in_flight).seconds * (1 + 1e-9)

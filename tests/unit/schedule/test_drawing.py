@@ -18,6 +18,11 @@ def test_a_narrow_drawing_has_digits() -> None:
     ]
 
 
+def test_a_narrow_drawing_tells_gradients_of_weights_apart() -> None:
+    drawn = picture("zero-bubble", stages=2, micro_batches=8, width=40)
+    assert drawn.splitlines()[1] == "stage 1 |.0=1=~2=~3=~4=~5=~6=~7=~~|"
+
+
 def test_more_micro_batches_than_digits_are_drawn_as_fill() -> None:
     drawn = picture("1f1b", stages=1, micro_batches=40, width=200)
     assert drawn.count("z") == 2
@@ -83,7 +88,7 @@ def test_a_span_of_no_seconds_takes_no_column() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.sampled_from(["gpipe", "1f1b", "eager-1f1b"]),
+    st.sampled_from(["gpipe", "1f1b", "eager-1f1b", "zero-bubble"]),
     st.integers(1, 5),
     st.integers(1, 40),
     st.floats(0.0, 4.0),

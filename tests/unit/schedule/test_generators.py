@@ -8,7 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.errors import OptionError
-from whale_nebula.schedule.schedules import SCHEDULES, Backward, Forward, Fused, instructions, limit_of, to_text
+from whale_nebula.schedule.schedules import (
+    PARTED,
+    SCHEDULES,
+    Backward,
+    BackwardWeights,
+    Forward,
+    Fused,
+    delays,
+    instructions,
+    limit_of,
+    limits,
+    to_text,
+)
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "schedules.txt"
 names = st.sampled_from(sorted(SCHEDULES))
@@ -19,8 +31,11 @@ def all_lists() -> Iterator[str]:
     for name, limit in SCHEDULES.items():
         for stages in range(1, 5):
             for micro_batches in range(1, 7):
+                chosen = [limit(stage, stages, micro_batches) for stage in range(stages)]
+                later = delays(chosen, micro_batches, [stage == stages - 1 for stage in range(stages)])
                 for stage in range(stages):
-                    text = to_text(instructions(stage, stages, micro_batches, limit(stage, stages, micro_batches)))
+                    delay = later[stage] if name in PARTED else None
+                    text = to_text(instructions(stage, stages, micro_batches, chosen[stage], delay=delay))
                     yield f"{name} p={stages} m={micro_batches} s={stage}: {text}"
 
 
@@ -45,7 +60,7 @@ def test_the_phase_is_part_of_each_instruction() -> None:
 
 
 def test_kinds_differ_even_for_the_same_micro_batch() -> None:
-    assert len({Forward(1), Backward(1), Fused(1), Forward(1, phase=1)}) == 4
+    assert len({Forward(1), Backward(1), Fused(1), BackwardWeights(1), Forward(1, phase=1)}) == 5
 
 
 @pytest.mark.parametrize(
@@ -90,3 +105,30 @@ def test_never_more_in_flight_than_the_limit_and_the_limit_is_used(
         most = max(most, held)
     assert held == 0
     assert most == min(limit, micro_batches)
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(1, 30),
+    st.none() | st.integers(1, 9) | st.lists(st.integers(1, 9), min_size=6),
+    st.data(),
+)
+def test_gradients_of_weights_come_in_order_and_keep_no_more_than_the_first_stage_holds(
+    stages: int, micro_batches: int, in_flight: int | list[int] | None, data: st.DataObject
+) -> None:
+    given_limits = in_flight[:stages] if isinstance(in_flight, list) else in_flight
+    chosen = limits("zero-bubble", stages, micro_batches, in_flight=given_limits)
+    stage = data.draw(st.integers(0, stages - 1))
+    fused = [each == stages - 1 for each in range(stages)]
+    delay = delays(chosen, micro_batches, fused, in_flight=given_limits)[stage]
+    made = list(instructions(stage, stages, micro_batches, chosen[stage], delay=delay))
+    for letter in "FBW":
+        assert [each.micro_batch for each in made if letter in each.letters] == list(range(micro_batches))
+    held, most = 0, 0
+    for instruction in made:
+        held += ("F" in instruction.letters) - (instruction.letters == "W")
+        most = max(most, held)
+    assert most <= (chosen[stage] if isinstance(in_flight, list) else chosen[0])
+    assert [each for each in made if each.letters != "W"] == list(
+        instructions(stage, stages, micro_batches, chosen[stage])
+    )

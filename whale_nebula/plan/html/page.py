@@ -144,7 +144,7 @@ Drag to move, Ctrl and wheel to zoom.</p>
 <section>
 <h2>Schedule</h2>
 <div class="row">$choices
-<p class="legend"><span class="key forward">forward</span><span class="key backward">backward</span>
+<p class="legend"><span class="key forward">forward</span><span class="key backward">backward</span>$weights
 <span class="key message">a message holds the line</span></p>
 </div>
 $scenes
@@ -216,7 +216,9 @@ def _schedule(plan: Plan) -> dict[str, Markup]:
         note = element("p", scene.note, class_="note")
         shown.append(element("div", note, clocks, class_="scene", data_scene=number))
     picker = element("fieldset", element("legend", "a stage computes"), choices, class_="segments")
-    return {"choices": picker if len(drawn) > 1 else Markup(), "scenes": join_markup(shown)}
+    apart = any("W" in runs for stage in plan.stages.values() for runs in stage.runs)
+    weights = element("span", "gradients of weights", class_="key weights") if apart else Markup()
+    return {"choices": picker if len(drawn) > 1 else Markup(), "scenes": join_markup(shown), "weights": weights}
 
 
 # ---------------------------------------------------------------------- sections of the plan's text

@@ -333,7 +333,7 @@ def groups(cut: Cut, own: str, collectives: Collectives | None, name: str) -> di
     }
 
 
-_KINDS = frozenset({"forward", "backward", "fused"})
+_KINDS = frozenset({"forward", "backward", "fused", "weights"})
 _DOING = "the moments of stage {} over its replicas"
 
 

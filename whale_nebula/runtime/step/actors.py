@@ -36,7 +36,17 @@ from whale_nebula.runtime.step.once import ASSERTION, OnceRun
 from whale_nebula.runtime.step.peers import Peers
 from whale_nebula.runtime.step.rollback import Guard
 from whale_nebula.runtime.step.stage_run import BoundaryExchange, StageRun
-from whale_nebula.schedule.schedules import Backward, Instruction, Pace, instructions, limits
+from whale_nebula.schedule.schedules import (
+    Backward,
+    BackwardWeights,
+    Forward,
+    Fused,
+    Instruction,
+    Pace,
+    delays,
+    instructions,
+    limits,
+)
 from whale_nebula.spec import Value
 from whale_nebula.transport import Link, LinkTotals
 
@@ -250,32 +260,40 @@ class ActorStep(Runner):
         if plan is None:
             return ()
         program = self.compiled.cut.program
-        stages, count = len(program.stages), len(step.batch.slices)
+        pipeline, stages, count = program.pipeline, len(program.stages), len(step.batch.slices)
+        pace = step.paces[phase.index] if step.paces else None
         chosen = limits(
-            program.pipeline.schedule, stages, count, pace=step.paces[phase.index] if step.paces else None,
-            in_flight=program.pipeline.in_flight, replicas=[each.replicas for each in program.stages],
-            orders=self.routing.orders,
+            pipeline.schedule, stages, count, pace=pace, in_flight=pipeline.in_flight,
+            replicas=[each.replicas for each in program.stages], orders=self.routing.orders,
         )  # fmt: skip
-        backward = plan.backward is not None or plan.fused
+        fused = {each.stage for each in phase.stages if each.fused}
+        later = delays(
+            chosen, count, [stage in fused for stage in range(stages)], pace=pace, in_flight=pipeline.in_flight,
+            recompute=pipeline.recompute,
+        )  # fmt: skip
         every = instructions(
-            run.stage, stages, count, chosen[run.stage], backward=backward, fused=plan.fused, phase=phase.index
-        )
+            run.stage, stages, count, chosen[run.stage], backward=plan.backward is not None or plan.fused,
+            fused=plan.fused, phase=phase.index, delay=None if plan.weights is None else later[run.stage],
+        )  # fmt: skip
         skips = plan.skip is not None and run.stage in self.routing.replicated
-        return [each for each in every if each.micro_batch in run.turns or (skips and not isinstance(each, Backward))]
+        return [
+            each for each in every if each.micro_batch in run.turns or (skips and isinstance(each, Forward | Fused))
+        ]
 
     def _work(self, step: OneStep, phase: PhasePlan, run: StageRun, gate: Turnstile | None) -> None:
         """What the thread of a stage does in a phase."""
         key = self.compiled.cut.program.stages[run.stage].key
         try:
             for instruction in self._instructions(step, phase, run):
-                back, number = isinstance(instruction, Backward), instruction.micro_batch
+                back, number = isinstance(instruction, Backward | BackwardWeights), instruction.micro_batch
                 if number not in run.turns:
                     run.skip(phase)
                     continue
                 failpoint("backward.before" if back else "forward.before")
                 turn = contextlib.nullcontext() if gate is None or back else gate.turn(number)
+                later = run.backward_weights if isinstance(instruction, BackwardWeights) else run.backward
                 with turn, step.guard.piece(key, phase.index, number, "backward" if back else "forward"):
-                    (run.backward if back else run.forward)(phase, number)
+                    (later if back else run.forward)(phase, number)
             if not run.turns:
                 run.accompany(phase)
         except BaseException as failure:

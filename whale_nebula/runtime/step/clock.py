@@ -155,7 +155,7 @@ def in_flight(spans: Sequence[Span]) -> int:
     >>> in_flight([Span("gpu", what, 0.0, 0.0, int(what[-1])) for what in ("forward 0", "forward 1", "backward 0")])
     2
     """
-    computed = [span for span in spans if not span.what.startswith(CODING)]
+    computed = [span for span in spans if not span.what.startswith((*CODING, "weights"))]
     twofold = {span.phase for span in computed if span.what.startswith("backward")}
     alive: set[tuple[int, int | None]] = set()
     most = min(len(computed), 1)

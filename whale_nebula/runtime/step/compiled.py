@@ -195,6 +195,7 @@ class StagePieces:
     forward: Piece | None
     backward: Piece | None
     skip: Piece | None = None
+    weights: Piece | None = None
 
 
 @dataclass
@@ -241,12 +242,18 @@ class Compiled:
         """The shares of boundaries' gradients, which go to the stages that made the boundaries."""
         return frozenset(flow.gradient for request in self.cut.program.requests for flow in request.flows)
 
+    @cached_property
+    def put_off(self) -> frozenset[Value]:
+        """What gradients of weights that are apart are made of: it is kept until they are."""
+        plans = (plan.weights for phase in self.cut.phases for plan in phase.stages if plan.weights is not None)
+        return frozenset(value for fragment in plans for value in fragment.feeds)
+
     def stage(self, phase: PhasePlan, stage: int) -> StagePieces | None:
         """The functions of a stage in a phase, or None where it has nothing to do."""
         plan = next((s for s in phase.stages if s.stage == stage), None)
         if plan is None:
             return None
-        return StagePieces(plan, *map(self._make_piece, (plan.forward, plan.backward, plan.skip)))
+        return StagePieces(plan, *map(self._make_piece, (plan.forward, plan.backward, plan.skip, plan.weights)))
 
     def prologue(self, phase: PhasePlan) -> Piece | None:
         """What runs once before the micro-batches of a phase."""
@@ -317,12 +324,12 @@ class Compiled:
         for phase in reversed(self.cut.phases):
             found.update({(phase.index, stage): values for stage, values in later.items()})
             for plan in phase.stages:
-                feeds = (value for piece in (plan.forward, plan.backward) if piece is not None for value in piece.feeds)
+                feeds = (value for fragment in plan.fragments for value in fragment.feeds)
                 later[plan.stage] = later.get(plan.stage, frozenset()).union(feeds)
         return found
 
 
-_KINDS = frozenset({"forward", "backward", "fused"})
+_KINDS = frozenset({"forward", "backward", "fused", "weights"})
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 # XLA has kernels for these, but gives checks up, and cannot tell how long the results of the others are
 _LEFT_OUT = frozenset({"Assert", "CheckNumerics", "CheckNumericsV2", "Where", "Unique", "UniqueV2", "ListDiff"})

@@ -184,6 +184,7 @@ def run_in_sequence(
             for run in reversed(runs):
                 with _name_failures(guard, run, phase, micro_batch, "backward"):
                     run.backward(phase, micro_batch)
+                    run.backward_weights(phase, micro_batch)
         if worker.asserts(phase):
             with _once(guard, ASSERTION, phase.index):
                 worker.check(phase, runs)

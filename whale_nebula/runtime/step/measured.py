@@ -105,6 +105,7 @@ class Measured:
             rows=min(counts),
             schedule=pipeline.schedule,
             in_flight=pipeline.in_flight,
+            recompute=pipeline.recompute,
             paced=self.paced,
             once=medians.get("once", 0.0),
             exchange=traffic.rounds(rows),
@@ -134,8 +135,7 @@ class Measured:
         """What a stage computes for a micro-batch in a phase: None where that is not known yet."""
         if plan is None:
             return Work(0.0)
-        pieces = [piece for piece in (plan.forward, plan.backward) if piece is not None]
-        found = {piece.kind: medians.get(f"{plan.phase}.{stage}.{piece.kind}") for piece in pieces}
+        found = {piece.kind: medians.get(f"{plan.phase}.{stage}.{piece.kind}") for piece in plan.fragments}
         if None in found.values():
             return None
         backward = found.get("fused") if plan.fused else found.get("backward")
@@ -148,6 +148,7 @@ class Measured:
             replicas=self.cut.program.stages[stage].replicas,
             order=self.cut.orders[stage] if self.cut.orders else (),
             slowness=self.slowness.get(stage, ()),
+            weights=found.get("weights"),
         )
 
     @cached_property
@@ -168,10 +169,12 @@ def _pieces(spans: Iterable[Span]) -> Iterator[tuple[int, str, float]]:
 
 
 def _first(spans: Sequence[Span]) -> Iterator[tuple[int, str, float]]:
-    """How long the first micro-batch was kept, and how long it was away meanwhile, by phase."""
+    """How long the first micro-batch was kept, and how long it was away meanwhile, by phase. Gradients of weights come
+    after that where they are apart.
+    """
     by_phase: defaultdict[int, list[Span]] = defaultdict(list)
     for span in spans:
-        if span.micro_batch == 0 and not span.what.startswith(CODING):
+        if span.micro_batch == 0 and not span.what.startswith((*CODING, "weights")):
             by_phase[span.phase].append(span)
     for phase, own in by_phase.items():
         yield phase, "kept", own[-1].end - own[0].start
@@ -202,7 +205,7 @@ def paces_of_trips(cut: Cut, medians: Medians) -> list[Pace]:
 
 
 def _pace(phase: PhasePlan, stages: int, medians: Medians) -> Pace | None:
-    kinds = ("forward", "backward", "fused")
+    kinds = ("forward", "backward", "fused", "weights")
     compute = max(sum(medians.get(f"{phase.index}.{stage}.{kind}", 0.0) for kind in kinds) for stage in range(stages))
     if compute <= 0.0:
         return None

@@ -61,14 +61,21 @@ class StageRun:
         if pieces is not None and pieces.forward is not None:
             self._run(phase, pieces.forward, micro_batch)
             if pieces.backward is None:
-                self._forget(phase, micro_batch)
+                self._forget(phase, micro_batch, pieces.weights)
 
     def backward(self, phase: PhasePlan, micro_batch: int) -> None:
-        """Run the backward of a micro-batch and free what it kept."""
+        """Run the backward of a micro-batch and free what it kept, but for what gradients of weights still need."""
         pieces = self.compiled.stage(phase, self.stage)
         if pieces is not None and pieces.backward is not None:
             self._run(phase, pieces.backward, micro_batch)
-        self._forget(phase, micro_batch)
+        self._forget(phase, micro_batch, None if pieces is None else pieces.weights)
+
+    def backward_weights(self, phase: PhasePlan, micro_batch: int) -> None:
+        """Make the gradients of weights that the backward of a micro-batch has left, and free what they needed."""
+        pieces = self.compiled.stage(phase, self.stage)
+        if pieces is not None and pieces.weights is not None:
+            self._run(phase, pieces.weights, micro_batch)
+            self._forget(phase, micro_batch)
 
     def skip(self, phase: PhasePlan) -> None:
         """Draw the seeds of a micro-batch that another replica takes."""
@@ -80,7 +87,7 @@ class StageRun:
         """Where there is no micro-batch for this replica, add zeros to the sums that the others wait for."""
         sums, pieces = self.compiled.workshop.sums, self.compiled.stage(phase, self.stage)
         if sums is not None and pieces is not None:
-            for fragment in (pieces.plan.forward, pieces.plan.backward):
+            for fragment in pieces.plan.fragments:
                 sums.idle(fragment)
 
     def _run(self, phase: PhasePlan, piece: Piece, micro_batch: int) -> None:
@@ -126,10 +133,14 @@ class StageRun:
         return local[value]
 
     def _arrival(self, feed: Value, micro_batch: int) -> Any:
-        """A boundary's gradient: the shares of all stages that read it, added in stage order."""
+        """A boundary's gradient: the shares of all stages that read it, added in stage order. It can be taken once."""
+        if feed in (local := self.local.setdefault(micro_batch, {})):
+            return local[feed]
         first, *rest = [self.exchange.get(g, micro_batch, self.stage) for _, g in self.compiled.flows[feed]]
         for share in rest:
             first = first + share
+        if feed in self.compiled.put_off:
+            local[feed] = first
         return first
 
     def _sum(self, phase: PhasePlan, piece: Piece, results: dict[Value, Any]) -> None:
@@ -139,7 +150,8 @@ class StageRun:
         for request, part in parts:
             if self.compiled.cut.program.requests[request].key_of(part) not in done:
                 self.sums.add(request, part, [results[value] for value in part.values])
-        for value in {value for _, part in parts for value in part.values} - self.compiled.shares:
+        shared = self.compiled.shares | self.compiled.put_off
+        for value in {value for _, part in parts for value in part.values} - shared:
             results.pop(value, None)
         self.sums.settle()
 
@@ -156,7 +168,7 @@ class StageRun:
                 self.exchange.put(value, micro_batch, tensor)
             if value in compiled.cut.merges:
                 self.kept.setdefault(value, {})[micro_batch] = tensor
-            if value not in compiled.shares:
+            if value not in compiled.shares or value in compiled.put_off:
                 local[value] = tensor
 
     def _rows(self, mask: Value, micro_batch: int) -> Any:
@@ -168,10 +180,13 @@ class StageRun:
         if piece.fragment.kind == "forward":
             return []
         requests = [self.compiled.cut.program.requests[number] for number in phase.requests]
-        return [(r.index, part) for r in requests for part in r.parts if part.stage == self.stage]
+        given = frozenset(piece.fetches)
+        own = ((r.index, part) for r in requests for part in r.parts if part.stage == self.stage)
+        return [(request, part) for request, part in own if given.issuperset(part.values)]
 
-    def _forget(self, phase: PhasePlan, micro_batch: int) -> None:
-        """Drop what no later phase asks for."""
+    def _forget(self, phase: PhasePlan, micro_batch: int, rest: Piece | None = None) -> None:
+        """Drop what neither the `rest` of a backward nor a later phase asks for."""
         later = self.compiled.needed_later.get((phase.index, self.stage), frozenset())
+        later |= frozenset(rest.fragment.feeds if rest is not None else ())
         local = self.local.get(micro_batch, {})
         self.local[micro_batch] = {value: tensor for value, tensor in local.items() if value in later}

@@ -1,0 +1,180 @@
+"""The schedule that parts backwards: it leaves what others leave, bit for bit, and says what stays whole."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.parity.crossing import CODECS, crossed
+from tests.same import Cut, assert_same, data
+from whale_nebula.report.records import Span
+
+layers = keras.layers
+Middle = Callable[[], list[keras.layers.Layer]]
+MIDDLES: dict[str, Middle] = {
+    "dense": lambda: [layers.Dense(8, activation="tanh"), layers.Dense(8, activation="relu")],
+    "norms": lambda: [layers.Dense(8), layers.LayerNormalization(), layers.Dropout(0.5, seed=3), layers.Dense(8)],
+    "convolution": lambda: [layers.Reshape((4, 2)), layers.Conv1D(2, 3, padding="same"), layers.Flatten()],
+    "attention": lambda: [layers.Reshape((2, 4)), Attention(), layers.Flatten()],
+    "recurrent": lambda: [layers.Reshape((4, 2)), layers.LSTM(8)],
+    "no weights": lambda: [layers.Activation("tanh")],
+}
+
+
+class Attention(layers.Layer):
+    """Attention of a tensor to itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = layers.MultiHeadAttention(2, 2)
+
+    def call(self, x: Any) -> Any:
+        return self.inner(x, x)
+
+
+def model(middle: str, stages: int, schedule: str, **options: Any) -> keras.Model:
+    """Two or three stages, in clusters of their own, with a middle in the second; none at all is the uncut model."""
+    keras.utils.set_random_seed(21)
+    inputs = keras.Input((6,))
+    cut = Cut(stages, 4, schedule)
+    with cut.program(**options):
+        with cut.at(0):
+            hidden = layers.Dense(8, activation="tanh")(inputs)
+        with cut.at(1):
+            for layer in MIDDLES[middle]():
+                hidden = layer(hidden)
+        with cut.at(2):
+            hidden = layers.Dense(3)(hidden)
+    found = keras.Model(inputs, hidden)
+    found.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    return found
+
+
+def left(middle: str, stages: int, schedule: str, line: str | None = "10gbit,0ms", **options: Any) -> list[Any]:
+    """The history and the weights of a training of two epochs with a ragged last batch."""
+    nb.shutdown()
+    nb.init(links=line)
+    made = model(middle, stages, schedule, **options)
+    history = made.fit(data(22, 6), data(22, 3, seed=1), batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    return [history, [np.array(each) for each in made.weights]]
+
+
+def bits(found: list[Any]) -> Any:
+    history, weights = found
+    return {name: [value.hex() for value in values] for name, values in history.items()}, [w.tobytes() for w in weights]
+
+
+GRID = pytest.mark.grid
+CASES = [
+    pytest.param("dense", 2, {}),
+    pytest.param("dense", 3, {}, marks=GRID),
+    pytest.param("dense", 3, {"recompute": True}),
+    pytest.param("dense", 3, {"in_flight": 2}, marks=GRID),
+    pytest.param("norms", 3, {}),
+    pytest.param("convolution", 2, {}, marks=GRID),
+    pytest.param("attention", 3, {}, marks=GRID),
+    pytest.param("recurrent", 3, {}, marks=GRID),
+]
+
+
+@pytest.mark.parametrize(("middle", "stages", "options"), CASES)
+def test_it_leaves_what_other_schedules_leave(middle: str, stages: int, options: dict[str, Any]) -> None:
+    assert bits(left(middle, stages, "zero-bubble", **options)) == bits(left(middle, stages, "eager-1f1b", **options))
+
+
+@pytest.mark.parametrize(
+    ("middle", "stages"),
+    [("dense", 2), pytest.param("recurrent", 3, marks=GRID), pytest.param("attention", 3, marks=GRID)],
+)
+def test_as_one_function_it_leaves_what_the_uncut_step_leaves(middle: str, stages: int) -> None:
+    found = left(middle, stages, "zero-bubble", None)
+    assert_same(left(middle, 0, "", None), found, "sums", 0.6)
+
+
+@pytest.mark.parametrize("name", ["none", "int8"])
+def test_over_a_line_with_a_codec_it_leaves_what_other_schedules_leave(name: str) -> None:
+    @functools.cache
+    def by(schedule: str) -> Any:
+        nb.shutdown()
+        with nb.init(links="10gbit,0ms"):
+            found = crossed(CODECS[name], micro_batches=4, schedule=schedule)
+        return [loss.hex() for loss in found.losses], [each.tobytes() for each in found.weights]
+
+    assert by("zero-bubble") == by("eager-1f1b")
+
+
+# ---------------------------------------------------------------------- what is apart
+def runs(middle: str, stages: int = 3, **options: Any) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """What stages run, and what the plan says of backwards."""
+    plan = nb.plan(model(middle, stages, "zero-bubble", **options), np.zeros((8, 6)), np.zeros((8, 3)))
+    return {name: stage.runs for name, stage in plan.stages.items()}, [n for n in plan.notes if "backward" in n]
+
+
+def test_nothing_goes_back_from_the_first_stage_so_it_is_as_it_was() -> None:
+    assert runs("dense") == ({"c0": ("FB",), "c1": ("FBW",), "c2": ("FBW",)}, [])
+    assert runs("dense", 2) == ({"c0": ("FB",), "c1": ("FBW",)}, [])
+
+
+def test_a_stage_without_weights_stays_whole_and_says_so() -> None:
+    found, notes = runs("no weights")
+    assert found["c1"] == ("FB",)
+    assert notes == ["the backward of stage 'c1' stays in one piece: it has no weights"]
+
+
+def test_an_op_that_makes_both_is_named_with_its_line() -> None:
+    found, notes = runs("recurrent")
+    assert found["c1"] == ("FB",) and found["c2"] == ("FBW",)
+    (note,) = notes
+    assert note.startswith("the backward of stage 'c1' stays in one piece: ") and " at " in note
+    assert note.endswith(" makes gradients of its weights together with what goes back")
+
+
+def letters(span: Span) -> str:
+    return f"{span.what[0]}{span.micro_batch}"
+
+
+def test_gradients_of_weights_wait_until_the_memory_of_the_first_stage_is_full() -> None:
+    """Of the last stage, with one micro-batch in flight: as many wait as the first stage has more."""
+    left("dense", 3, "zero-bubble", in_flight=3)
+    spans = [span for span in nb.last_report().timeline() if span.lane == "c2"]
+    assert [letters(span) for span in sorted(spans, key=lambda span: span.start)] == [
+        "f0", "f1", "f2", "w0", "f3", "w1", "w2", "w3"
+    ]  # fmt: skip
+    assert "W weights" in str(nb.last_report().timeline())
+    found = nb.last_report().prediction
+    assert found is not None and found.stages["c2"].compute_seconds > 0.0
+
+
+# ---------------------------------------------------------------------- what is written meanwhile
+def test_what_a_forward_writes_is_not_read_later() -> None:
+    """A weight that each micro-batch's forward scales: the gradient of another one is made of what it was then."""
+    gate, scale, weight = tf.Variable(1.0, trainable=False), tf.Variable(0.5 * data(4, 4)), tf.Variable(data(4, 4))
+
+    def by(schedule: str) -> list[Any]:
+        gate.assign(1.0), scale.assign(0.5 * data(4, 4)), weight.assign(data(4, 4, seed=1))
+
+        @nb.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(4, schedule=schedule, coupled="allow"):
+                with nb.stage(cluster="a"):
+                    hidden = tf.tanh(x @ scale)
+                with nb.stage(cluster="b"):
+                    factor = gate.assign_add(1.0)
+                    loss = tf.reduce_mean(tf.square((hidden * factor) @ weight))
+            for variable, gradient in zip((scale, weight), tape.gradient(loss, (scale, weight)), strict=True):
+                variable.assign_sub(0.01 * gradient)
+            return loss
+
+        nb.shutdown()
+        nb.init(links="10gbit,0ms")
+        losses = [float(step(data(8, 4, seed=number))) for number in range(2)]
+        return [losses, scale.numpy().tobytes(), weight.numpy().tobytes(), float(gate)]
+
+    assert by("zero-bubble") == by("1f1b")

@@ -1,0 +1,152 @@
+"""Part the backward of a stage in two: what other stages wait for, and gradients of weights, for which nobody waits.
+
+The first part keeps all that is needed for what leaves the stage: gradients of its boundaries, and of one function with
+the forward all that this gives. The second is the rest of the gradients. What it reads of the first is kept for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import NamedTuple
+
+from whale_nebula.ir.graph import CAPTURE, REPLICA_SUM, Op
+from whale_nebula.ir.program import GradientPart, Program, Request
+from whale_nebula.passes.cut import Draft
+from whale_nebula.passes.effects import is_read, resources
+from whale_nebula.passes.phases import Parts
+from whale_nebula.spec import Value
+
+LEAST = 0.1
+"""The share of a stage's weights whose gradients must be apart: with fewer, one function does all."""
+
+_MOVES = frozenset({
+    "AddN", "AddV2", "BroadcastTo", "Cast", "ConcatV2", "Const", "ExpandDims", "Fill", "Identity", "Mul", "Neg", "Pack",
+    "Pad", "Reshape", "Shape", "Slice", "Split", "Squeeze", "StridedSlice", "TensorListGetItem", "TensorListStack",
+    "Transpose", "Unpack",
+})  # fmt: skip
+"""Ops that do little more than move what others have made."""
+
+
+class Gradient(NamedTuple):
+    """A gradient that stays in the stage, and the numbers of the weight that it belongs to."""
+
+    part: GradientPart
+    weights: int
+
+
+@dataclass
+class Parting:
+    """Parts the draft of a stage's backward, or of its forward and backward in one function."""
+
+    program: Program
+    parts: Parts
+    draft: Draft
+    where: Callable[[int], str]
+    note: str = ""
+    first: set[int] = field(default_factory=set)
+
+    def run(self) -> tuple[Draft, Draft] | None:
+        """The two parts; None where there is one, because nothing goes back, or as `note` says."""
+        stage, phase = self.draft.key.place, self.draft.key.phase
+        requests = [r for r in self.program.requests if self.parts.phase_of[r.index] == phase]
+        flows = {flow.gradient for request in requests for flow in request.flows if flow.stage == stage}
+        if not flows:
+            return None
+        gradients = [
+            Gradient(part, self._count_weights(request, part))
+            for request in requests
+            for part in request.parts
+            if part.stage == stage
+        ]
+        staying = {value for gradient in gradients for value in gradient.part.values} - flows
+        self.first = self._ascend([v for v in self.draft.fetches if v not in staying], self._find_fixed())
+        together = [gradient for gradient in gradients if self._is_made(gradient.part)]
+        apart = [gradient for gradient in gradients if gradient not in together]
+        weights = sum(gradient.weights for gradient in gradients)
+        if sum(gradient.weights for gradient in apart) < LEAST * max(weights, 1):
+            self.note = self._explain(together)
+            return None
+        self.first |= self._ascend(value for gradient in together for value in gradient.part.values)
+        return self._split([value for gradient in apart for value in gradient.part.values], flows)
+
+    def _count_weights(self, request: Request, part: GradientPart) -> int:
+        variable = self.program.variable_ops.get(request.origins[part.source])
+        return 0 if variable is None else prod(axis or 1 for axis in variable.spec.shape or ())
+
+    def _find_fixed(self) -> Iterator[int]:
+        """What runs in the first part in any case: effects, draws, sums over replicas, and reads of what a later
+        micro-batch may write.
+        """
+        for number in self.draft.ops:
+            op = self.program.graph.ops[number]
+            if number in self.draft.roots or op.type == REPLICA_SUM or (op.stateful and not self._is_lasting(op)):
+                yield number
+
+    def _is_lasting(self, op: Op) -> bool:
+        """Whether an op reads what no forward writes: it can be read again."""
+        return is_read(op) and self.parts.forward_written.isdisjoint(resources(op, self.program.graph))
+
+    def _ascend(self, values: Iterable[Value], ops: Iterable[int] = ()) -> set[int]:
+        """The ops of the draft that make values, or that these ops need."""
+        pending = [*(value.op for value in values), *ops]
+        found: set[int] = set()
+        while pending:
+            number = pending.pop()
+            if number in self.draft.ops and number not in found:
+                found.add(number)
+                pending += [value.op for value in self.program.graph.ops[number].inputs]
+        return found
+
+    def _is_made(self, part: GradientPart) -> bool:
+        """Whether the first part has done what there is to compute for a gradient."""
+        rest = self._ascend(part.values) - self.first
+        return all(self.program.graph.ops[number].type in _MOVES for number in rest)
+
+    def _explain(self, together: list[Gradient]) -> str:
+        """Why one function does all, with the op that makes most of the gradients of weights and its line."""
+        stage = self.program.stages[self.draft.key.place]
+        said = f"the backward of stage {stage.key!r} stays in one piece"
+        largest = max(together, key=lambda gradient: gradient.weights, default=None)
+        if largest is None or not largest.weights:
+            return f"{said}: it has no weights"
+        made = max(self._find_makers(largest.part), default=None)
+        if made is None:
+            return f"{said}: gradients of its weights are what goes back"
+        line = self.where(made)
+        op = f"{self.program.graph.ops[made].type}{f' at {line}' if line else ''}"
+        return f"{said}: {op} makes gradients of its weights together with what goes back"
+
+    def _find_makers(self, part: GradientPart) -> Iterator[int]:
+        """The ops of the first part that a gradient comes from."""
+        rest = self._ascend(part.values) - self.first
+        read = {value.op for number in rest for value in self.program.graph.ops[number].inputs}
+        for number in (read | {value.op for value in part.values}) & self.first:
+            if self.program.graph.ops[number].type not in _MOVES:
+                yield number
+
+    def _split(self, staying: list[Value], flows: set[Value]) -> tuple[Draft, Draft]:
+        """The drafts of both parts. Constants and weights are read again; all else that the second part needs of the
+        first is kept for it.
+        """
+        key, graph = self.draft.key, self.program.graph
+        second = Draft(key._replace(kind="weights"), fetches=dict.fromkeys(staying))
+        given = {value: None for value in self.draft.fetches if value in flows or value not in second.fetches}
+        pending = list(staying)
+        while pending:
+            value = pending.pop()
+            op = graph.ops[value.op]
+            if op.role == CAPTURE or op.index in second.ops or value in second.feeds:
+                continue
+            again = op.type == "Const" or (op.type == "ReadVariableOp" and self._is_lasting(op))
+            if op.index not in self.draft.ops or (op.index in self.first and not again):
+                second.feeds[value] = None
+                given |= {value: None} if op.index in self.first else {}
+            else:
+                second.ops[op.index] = None
+                pending += op.inputs
+        ops = {number: None for number in self.draft.ops if number in self.first}
+        read = {value for number in ops for value in graph.ops[number].inputs} | given.keys()
+        feeds = {value: None for value in self.draft.feeds if value in read}
+        return replace(self.draft, ops=ops, feeds=feeds, fetches=given), second
