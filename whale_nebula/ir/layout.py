@@ -6,8 +6,9 @@ differ by at most one unit of a split axis: a unit is an entry, or a block of en
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import fsum
 from typing import NamedTuple
 
 from whale_nebula.spec import Spec, Value
@@ -110,6 +111,12 @@ class Reshard(NamedTuple):
     nbytes: float
 
 
+def list_crossing(reshards: Mapping[int, Sequence[Reshard]]) -> tuple[Reshard, ...]:
+    """Of what ops need, that for which bytes cross; what several need alike crosses once."""
+    every = dict.fromkeys(reshard for found in reshards.values() for reshard in found)
+    return tuple(reshard for reshard in every if reshard.nbytes)
+
+
 @dataclass(frozen=True)
 class Layouts:
     """The layout of every value of a stage on `count` devices that is not whole.
@@ -144,10 +151,9 @@ class Layouts:
     @property
     def collectives(self) -> tuple[Reshard, ...]:
         """What crosses between devices in one run of all ops; what several ops need alike crosses once."""
-        every = dict.fromkeys(reshard for found in self.reshards.values() for reshard in found)
-        return tuple(reshard for reshard in every if reshard.nbytes)
+        return list_crossing(self.reshards)
 
     @property
     def nbytes(self) -> float:
         """Bytes that each device sends."""
-        return sum(each.nbytes for each in self.collectives)
+        return fsum(each.nbytes for each in self.collectives)

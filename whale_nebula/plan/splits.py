@@ -12,7 +12,7 @@ from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.layout import ALL_GATHER, ALL_REDUCE, SPLIT, Layouts, count_bytes, local_shape
 from whale_nebula.ir.program import Variable
 from whale_nebula.ir.routing import take_counts
-from whale_nebula.passes.layouts import ROWS_COUNTED
+from whale_nebula.passes.facts import ROWS_COUNTED
 from whale_nebula.passes.split import list_own_fragments
 from whale_nebula.plan.records import PlanCollective, PlanStage
 from whale_nebula.report.records import size
