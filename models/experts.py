@@ -203,9 +203,10 @@ class SwitchFeedForward(keras.layers.Layer):
         form, width = [groups, self.experts, capacity], given.shape[-1]
         by_expert = tf.transpose(tf.reshape(given, [*form, width]), [1, 0, 2, 3])
         rows = tf.reshape(by_expert, [self.experts, groups * capacity, width])
-        inner = tf.matmul(rows, tf.cast(self.inner, rows.dtype)) + tf.cast(self.inner_bias, rows.dtype)[:, tf.newaxis]
-        made = tf.matmul(self.activation(inner), tf.cast(self.outer, rows.dtype))
-        made += tf.cast(self.outer_bias, rows.dtype)[:, tf.newaxis]
+        biases = (tf.expand_dims(tf.cast(bias, rows.dtype), 1) for bias in (self.inner_bias, self.outer_bias))
+        inner, outer = (tf.cast(weights, rows.dtype) for weights in (self.inner, self.outer))
+        hidden = self.activation(tf.matmul(rows, inner) + next(biases))
+        made = tf.matmul(hidden, outer) + next(biases)
         by_group = tf.transpose(tf.reshape(made, [self.experts, groups, capacity, width]), [1, 0, 2, 3])
         return tf.reshape(by_group, [groups, self.experts * capacity, width])
 

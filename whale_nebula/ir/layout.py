@@ -123,9 +123,9 @@ class Layouts:
 
     `reshards` are by the op that needs them, -1 at the end; `together` are ops that devices compute together, `touched`
     all that see more or less than a whole tensor; `notes` tell of ops that are run whole, `alone` which note is about
-    which op. `sizes` are the bytes of what ops that are computed together read first. `handed_on` go from one function
-    of the stage to another as the devices hold them; other values are whole there. `sums` are gradients whose parts
-    replicas add up between micro-batches and update, by a reduce-scatter or an all-reduce.
+    which op. `handed_on` go from one function of the stage to another as the devices hold them; other values are whole
+    there. `sums` are gradients whose parts replicas add up between micro-batches and update, by a reduce-scatter or an
+    all-reduce.
     """
 
     count: int
@@ -138,7 +138,6 @@ class Layouts:
     handed_on: frozenset[Value] = frozenset()
     sums: tuple[Reshard, ...] = ()
     alone: Mapping[int, str] = field(default_factory=dict)
-    sizes: Mapping[int, float] = field(default_factory=dict)
 
     def layout(self, value: Value) -> Layout:
         """How a value lies on the devices."""

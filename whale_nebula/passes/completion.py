@@ -267,7 +267,6 @@ class Completion:
             frozenset(op.index for op in touched),
             tuple(dict.fromkeys(alone.values())),
             alone=alone,
-            sizes={op: facts.size(question.graph.ops[op].inputs[0]) for op in self.together},
         )
 
     def explain(self, op: Op) -> str:

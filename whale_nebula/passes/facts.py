@@ -9,8 +9,11 @@ from functools import cached_property
 from itertools import chain
 
 from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.ir.sizes import Sizes
 from whale_nebula.passes.rules.interpret import Bodies
-from whale_nebula.passes.rules.registry import ROWS, RULES, UNDER, Axes, Fold, Site, whole
+from whale_nebula.passes.rules.layout import read_target
+from whale_nebula.passes.rules.registry import RULES, WHOLE, Axes, Fold, Site, whole
+from whale_nebula.passes.same_sizes import REPEATED, SameSizes
 from whale_nebula.spec import Spec, Value
 
 ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
@@ -32,8 +35,9 @@ COOPERATIVE = frozenset(
     ]
 )
 """Ops that devices compute together along an axis that cannot be cut: by sums and maxima over them."""
-_SIZED = frozenset({"Reshape", "DepthwiseConv2dNative"})
-"""Ops that give an axis another size than it has in their operands."""
+_UNLIKE = "DepthwiseConv2dNative"
+"""The op that gives an axis another size than it has in its operands."""
+_NO_RULE = "no rule says what it does to axes"
 ROWS_COUNTED = 32
 """How many rows a batch has where bytes are compared."""
 
@@ -50,6 +54,7 @@ class Facts:
     parts: Mapping[Value, Value]
     _described: dict[int, Axes | str] = field(default_factory=dict)
     _sizes: dict[Value, float] = field(default_factory=dict)
+    _repeated: dict[Value, Fold] = field(default_factory=dict)
 
     @cached_property
     def places(self) -> Mapping[int, int]:
@@ -97,43 +102,71 @@ class Facts:
     def _describe(self, op: Op, specs: Mapping[Value, Spec]) -> Axes | str:
         entry = RULES.get(op.type)
         if entry is None or entry.axes is None:
-            return "no rule says what it does to axes"
-        folds = tuple(self.folds.get(value, whole()) for value in op.inputs)
-        return entry.axes(Site(self.graph, op, folds, Bodies(), op.index, specs))
+            return _NO_RULE
+        return entry.axes(self._site(op, specs))
+
+    def _site(self, op: Op, specs: Mapping[Value, Spec]) -> Site:
+        folds = tuple(self._repeated.get(value) or self.folds.get(value, whole()) for value in op.inputs)
+        return Site(self.graph, op, folds, Bodies(), op.index, specs)
 
     def _count_size(self, value: Value) -> float:
-        spec = self.spec(value)
+        spec, shape = self.spec(value), self._forms.shape(value)
         if spec.dtype == "resource":
             return math.inf
-        op, fold = self.graph.ops[value.op], self.folds.get(value, whole())
-        if op.type == "Reshape" and spec.shape is not None and None in spec.shape:
-            return self.size(op.inputs[0])
-        own = fold.order[1] if fold.order[:1] == (UNDER,) else fold.per
-        return spec.nbytes(ROWS_COUNTED) * (own if fold.kind == ROWS and own > 0 else 1)
+        if spec.rank == len(shape):
+            shape = tuple(given if own is None else own for own, given in zip(spec.shape or (), shape, strict=True))
+        return Spec(spec.dtype, shape).nbytes()
+
+    @cached_property
+    def _forms(self) -> Sizes:
+        """The sizes of a batch of so many rows as bytes are compared for."""
+        return Sizes(self.graph, ROWS_COUNTED).follow(sorted(self.graph.ascend(self.ops)))
 
     @cached_property
     def specs(self) -> Mapping[Value, Spec]:
         """The forms of values of which a size was not known where they were traced, and an operand has it on that
-        axis.
+        axis, or says it.
         """
         found: dict[Value, Spec] = {}
-        for op in map(self.graph.ops.__getitem__, self.ops):
-            if op.type in _SIZED or all(spec.shape is None or None not in spec.shape[1:] for spec in op.outputs):
-                continue
-            axes = self._describe(op, found)
-            if isinstance(axes, str):
-                continue
-            sizes: dict[str, int | None] = {}
-            for value, side in zip(op.inputs, axes.inputs, strict=False):
-                pairs = zip(side or (), (found.get(value) or self.graph.spec(value)).shape or (), strict=False)
-                sizes |= {label: size for label, size in pairs if size is not None and size > 1}
-            if op.type in ("Sum", "Mean", "Max", "Min"):  # what is folded stays as an axis of one entry, if it stays
-                read = {label for side in axes.inputs for label in side or ()}
-                sizes |= {label: 1 for label in axes.outputs[0] or () if label not in read}
-            for value, spec, side in zip(op.values, op.outputs, axes.outputs, strict=True):
-                if side is not None and spec.shape is not None and len(side) == len(spec.shape):
-                    kept = [label not in axes.mixed or op.type in COOPERATIVE for label in side]
-                    triples = zip(side, kept, spec.shape, strict=True)
-                    shape = (sizes.get(label) if size is None and same else size for label, same, size in triples)
-                    found[value] = spec._replace(shape=tuple(shape))
+        ops = [self.graph.ops[op] for op in self.ops]
+        asked = {value for op in ops if op.type == REPEATED for value in op.values}
+        asked = {value for value in asked if self.folds.get(value, whole()).literal is None}
+        same = SameSizes(
+            self.graph,
+            self.places,
+            lambda value: found.get(value) or self.graph.spec(value),
+            lambda op: _NO_RULE if op.type == _UNLIKE else self._describe(op, found),
+        )
+        for op in ops:
+            self._refine(op, found)
+            if asked:
+                same.follow(op)
+            for value in asked.intersection(op.values):
+                numbers = same.find_repeated(value)
+                self._repeated.update({} if numbers is None else {value: Fold(WHOLE, literal=numbers)})
         return found
+
+    def _refine(self, op: Op, found: dict[Value, Spec]) -> None:
+        """Note the sizes of what an op makes that its operands have, or that one says."""
+        if op.type == _UNLIKE or all(spec.shape is None or None not in spec.shape[1:] for spec in op.outputs):
+            return
+        if op.type == "Reshape":
+            target = read_target(self._site(op, found))
+            found[Value(op.index)] = op.outputs[0]._replace(shape=target)
+            return
+        axes = self._describe(op, found)
+        if isinstance(axes, str):
+            return
+        sizes: dict[str, int | None] = {}
+        for value, side in zip(op.inputs, axes.inputs, strict=False):
+            pairs = zip(side or (), (found.get(value) or self.graph.spec(value)).shape or (), strict=False)
+            sizes |= {label: size for label, size in pairs if size is not None and size > 1}
+        if op.type in ("Sum", "Mean", "Max", "Min"):  # what is folded stays as an axis of one entry, if it stays
+            read = {label for side in axes.inputs for label in side or ()}
+            sizes |= {label: 1 for label in axes.outputs[0] or () if label not in read}
+        for value, spec, side in zip(op.values, op.outputs, axes.outputs, strict=True):
+            if side is not None and spec.shape is not None and len(side) == len(spec.shape):
+                kept = [label not in axes.mixed or op.type in COOPERATIVE for label in side]
+                triples = zip(side, kept, spec.shape, strict=True)
+                shape = (sizes.get(label) if size is None and same else size for label, same, size in triples)
+                found[value] = spec._replace(shape=tuple(shape))
