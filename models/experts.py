@@ -117,14 +117,18 @@ class SwitchFeedForward(keras.layers.Layer):
         chosen, weights = self.choose(tokens, count, rows, bool(training))
         places = self.take_places(chosen, count, bool(training))
         kept = places < capacity
-        slots = tf.reshape(tf.where(kept, chosen * capacity + places, -1), [groups, count * self.k])
+        picks = count * self.k if self.k > 1 else count
+        slots = tf.reshape(tf.where(kept, chosen * capacity + places, -1), [groups, picks])
         taken = self.find_takers(chosen, kept, slots, capacity)
         if self.k > 1:
             tokens = tf.einsum("gsm,k->gskm", tokens, tf.ones([self.k], tokens.dtype))
-        given = pick_rows(tf.reshape(tokens, [groups, count * self.k, width]), taken, slots)
+        given = pick_rows(tf.reshape(tokens, [groups, picks, width]), taken, slots)
         made = self.compute(given, groups, capacity)
-        found = tf.reshape(pick_rows(made, slots, taken), [groups, count, self.k, width])
-        found = tf.einsum("gsk,gskm->gsm", tf.cast(weights, found.dtype), found)
+        found, weights = pick_rows(made, slots, taken), tf.cast(weights, made.dtype)
+        if self.k == 1:
+            found = found * weights
+        else:
+            found = tf.einsum("gsk,gskm->gsm", weights, tf.reshape(found, [groups, count, self.k, width]))
         self.dropped.update_state(1.0 - tf.reduce_mean(tf.cast(kept, tf.float32)), rows)
         return tf.identity(tf.reshape(found, form), name=ROWS_JOINED)
 
