@@ -117,14 +117,18 @@ class SwitchFeedForward(keras.layers.Layer):
         chosen, weights = self.choose(tokens, count, rows, bool(training))
         places = self.take_places(chosen, count, bool(training))
         kept = places < capacity
-        slots = tf.reshape(tf.where(kept, chosen * capacity + places, -1), [groups, count * self.k])
+        picks = count * self.k if self.k > 1 else count
+        slots = tf.reshape(tf.where(kept, chosen * capacity + places, -1), [groups, picks])
         taken = self.find_takers(chosen, kept, slots, capacity)
         if self.k > 1:
             tokens = tf.einsum("gsm,k->gskm", tokens, tf.ones([self.k], tokens.dtype))
-        given = pick_rows(tf.reshape(tokens, [groups, count * self.k, width]), taken, slots)
+        given = pick_rows(tf.reshape(tokens, [groups, picks, width]), taken, slots)
         made = self.compute(given, groups, capacity)
-        found = tf.reshape(pick_rows(made, slots, taken), [groups, count, self.k, width])
-        found = tf.einsum("gsk,gskm->gsm", tf.cast(weights, found.dtype), found)
+        found, weights = pick_rows(made, slots, taken), tf.cast(weights, made.dtype)
+        if self.k == 1:
+            found = found * weights
+        else:
+            found = tf.einsum("gsk,gskm->gsm", weights, tf.reshape(found, [groups, count, self.k, width]))
         self.dropped.update_state(1.0 - tf.reduce_mean(tf.cast(kept, tf.float32)), rows)
         return tf.identity(tf.reshape(found, form), name=ROWS_JOINED)
 
@@ -203,9 +207,10 @@ class SwitchFeedForward(keras.layers.Layer):
         form, width = [groups, self.experts, capacity], given.shape[-1]
         by_expert = tf.transpose(tf.reshape(given, [*form, width]), [1, 0, 2, 3])
         rows = tf.reshape(by_expert, [self.experts, groups * capacity, width])
-        inner = tf.matmul(rows, tf.cast(self.inner, rows.dtype)) + tf.cast(self.inner_bias, rows.dtype)[:, tf.newaxis]
-        made = tf.matmul(self.activation(inner), tf.cast(self.outer, rows.dtype))
-        made += tf.cast(self.outer_bias, rows.dtype)[:, tf.newaxis]
+        biases = (tf.expand_dims(tf.cast(bias, rows.dtype), 1) for bias in (self.inner_bias, self.outer_bias))
+        inner, outer = (tf.cast(weights, rows.dtype) for weights in (self.inner, self.outer))
+        hidden = self.activation(tf.matmul(rows, inner) + next(biases))
+        made = tf.matmul(hidden, outer) + next(biases)
         by_group = tf.transpose(tf.reshape(made, [self.experts, groups, capacity, width]), [1, 0, 2, 3])
         return tf.reshape(by_group, [groups, self.experts * capacity, width])
 

@@ -1,13 +1,14 @@
 """Constant folding of small integer tensors without TensorFlow: sizes, axes, permutations.
 
 Keras and TensorFlow compute shapes in the graph itself (a product of sizes, a gather from a shape). Whoever wants to
-know how large a tensor is has to follow these few ops; all others give None, which means "not known".
+know how large a tensor is has to follow these few ops; all others give None, which means "not known". Of numbers with
+fractions only single ones are followed: a size may be a share of another one, rounded up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from whale_nebula.ir.graph import Op
+from whale_nebula.spec import Spec
 
 Shape = tuple[int, ...]
 Numbers = tuple[int, ...]
+"""Of a single number that may have a fraction it is a float."""
 Array: TypeAlias = npt.NDArray[Any]
 MOST = 256
 """Tensors with more entries than this are not followed."""
@@ -49,10 +52,26 @@ def integers(site: Site) -> Sequence[Numbers | None]:
             found = list(RULES[site.op.type](site))
         elif site.op.type in COMPUTE and None not in site.numbers:
             made = compute_outputs(site.op, _arrays(site))
-            found = [tuple(each.ravel().tolist()) if each.size <= MOST else None for each in made]
+            pairs = zip(made, site.op.outputs, strict=True)
+            found = [round_numbers(each.ravel().tolist(), spec) if each.size <= MOST else None for each, spec in pairs]
     except (ArithmeticError, LookupError, TypeError, ValueError):
         found = []
     return found or [None] * len(site.op.outputs)
+
+
+def round_numbers(numbers: Iterable[int | float], spec: Spec) -> Numbers | None:
+    """Numbers as a tensor of this form holds them; None where it holds several with fractions.
+
+    >>> round_numbers([2.75], Spec("int32", ())), round_numbers([0.1], Spec("float32", ()))
+    ((2,), (0.10000000149011612,))
+    """
+    if not spec.floating:
+        return tuple(map(int, numbers))
+    known = _FRACTIONS.get(spec.dtype) if spec.scalar else None
+    return None if known is None else tuple(known(number).item() for number in numbers)
+
+
+_FRACTIONS: Mapping[str, Callable[[float], Any]] = {"float32": np.float32, "float64": np.float64}
 
 
 def compute_outputs(op: Op, inputs: Sequence[Array]) -> list[Array]:
@@ -66,7 +85,7 @@ def _arrays(site: Site) -> list[Array]:
     """The known inputs in their shapes; one whose shape was guessed wrongly is a vector."""
     found = []
     for numbers, shape in zip(site.numbers, site.shapes, strict=True):
-        given = np.asarray(numbers, dtype=np.int64)
+        given = np.asarray(numbers, dtype=None if numbers and isinstance(numbers[0], float) else np.int64)
         found.append(given.reshape(shape) if shape is not None and math.prod(shape) == given.size else given)
     return found
 
@@ -77,7 +96,7 @@ def _number(op: Op, name: str) -> int:
 
 
 # ---------------------------------------------------------------------- ops that numpy knows
-def _index_strided(op: Op, begins: Sequence[Any], ends: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...]:
+def index_strided(op: Op, begins: Sequence[Any], ends: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...]:
     """What a strided slice takes, as numpy is told it: slices, numbers, None for a new axis, an ellipsis."""
     masks = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     begin_free, end_free, ellipsis, new, shrunk = (_number(op, f"{name}_mask") for name in masks)
@@ -143,6 +162,8 @@ ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "NotEqual": np.not_equal, "LogicalAnd": np.logical_and, "SelectV2": np.where,
 }  # fmt: skip
 COMPUTE: Mapping[str, Callable[..., Any]] = {
+    "Ceil": lambda _, given: np.ceil(given),
+    "Floor": lambda _, given: np.floor(given),
     "Transpose": lambda _, given, order: np.transpose(given, order),
     "Reshape": lambda _, given, shape: given.reshape(shape),
     "ExpandDims": lambda _, given, axis: np.expand_dims(given, int(axis)),
@@ -152,7 +173,7 @@ COMPUTE: Mapping[str, Callable[..., Any]] = {
     "Unpack": _unpack,
     "ConcatV2": lambda _, *parts: np.concatenate(parts[:-1], int(parts[-1])),
     "Split": _split,
-    "StridedSlice": lambda op, given, *bounds: given[_index_strided(op, *(bound.tolist() for bound in bounds))],
+    "StridedSlice": lambda op, given, *bounds: given[index_strided(op, *(bound.tolist() for bound in bounds))],
     "Slice": lambda _, given, begin, size: given[
         tuple(slice(b, None if s < 0 else b + s) for b, s in zip(begin, size, strict=True))
     ],
@@ -170,7 +191,12 @@ COMPUTE: Mapping[str, Callable[..., Any]] = {
 # ---------------------------------------------------------------------- ops that know more than their inputs' numbers
 def _constant(site: Site) -> list[Numbers | None]:
     values = site.op.constant
-    return [None if values is None or site.op.outputs[0].floating else tuple(map(int, values))]
+    return [None if values is None else round_numbers(values, site.op.outputs[0])]
+
+
+def _cast(site: Site) -> list[Numbers | None]:
+    (numbers,) = site.numbers
+    return [None if numbers is None else round_numbers(numbers, site.op.outputs[0])]
 
 
 def _find_reduced_axes(site: Site) -> list[Numbers | None]:
@@ -204,8 +230,7 @@ RULES: Mapping[str, Callable[[Site], Sequence[Numbers | None]]] = {
     "ShapeN": lambda site: site.shapes,
     "Size": lambda site: [None if site.shapes[0] is None else (math.prod(site.shapes[0]),)],
     "Rank": lambda site: [None if site.shapes[0] is None else (len(site.shapes[0]),)],
-    **dict.fromkeys(
-        ("Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "StopGradient"), lambda site: site.numbers[:1]
-    ),
+    **dict.fromkeys(("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient"), lambda site: site.numbers[:1]),
+    "Cast": _cast,
     "BroadcastGradientArgs": _find_reduced_axes,
 }

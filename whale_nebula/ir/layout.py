@@ -6,8 +6,9 @@ differ by at most one unit of a split axis: a unit is an entry, or a block of en
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import fsum
 from typing import NamedTuple
 
 from whale_nebula.spec import Spec, Value
@@ -110,15 +111,21 @@ class Reshard(NamedTuple):
     nbytes: float
 
 
+def list_crossing(reshards: Mapping[int, Sequence[Reshard]]) -> tuple[Reshard, ...]:
+    """Of what ops need, that for which bytes cross; what several need alike crosses once."""
+    every = dict.fromkeys(reshard for found in reshards.values() for reshard in found)
+    return tuple(reshard for reshard in every if reshard.nbytes)
+
+
 @dataclass(frozen=True)
 class Layouts:
     """The layout of every value of a stage on `count` devices that is not whole.
 
     `reshards` are by the op that needs them, -1 at the end; `together` are ops that devices compute together, `touched`
     all that see more or less than a whole tensor; `notes` tell of ops that are run whole, `alone` which note is about
-    which op. `sizes` are the bytes of what ops that are computed together read first. `handed_on` go from one function
-    of the stage to another as the devices hold them; other values are whole there. `sums` are gradients whose parts
-    replicas add up between micro-batches and update, by a reduce-scatter or an all-reduce.
+    which op. `handed_on` go from one function of the stage to another as the devices hold them; other values are whole
+    there. `sums` are gradients whose parts replicas add up between micro-batches and update, by a reduce-scatter or an
+    all-reduce.
     """
 
     count: int
@@ -131,7 +138,6 @@ class Layouts:
     handed_on: frozenset[Value] = frozenset()
     sums: tuple[Reshard, ...] = ()
     alone: Mapping[int, str] = field(default_factory=dict)
-    sizes: Mapping[int, float] = field(default_factory=dict)
 
     def layout(self, value: Value) -> Layout:
         """How a value lies on the devices."""
@@ -144,10 +150,9 @@ class Layouts:
     @property
     def collectives(self) -> tuple[Reshard, ...]:
         """What crosses between devices in one run of all ops; what several ops need alike crosses once."""
-        every = dict.fromkeys(reshard for found in self.reshards.values() for reshard in found)
-        return tuple(reshard for reshard in every if reshard.nbytes)
+        return list_crossing(self.reshards)
 
     @property
     def nbytes(self) -> float:
         """Bytes that each device sends."""
-        return sum(each.nbytes for each in self.collectives)
+        return fsum(each.nbytes for each in self.collectives)

@@ -7,18 +7,21 @@ answers are for counting, never for computing.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from whale_nebula.ir.cut import Cut, Exchange
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.integers import MOST, Numbers, Shape, Site, broadcast, integers
+from whale_nebula.ir.integers import MOST, Numbers, Shape, Site, broadcast, index_strided, integers
 from whale_nebula.ir.program import GradientPart, Leaf, PartKey, Variable
 from whale_nebula.spec import Spec, Value
 
-Rule = Callable[[Site], Shape | None]
-"""The shape of an op's output; None where it is not known."""
+Rule = Callable[[Site], Shape | list[Shape] | None]
+"""The shape of an op's output, or those of all its outputs; None where it is not known."""
 
 _WHOLE = frozenset({"int32", "int64", "bool"})
 
@@ -72,10 +75,10 @@ class Sizes:
         site = self.site(op)
         for value, spec, shape in zip(op.values, op.outputs, _shapes(site, self._open(op), self.rows), strict=True):
             self.shapes.setdefault(value, shape if _fits(spec, shape) else fill_shape(spec, self.rows))
-        if not any(spec.dtype in _WHOLE for spec in op.outputs):
+        if not any(map(_is_followed, op.outputs)):
             return
         for value, spec, numbers in zip(op.values, op.outputs, integers(site), strict=False):
-            if numbers is not None and spec.dtype in _WHOLE:
+            if numbers is not None and _is_followed(spec):
                 self.numbers[value] = numbers
                 if spec.rank == 1:
                     self.shapes[value] = (len(numbers),)
@@ -99,10 +102,15 @@ def fill_shape(spec: Spec, rows: int) -> Shape:
     return tuple(rows if axis is None else axis for axis in spec.shape or ())
 
 
+def _is_followed(spec: Spec) -> bool:
+    """Whether somebody may compute a size with such numbers."""
+    return spec.dtype in _WHOLE or (spec.scalar and spec.floating)
+
+
 def _is_settled(op: Op) -> bool:
     """Nothing to find out: all sizes are written down, and nobody computes with the numbers."""
     for spec in op.outputs:
-        if spec.shape is None or None in spec.shape or (spec.dtype in _WHOLE and math.prod(spec.sized(0)) <= MOST):
+        if spec.shape is None or None in spec.shape or (_is_followed(spec) and math.prod(spec.sized(0)) <= MOST):
             return False
     return True
 
@@ -117,13 +125,13 @@ def _fits(spec: Spec, shape: Shape) -> bool:
 def _shapes(site: Site, open_size: int | None, rows: int) -> Sequence[Shape]:
     """The shapes of an op's outputs: by its rule, else by likeness."""
     rule = RULES.get(site.op.type)
-    if rule is not None and len(site.op.outputs) == 1:
+    if rule is not None:
         try:
             found = rule(site)
-        except (IndexError, TypeError, ValueError, ZeroDivisionError):
+        except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
             found = None
         if found is not None:
-            return [found]
+            return found if isinstance(found, list) else [found]
     return [_alike(site, spec, rows if open_size is None else open_size) for spec in site.op.outputs]
 
 
@@ -138,10 +146,10 @@ def _alike(site: Site, spec: Spec, open_size: int) -> Shape:
     return tuple(open_size if axis is None else axis for axis in spec.shape)
 
 
-def _of_known(compute: Callable[..., Shape], shapes: int, *numbers: int) -> Rule:
+def _of_known(compute: Callable[..., Shape | list[Shape]], shapes: int, *numbers: int) -> Rule:
     """A rule that takes the op's site, its first so many shapes and the numbers of these inputs, all of them known."""
 
-    def rule(site: Site) -> Shape | None:
+    def rule(site: Site) -> Shape | list[Shape] | None:
         given = [*site.shapes[:shapes], *(site.numbers[place] for place in numbers)]
         return None if None in given else compute(site, *given)
 
@@ -179,10 +187,10 @@ def _product(site: Site, left: Shape, right: Shape) -> Shape:
 def _gather(site: Site) -> Shape | None:
     table, places = site.shapes[:2]
     axis = site.numbers[2] if len(site.numbers) > 2 else (0,)
-    if table is None or places is None or axis is None or site.attribute("batch_dims"):
+    if table is None or places is None or axis is None:
         return None
-    at = axis[0] % len(table)
-    return (*table[:at], *places, *table[at + 1 :])
+    at, alike = axis[0] % len(table), site.attribute("batch_dims")
+    return (*table[:at], *places[alike % max(len(places), 1) :], *table[at + 1 :])
 
 
 def _lookup(site: Site) -> Shape | None:
@@ -199,6 +207,72 @@ def _concat(site: Site) -> Shape | None:
     at = axis[0] % len(parts[0])
     length = sum(part[at] for part in parts if part is not None)
     return (*parts[0][:at], length, *parts[0][at + 1 :])
+
+
+def _one_hot(site: Site, given: Shape, depth: Numbers) -> Shape:
+    at = len(given) if site.attribute("axis") < 0 else site.attribute("axis")
+    return (*given[:at], depth[0], *given[at:])
+
+
+def _range(_: Site, start: Numbers, limit: Numbers, delta: Numbers) -> Shape:
+    return (max(0, math.ceil((limit[0] - start[0]) / delta[0])),)
+
+
+def _einsum(site: Site) -> Shape:
+    """Each label's size, as an operand has it; an axis of one entry is repeated."""
+    left, _, right = str(site.op.attributes["equation"]).replace(" ", "").partition("->")
+    sizes: dict[str, int] = {}
+    for term, shape in zip(left.split(","), site.shapes, strict=True):
+        before, dots, after = term.partition("...")
+        hidden = len(shape or ()) - len(before) - len(after) if dots else 0
+        labels = [*before, *(f".{place}" for place in reversed(range(hidden))), *after]
+        sizes |= {label: max(size, sizes.get(label, 1)) for label, size in zip(labels, shape or (), strict=True)}
+    before, _, after = right.partition("...")
+    hidden_labels = sorted((label for label in sizes if label[0] == "."), key=lambda label: -int(label[1:]))
+    return tuple(sizes[label] for label in (*before, *hidden_labels, *after))
+
+
+def _keep(site: Site) -> list[Shape] | None:
+    known = [shape for shape in site.shapes if shape is not None]
+    return known if len(known) == len(site.op.outputs) else None
+
+
+def _top(_: Site, given: Shape, count: Numbers) -> list[Shape]:
+    return [(*given[:-1], count[0])] * 2
+
+
+def _expand(_: Site, given: Shape, axis: Numbers) -> Shape:
+    at = axis[0] % (len(given) + 1)
+    return (*given[:at], 1, *given[at:])
+
+
+def _squeeze(site: Site, given: Shape) -> Shape:
+    named = site.op.attributes.get("squeeze_dims")
+    gone = {axis % len(given) for axis in named if isinstance(axis, int)} if isinstance(named, tuple) else set()
+    return tuple(size for axis, size in enumerate(given) if (axis not in gone if gone else size != 1))
+
+
+def _stack(site: Site) -> Shape | None:
+    first = site.shapes[0]
+    if first is None:
+        return None
+    at = site.attribute("axis") % (len(first) + 1)
+    return (*first[:at], len(site.shapes), *first[at:])
+
+
+def _slice(_: Site, given: Shape, begins: Numbers, sizes: Numbers) -> Shape:
+    triples = zip(given, begins, sizes, strict=True)
+    return tuple(whole - begin if size < 0 else size for whole, begin, size in triples)
+
+
+def _take_strided(site: Site, given: Shape, *bounds: Numbers) -> Shape:
+    taken = np.broadcast_to(0, given)[index_strided(site.op, *bounds)]
+    return tuple(taken.shape)
+
+
+def _pad(_: Site, given: Shape, around: Numbers) -> Shape:
+    pairs = zip(around[::2], around[1::2], strict=True)
+    return tuple(size + before + after for size, (before, after) in zip(given, pairs, strict=True))
 
 
 _SUMS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")
@@ -227,6 +301,18 @@ RULES: Mapping[str, Rule] = {
     "ConcatV2": _concat,
     "Conv2DBackpropInput": _shape_from_input(0),
     "StridedSliceGrad": _shape_from_input(0),
+    "OneHot": _of_known(_one_hot, 1, 1),
+    "Range": _of_known(_range, 0, 0, 1, 2),
+    "Einsum": _einsum,
+    "TopKV2": _of_known(_top, 1, 1),
+    "ExpandDims": _of_known(_expand, 1, 1),
+    "Squeeze": _of_known(_squeeze, 1),
+    "Pack": _stack,
+    "Slice": _of_known(_slice, 1, 1, 2),
+    "StridedSlice": _of_known(_take_strided, 1, 1, 2, 3),
+    **dict.fromkeys(("Pad", "PadV2"), _of_known(_pad, 1, 1)),
+    **dict.fromkeys(("SelectV2", "Select"), _of_known(lambda _, *all_of: functools.reduce(broadcast, all_of), 3)),
+    **dict.fromkeys(("Identity", "IdentityN", "StopGradient", "Cast"), _keep),
 }
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import NamedTuple
 
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.layout import SLICE, SPLIT, WHOLE_LAYOUT, Layout, Layouts
+from whale_nebula.ir.layout import SLICE, SPLIT, Layout, Reshard
+from whale_nebula.passes.facts import ASSIGNS, Facts
 from whale_nebula.passes.rules.registry import Axes
 from whale_nebula.spec import Value
 
-ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
 DEALS = "UnsortedSegmentSum"
 """The op that adds rows up by their numbers: of whole rows, a device can make its own part of the sums."""
 
@@ -31,11 +31,11 @@ class Step(NamedTuple):
         return cls(variables, wanted)
 
 
-def find_pieces(graph: Graph, found: Layouts) -> dict[int, Layout]:
+def find_pieces(graph: Graph, needed: Mapping[int, Sequence[Reshard]]) -> dict[int, Layout]:
     """Variables that are read, or written, in pieces, of which all that take such take the same."""
     pieces: dict[int, set[Layout]] = {}
-    for op, reshards in found.reshards.items():
-        for each in reshards:
+    for op, reshards in needed.items():
+        for each in reshards if op >= 0 else ():
             source, reader = graph.ops[each.value.op], graph.ops[op]
             if source.type == "ReadVariableOp" and each.target.kind == SPLIT:
                 pieces.setdefault(source.inputs[0].op, set()).add(each.target)
@@ -45,24 +45,24 @@ def find_pieces(graph: Graph, found: Layouts) -> dict[int, Layout]:
 
 
 def find_wanted(
-    graph: Graph, ops: Sequence[int], found: Layouts, known: Collection[int], describe: Callable[[Op], Axes | str]
+    facts: Facts, needed: Mapping[int, Sequence[Reshard]], known: Collection[int], is_whole: Callable[[Value], bool]
 ) -> Iterator[Step]:
     """For each value that is cut after it was made whole: itself and all that it is made of, entry by entry, where that
     begins with a variable that is not `known` or with rows that are added up by their numbers. These are not needed
     whole then.
     """
-    own = frozenset(ops)
-    for each in (each for reshards in found.reshards.values() for each in reshards if each.kind == SLICE):
+    graph = facts.graph
+    for each in (each for reshards in needed.values() for each in reshards if each.kind == SLICE):
         variables, wanted, left = dict[int, Layout](), dict[Value, Layout](), [(each.value, each.target)]
         while left:
             value, layout = left.pop()
             op = graph.ops[value.op]
-            if value in wanted or op.index not in own or not op.inputs or found.layout(value) != WHOLE_LAYOUT:
+            if value in wanted or op.index not in facts.places or not op.inputs or not is_whole(value):
                 continue
             if op.type == "ReadVariableOp":
                 variables |= {} if op.inputs[0].op in known else {op.inputs[0].op: layout}
                 continue
-            axes = describe(op)
+            axes = facts.describe(op)
             if not isinstance(axes, str) and (op.type == DEALS or _is_by_entry(axes, value.out)):
                 wanted[value] = layout
                 left += _list_sources(graph, op, axes, value.out, layout)

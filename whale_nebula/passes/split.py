@@ -26,8 +26,9 @@ from whale_nebula.ir.layout import (
     count_bytes,
 )
 from whale_nebula.ir.program import GradientPart, Program, Request, Stage
-from whale_nebula.passes.layouts import Question, complete_layouts
-from whale_nebula.passes.pieces import ASSIGNS
+from whale_nebula.passes.completion import Question
+from whale_nebula.passes.facts import ASSIGNS
+from whale_nebula.passes.layouts import complete_layouts
 from whale_nebula.passes.readings import list_fragments
 from whale_nebula.passes.replicas import sums_of
 from whale_nebula.passes.rules import Fold, fold
@@ -83,6 +84,7 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             where=where,
         )
         question = _mark_rows(question)
+        question = replace(question, shared=question.facts)
         layouts, given, unlike = _complete_alike(cut, number, question)
         notes += [_UNLIKE.format(len(unlike), stage.key)] * bool(unlike)
         vectors = {op for op in own if program.variable_ops[op].spec.rank == 1} - held.keys()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING
@@ -12,8 +14,8 @@ from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.layout import ALL_GATHER, ALL_REDUCE, SPLIT, Layouts, count_bytes, local_shape
 from whale_nebula.ir.program import Variable
 from whale_nebula.ir.routing import take_counts
-from whale_nebula.passes.layouts import ROWS_COUNTED
-from whale_nebula.passes.split import list_own_fragments
+from whale_nebula.ir.sizes import Sizes
+from whale_nebula.passes.split import list_own_fragments, list_sums
 from whale_nebula.plan.records import PlanCollective, PlanStage
 from whale_nebula.report.records import size
 from whale_nebula.spec import Spec, Value
@@ -79,23 +81,23 @@ def list_layouts(cut: Cut) -> dict[str, str]:
     return found
 
 
-def list_collectives(cut: Cut, rows: int, count: int) -> tuple[PlanCollective, ...]:
-    """What crosses between the devices of stages in a step of `count` micro-batches, of which the first has so many
-    `rows`; of a stage in replicas, in the one that takes most of them.
+def list_collectives(cut: Cut, crossed: Crossed, count: int) -> tuple[PlanCollective, ...]:
+    """What crosses between the devices of stages in a step of `count` micro-batches; of a stage in replicas, in the one
+    that takes most of them.
     """
     orders, stages = cut.orders or [()] * len(cut.program.stages), cut.program.stages
     taken = {stage: max(take_counts(orders[stage], stages[stage].replicas, count)) for stage in cut.layouts}
-    return tuple(chain.from_iterable(_of_stage(cut, stage, rows, taken[stage]) for stage in cut.layouts))
+    return tuple(chain.from_iterable(_of_stage(cut, stage, crossed, taken[stage]) for stage in cut.layouts))
 
 
-def tell_costs(cut: Cut, rows: int, count: int) -> tuple[str, ...]:
+def tell_costs(cut: Cut, crossed: Crossed, count: int) -> tuple[str, ...]:
     """The notes of a cut; of an op that is run whole on every device also what that costs in a step."""
     costs: dict[str, float] = {}
     for stage, layouts in cut.layouts.items():
         fragments = _first_fragments(cut, stage)
         for op, note in layouts.alone.items():
-            crossing = ((each.nbytes, cut.program.graph.spec(each.value)) for each in layouts.reshards.get(op, ()))
-            sent = sum(n * _share_of_rows(spec, rows) for n, spec in crossing if spec.dtype != "resource")
+            crossing = [each for each in layouts.reshards.get(op, ()) if each.nbytes]
+            sent = sum(count_bytes(each.kind, crossed.nbytes(each.value), layouts.count) for each in crossing)
             times = count if op in fragments and fragments[op].stage is not None else 1
             costs[note] = costs.get(note, 0.0) + sent * times
     return tuple(
@@ -103,7 +105,56 @@ def tell_costs(cut: Cut, rows: int, count: int) -> tuple[str, ...]:
     )
 
 
-def _of_stage(cut: Cut, stage: int, rows: int, count: int) -> Iterator[PlanCollective]:
+@dataclass(frozen=True)
+class Crossed:
+    """The sizes of what crosses between devices, where micro-batches have so many `rows` of leaves with these `shapes`;
+    the first of them stands for all.
+    """
+
+    cut: Cut
+    rows: Sequence[int]
+    shapes: Sequence[tuple[int, ...]] = ()
+
+    def shape(self, value: Value) -> tuple[int, ...]:
+        """The shape of a whole tensor; of a gradient's placeholder that of its part."""
+        return self._sizes.shape(self._sums.get(value, value))
+
+    def nbytes(self, value: Value) -> int:
+        """Bytes of a whole tensor; none of a variable's handle."""
+        return self._sizes.nbytes(self._sums.get(value, value))
+
+    @cached_property
+    def _sums(self) -> Mapping[Value, Value]:
+        return dict(list_sums(self.cut.program))
+
+    @cached_property
+    def _ops(self) -> list[int]:
+        ops = {op for stage in self.cut.layouts for each in list_own_fragments(self.cut, stage) for op in each.ops}
+        like = self.cut.program.arrivals
+        above = self.cut.program.graph.ascend([*ops, *(arrival.boundary.op for _, arrival in like.values())])
+        return sorted(above | like.keys())
+
+    def _begin(self, rows: int) -> Sizes:
+        program = self.cut.program
+        known = zip(program.leaves, self.shapes, strict=True) if self.shapes else ()
+        leaves = {Value(leaf.op): (rows, *shape[1:]) if leaf.batched else tuple(shape) for leaf, shape in known}
+        like = {feed: arrival.boundary for feed, (_, arrival) in program.arrivals.items()}
+        return Sizes(program.graph, rows, leaves, like=like)
+
+    @cached_property
+    def _sizes(self) -> Sizes:
+        """Those of a micro-batch. What is made before them is of the whole batch."""
+        found, before = self._begin(self.rows[0]), [*self.cut.whole.values()]
+        before += [fragment for phase in self.cut.phases for fragment in phase.prologue.values()]
+        once = {value for fragment in before for value in fragment.fetches} if len(self.rows) > 1 else set[Value]()
+        batch = self._begin(sum(self.rows)).follow(self._ops) if once else found
+        found.shapes.update((value, batch.shape(value)) for value in once)
+        found.numbers.update((value, batch.numbers[value]) for value in once & batch.numbers.keys())
+        made = {value.op for value in once}
+        return found.follow(op for op in self._ops if op not in made)
+
+
+def _of_stage(cut: Cut, stage: int, crossed: Crossed, count: int) -> Iterator[PlanCollective]:
     layouts, graph, key = cut.layouts[stage], cut.program.graph, cut.program.stages[stage].key
     fragments = _first_fragments(cut, stage)
     for each in layouts.sums:
@@ -117,35 +168,28 @@ def _of_stage(cut: Cut, stage: int, rows: int, count: int) -> Iterator[PlanColle
             if crossing in seen or not each.nbytes or fragment is None or graph.spec(each.value).dtype == "resource":
                 continue
             seen.add(crossing)
-            nbytes = each.nbytes * _share_of_rows(graph.spec(each.value), rows)
+            nbytes = count_bytes(each.kind, crossed.nbytes(each.value), layouts.count)
             yield _collective(cut, key, each.kind, each.value, nbytes, fragment, count)
     for op in sorted(layouts.together):
         if graph.ops[op].type in _NUMBERS and op in fragments:
-            kind, nbytes = _count_told(cut, layouts, op, rows)
+            kind, nbytes = _count_told(cut, layouts, op, crossed)
             yield _collective(cut, key, kind, Value(op), nbytes, fragments[op], count)
 
 
-def _count_told(cut: Cut, layouts: Layouts, op: int, rows: int) -> tuple[str, float]:
+def _count_told(cut: Cut, layouts: Layouts, op: int, crossed: Crossed) -> tuple[str, float]:
     """What crosses for an op that devices compute together: numbers for each row, in the type of the scores; of the
     best also where they are.
     """
-    graph = cut.program.graph
-    made, scores = graph.ops[op], graph.spec(graph.ops[op].inputs[0])
+    made = cut.program.graph.ops[op]
     kind, times = _NUMBERS[made.type]
-    held = layouts.layout(made.inputs[0])
-    along = (scores.shape[held.axis] if scores.shape else None) or held.units or 1
-    each = layouts.sizes[op] / along * _share_of_rows(scores, rows)
+    scores = cut.program.graph.spec(made.inputs[0])
+    each: float = crossed.nbytes(made.inputs[0]) / crossed.shape(made.inputs[0])[layouts.layout(made.inputs[0]).axis]
     if kind == ALL_REDUCE:
         return kind, count_bytes(kind, times * each, layouts.count)
     number = Spec(scores.dtype, ()).nbytes()
     best = (made.outputs[0].shape or (1,))[-1] if made.type == "TopKV2" else 1
     each *= (best or 1) * (number + Spec(made.outputs[-1].dtype, ()).nbytes()) / number
     return kind, count_bytes(kind, each * layouts.count, layouts.count)
-
-
-def _share_of_rows(spec: Spec, rows: int) -> float:
-    """By what the bytes of a tensor that were counted for some rows are to be multiplied for these."""
-    return rows / ROWS_COUNTED if spec.shape is None or None in spec.shape else 1.0
 
 
 def _first_fragments(cut: Cut, stage: int) -> Mapping[int, Fragment]:

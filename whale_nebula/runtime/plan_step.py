@@ -28,7 +28,7 @@ from whale_nebula.plan.codec_advice import fallbacks
 from whale_nebula.plan.overview import Overview
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanLink
-from whale_nebula.plan.splits import list_collectives, list_layouts, tell_costs
+from whale_nebula.plan.splits import Crossed, list_collectives, list_layouts, tell_costs
 from whale_nebula.plan.timing import count_in_flight
 from whale_nebula.report.prediction import rounds_seconds
 from whale_nebula.report.records import duration, size
@@ -104,6 +104,7 @@ def _plan(
     workshop = functools.cache(lambda: Workshop(captured.graph, captured.aliases))
     overview = Overview(cut, rows, run.links, shapes, model if step.endswith("_step") else "", returned)
     traffic = Traffic(cut, [stage.cluster for stage in cut.program.stages], run.links, shapes)
+    crossed = Crossed(cut, rows, shapes)
     plan = Plan(
         name=name,
         stages=overview.stages(),
@@ -123,11 +124,11 @@ def _plan(
             "intra_op": tf.config.threading.get_intra_op_parallelism_threads(),
             "inter_op": tf.config.threading.get_inter_op_parallelism_threads(),
         },
-        notes=tell_costs(cut, rows[0], len(rows)),
+        notes=tell_costs(cut, crossed, len(rows)),
         lines=canonical_lines(cut.program),
         exchange_seconds=rounds_seconds(traffic.rounds(tuple(rows))),
         layouts=list_layouts(cut),
-        collectives=list_collectives(cut, rows[0], len(rows)),
+        collectives=list_collectives(cut, crossed, len(rows)),
         definition=functools.partial(_graph_def, cut, workshop),
         decision=captured.decision,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.integers import COMPUTE, ELEMENTWISE, Site, broadcast, compute_outputs, integers
 from whale_nebula.ir.sizes import Sizes, fill_shape
+from whale_nebula.models import SwitchFeedForward
 from whale_nebula.plan.flops import Effort
 from whale_nebula.spec import Spec, Value
 
@@ -38,7 +39,17 @@ def pieces(x: Any) -> Any:
     return tf.gather(turned, [0, 1], axis=0) + tf.broadcast_to(tf.reduce_mean(pairs, [1]), [2, tf.shape(x)[0] * 3, 8])
 
 
-@pytest.mark.parametrize("make", [attention, dense, pictures, pieces])
+def experts(x: Any) -> Any:
+    return SwitchFeedForward(4, 8, k=2, row_groups=5)(SwitchFeedForward(4, 8, groups=2)(x), training=True)
+
+
+def classes(x: Any) -> Any:
+    best = tf.math.top_k(tf.pad(x, [[0, 0], [1, 2], [0, 0]]), 3)
+    marks = tf.one_hot(best.indices[:, 0], 7) + tf.one_hot(tf.argmax(x, -1), 7)[:, :3]
+    return tf.squeeze(tf.stack([marks, tf.where(marks > 0.5, marks, 0.1)], 1)[..., tf.newaxis], [-1])
+
+
+@pytest.mark.parametrize("make", [attention, dense, pictures, pieces, experts, classes])
 def test_every_tensor_has_the_size_that_it_has_when_it_runs(make: Callable[[Any], Any]) -> None:
     """Forward and gradients; the graph is run by a session, which gives any of its tensors."""
     with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
@@ -131,6 +142,8 @@ def test_what_a_loop_lists_is_measured() -> None:
 # ---------------------------------------------------------------------- numbers are TensorFlow's
 GRID = np.arange(1, 7).reshape(2, 3)
 COMPUTED: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "Ceil": ([2.25], {}),
+    "Floor": ([2.75], {}),
     "Transpose": ([GRID, [1, 0]], {}),
     "Reshape": ([GRID, [-1, 2]], {}),
     "ExpandDims": ([GRID, -1], {}),

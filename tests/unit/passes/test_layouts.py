@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 import textwrap
+from dataclasses import replace
 
 import pytest
 
 from tests.unit.passes.programs import cases
 from tests.unit.passes.rules.states import batched, read
 from whale_nebula.ir.layout import SPLIT, Layout, Layouts, count_bytes
-from whale_nebula.passes.layouts import Question, complete_layouts
+from whale_nebula.passes.completion import Completion, Question
+from whale_nebula.passes.layouts import complete_layouts
+from whale_nebula.passes.pieces import Step
 from whale_nebula.passes.rules import fold
 from whale_nebula.spec import Value
 
@@ -24,15 +27,19 @@ def remarks(text: str) -> dict[str, str]:
     return dict(re.findall(r"^# (split|count|wholes|crosses|together|notes) (.*)$", text, re.MULTILINE))
 
 
-def complete(text: str) -> Layouts:
-    """Complete the layouts of a graph."""
+def ask(text: str) -> Question:
+    """What is to be completed of a graph."""
     graph, said = read(text), remarks(text)
     split = dict(map(int, each.split(":")) for each in said["split"].split())
     variables = {op: Layout(SPLIT, axis) for op, axis in split.items()}
     ends = [Value(int(op)) for op in said.get("wholes", "").split()]
     folds = fold(graph, batched(graph)).folds
     count = int(said.get("count", 2))
-    return complete_layouts(Question(graph, range(len(graph)), count, variables, folds=folds, wholes=ends))
+    return Question(graph, range(len(graph)), count, variables, folds=folds, wholes=ends)
+
+
+def complete(text: str) -> Layouts:
+    return complete_layouts(ask(text))
 
 
 @pytest.mark.parametrize("text", cases("layouts"))
@@ -52,3 +59,13 @@ def test_each_value_has_the_layout_that_is_said_of_it(text: str) -> None:
 def test_what_crosses_has_its_bytes() -> None:
     (pair, *_) = (case.values[0] for case in cases("layouts"))
     assert [each.nbytes for each in complete(pair).collectives] == [count_bytes("all-reduce", 32 * 16 * 4, 2)] * 2
+
+
+@pytest.mark.parametrize("text", cases("layouts"))
+def test_what_a_change_concerns_is_visited_again(text: str) -> None:
+    """Nothing is divided first, then all that is, one variable after the other."""
+    question = ask(text)
+    run = Completion.start(replace(question, variables={}))
+    for variable, layout in question.variables.items():
+        run = run.follow(Step({variable: layout}, {}))
+    assert run.list_layouts() == Completion.start(question).list_layouts()

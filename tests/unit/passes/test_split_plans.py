@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.ir.layout import count_bytes
+from whale_nebula.models import SwitchFeedForward
 from whale_nebula.runtime.split.groups import LocalGroup
 from whale_nebula.runtime.split.lowering import Part
 
@@ -69,14 +70,17 @@ def make_classifier(task: Callable[[], tuple[Any, list[Any]]], count: int) -> tu
 
 
 class Counting(LocalGroup):
-    """A group that adds up what each device sends, by the formulas of a ring; rows that are not known are a batch's."""
+    """A group that adds up what each device sends when it runs, by the formulas of a ring."""
 
     sent: float = 0.0
+    paused: bool = False
 
     def count_bytes(self, kind: str, tensors: list[Any], share: float = 1.0) -> None:
-        shapes = [[ROWS if size is None else size for size in tensor.shape] for tensor in tensors]
-        whole = sum(tensor.dtype.size * np.prod(shape) for tensor, shape in zip(tensors, shapes, strict=True))
-        Counting.sent += count_bytes(kind, whole * share, self.count)
+        def add(entries: Any) -> None:
+            Counting.sent += count_bytes(kind, float(entries) * tensors[0].dtype.size * share, self.count)
+
+        if not Counting.paused:
+            tf.py_function(add, [tf.add_n([tf.size(tensor) for tensor in tensors])], [])
 
     def sum(self, tensors: list[Any]) -> list[Any]:
         if tensors[0].dtype.is_floating or tensors[0].shape.rank:  # a plan says nothing of sizes that a step asks for
@@ -95,41 +99,70 @@ class Counting(LocalGroup):
         self.count_bytes("reduce-scatter", tensors, 1 / self.count)
         return super().scatter(tensors, axis, sizes)
 
+    def exchange(self, tensors: list[Any], axis: int, sizes: Any, other: int, others: Any) -> list[Any]:
+        self.count_bytes("all-to-all", tensors)
+        return super().exchange(tensors, axis, sizes, other, others)
+
 
 def uncounted(assign: Callable[..., Any]) -> Callable[..., Any]:
     """In one process a variable is whole, and pieces are put together for it."""
 
     def do(*args: Any) -> Any:
-        before = Counting.sent
+        Counting.paused = True
         found = assign(*args)
-        Counting.sent = before
+        Counting.paused = False
         return found
 
     return do
 
 
-@pytest.mark.parametrize(
-    ("task", "within"),
-    [pytest.param(by_number, 0.01, marks=pytest.mark.grid), (one_hot, 0.06), (probabilities, 0.01), (focal, 0.01)],
-)
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """Gives the bytes that each device has sent in steps."""
+    Counting.sent = 0.0
+    monkeypatch.setattr("whale_nebula.runtime.step.compiled.LocalGroup", Counting)
+    monkeypatch.setattr(Part, "assign", uncounted(Part.assign))
+    return lambda: Counting.sent
+
+
+@pytest.mark.parametrize("task", [pytest.param(by_number, marks=pytest.mark.grid), one_hot, probabilities, focal])
 def test_logits_never_cross_and_what_does_is_as_planned(
-    task: Callable[[], tuple[Any, list[Any]]], within: float, monkeypatch: pytest.MonkeyPatch
+    task: Callable[[], tuple[Any, list[Any]]], sent: Callable[[], float]
 ) -> None:
     model, x, y = make_classifier(task, COUNT)
     plan = nb.plan(model, x, y)
     assert not plan.notes and {each.kind for each in plan.collectives} <= {"all-reduce", "all-gather"}
     assert max(each.bytes for each in plan.collectives) < LOGITS / 20
     planned = sum(each.bytes * each.times for each in plan.collectives)
-    nb.shutdown()
-    Counting.sent = 0.0
-    monkeypatch.setattr("whale_nebula.runtime.step.compiled.LocalGroup", Counting)
-    monkeypatch.setattr(Part, "assign", uncounted(Part.assign))
-    model, x, y = make_classifier(task, COUNT)
     told = model.train_on_batch(x, y, return_dict=True)
-    assert planned == pytest.approx(Counting.sent, rel=within)
+    assert planned == pytest.approx(sent(), rel=0.01)
     nb.shutdown()
     model, x, y = make_classifier(task, 1)
     assert told == pytest.approx(model.train_on_batch(x, y, return_dict=True), rel=1e-5)
+
+
+@pytest.mark.parametrize(("groups", "k", "micro_batches"), [(4, 2, 1), (None, 1, 2)])
+def test_places_at_experts_are_counted(
+    groups: int | None, k: int, micro_batches: int, sent: Callable[[], float]
+) -> None:
+    """How many there are only a step knows: it has to do with tokens, not rows."""
+    layer, optimizer = SwitchFeedForward(4, 8, k=k, row_groups=groups), keras.optimizers.SGD(0.1)
+
+    def step(x: Any) -> Any:
+        pipeline = nb.pipeline(micro_batch=micro_batches, coupled="allow")
+        with nb.cluster(), pipeline, tf.GradientTape() as tape:
+            hidden = tf.tanh(x)
+            with nb.stage(), nb.split(2, axis=0):
+                hidden = hidden + layer(hidden, training=True)
+            loss = tf.reduce_mean(tf.square(hidden)) + tf.add_n(layer.losses)
+        optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+        return loss
+
+    function, x = nb.function(step), np.random.default_rng(0).standard_normal((16, 7, WIDTH)).astype("float32")
+    layer.build(x.shape)
+    planned = sum(each.bytes * each.times for each in nb.plan(function, x).collectives)
+    function(x)
+    assert planned == pytest.approx(sent(), rel=0.01)
 
 
 def test_a_pair_of_dense_layers_sums_once_each_way() -> None:

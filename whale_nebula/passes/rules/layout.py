@@ -113,7 +113,7 @@ def describe_reshape(site: Site) -> Axes:
     """Runs of axes that have as many entries before as after belong together. Of each the first ones are the same axis,
     where one's size is a multiple of the other's.
     """
-    before, after = site.spec(0).shape, _sizes(site)
+    before, after = site.spec(0).shape, read_target(site)
     if before is None or after is None:
         raise Undecided(NO_RANK)
     inputs, outputs = [f"in {n}" for n in range(len(before))], [f"out {n}" for n in range(len(after))]
@@ -183,7 +183,7 @@ class _Move(NamedTuple):
 
 
 def _reshape_rows(site: Site, data: Fold) -> Fold:
-    before, after = site.spec(0).shape, _sizes(site)
+    before, after = site.spec(0).shape, read_target(site)
     if before is None or after is None:
         raise Undecided("rows are given a shape with an unknown number of axes")
     place = _batch_place(site, after)
@@ -211,8 +211,8 @@ def _move_rows(site: Site, data: Fold, move: _Move, per: int) -> Fold:
     return data._replace(axis=0, per=UNKNOWN, order=order).bare
 
 
-def _sizes(site: Site) -> Sizes | None:
-    """The sizes asked for; None is a size that is not known, and the batch."""
+def read_target(site: Site) -> Sizes | None:
+    """The sizes that a reshape is asked for; None is a size that is not known, and the batch."""
     static, parts = site.op.outputs[0].shape, site.parts(1)
     if parts is None:
         return static

@@ -110,6 +110,16 @@ def measure_pieces(size: Any, count: int, units: int = 0) -> tuple[list[Any], li
     return [sum(sizes[:device]) for device in range(count)], sizes
 
 
+def measure_whole(group: Group, sizes: Tensors, layout: Layout) -> Any:
+    """The length of an axis of which each device has a piece of such a size. Where the axis has units each device finds
+    it by itself, since it knows how many units are its own; else they add up what they have.
+    """
+    parts = divide(layout.units, group.count)
+    if min(parts) > 0:
+        return sizes[0] // parts[group.here[0]] * layout.units
+    return group.sum(sizes)[0]
+
+
 def cut_piece(tensor: Any, axis: int, start: Any, size: Any) -> Any:
     """Some entries of a tensor along an axis."""
     along = _mark_axis(tensor, axis)
@@ -154,7 +164,7 @@ def reshard(
     def measure(layout: Layout) -> tuple[list[Any], list[Any]]:
         size: Any = shape[layout.axis] if len(shape) > layout.axis else None
         if size is None and source.kind == SPLIT and source.axis == layout.axis:
-            size = group.sum([tf.shape(tensor)[layout.axis] for tensor in tensors])[0]
+            size = measure_whole(group, [tf.shape(tensor)[layout.axis] for tensor in tensors], source)
         elif size is None:
             size = tf.shape(tensors[0])[layout.axis]
         return measure_pieces(size, group.count, layout.units)

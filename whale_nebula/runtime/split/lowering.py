@@ -14,13 +14,14 @@ import tensorflow as tf
 
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.layout import PARTIAL, SPLIT, WHOLE_LAYOUT, Layout, Layouts, local_shape
-from whale_nebula.passes.layouts import SCATTERS
-from whale_nebula.passes.pieces import ASSIGNS, DEALS
+from whale_nebula.passes.facts import ASSIGNS, SCATTERS
+from whale_nebula.passes.pieces import DEALS
 from whale_nebula.runtime.split.groups import (
     Group,
     Pieces,
     Tensors,
     measure_pieces,
+    measure_whole,
     reshard,
     take_piece,
 )
@@ -186,11 +187,11 @@ class Part:
     def shape(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
         """The shapes of whole tensors."""
         found = []
-        for tensors, layout in zip(inputs, layouts, strict=True):
+        for value, tensors, layout in zip(op.inputs, inputs, layouts, strict=True):
             shapes = [tf.shape(tensor, out_type=op.outputs[0].dtype) for tensor in tensors]
             if layout.kind == SPLIT:
-                sizes = self.group.sum([shape[layout.axis] for shape in shapes])
-                shapes = [_replace_size(shape, layout.axis, size) for shape, size in zip(shapes, sizes, strict=True)]
+                size = self.measure_axis(value, [shape[layout.axis] for shape in shapes], layout)
+                shapes = [_replace_size(shape, layout.axis, size) for shape in shapes]
             found.append(shapes)
         return found
 
@@ -199,9 +200,9 @@ class Part:
         found = self.copy(op, inputs, layouts)
         if layouts[0].kind != SPLIT or self.layouts.layout(Value(op.index)).kind != PARTIAL:
             return found
-        own = [tf.cast(tf.shape(data)[layouts[0].axis], data.dtype) for data in inputs[0]]
-        shares = [size / total for size, total in zip(own, self.group.sum(own), strict=True)]
-        return [[each * share for each, share in zip(found[0], shares, strict=True)]]
+        own = [tf.shape(data)[layouts[0].axis] for data in inputs[0]]
+        total = tf.cast(self.measure_axis(op.inputs[0], own, layouts[0]), op.outputs[0].dtype)
+        return [[each * (tf.cast(size, each.dtype) / total) for each, size in zip(found[0], own, strict=True)]]
 
     def starts(self, value: Value, tensors: Tensors, layout: Layout) -> Tensors:
         """Where the piece of each device begins along its axis."""
@@ -210,14 +211,17 @@ class Part:
 
     def measure(self, value: Value, tensors: Tensors, layout: Layout) -> tuple[list[Any], list[Any]]:
         """Where the pieces of all devices begin along their axis, and how long they are."""
+        total = self.measure_axis(value, [_measure_form(tensor)[layout.axis] for tensor in tensors], layout)
+        return measure_pieces(total, self.group.count, layout.units)
+
+    def measure_axis(self, value: Value, sizes: Tensors, layout: Layout) -> Any:
+        """How long a whole value is along the axis of which the devices have pieces of these sizes."""
         spec = self.graph.spec(value)
         if spec.dtype == "resource":  # what its readers know of its form, if there are any
             reads = (op for op in self.graph.ops if op.type == "ReadVariableOp" and op.inputs[0] == value)
             spec = next((op.outputs[0] for op in reads), Spec(spec.dtype, None))
-        total: Any = None if spec.shape is None else spec.shape[layout.axis]
-        if total is None:
-            total = self.group.sum([_measure_form(tensor)[layout.axis] for tensor in tensors])[0]
-        return measure_pieces(total, self.group.count, layout.units)
+        known = None if spec.shape is None else spec.shape[layout.axis]
+        return measure_whole(self.group, sizes, layout) if known is None else known
 
 
 @dataclass

@@ -1,0 +1,393 @@
+"""Visits of a stage's ops: how each is run on the devices, by the layouts of what it reads.
+
+What an op does to axes (`rules`) says which of them may be cut; of the ways that are left the one is taken for which
+the fewest bytes cross, by the collectives that its inputs and its output need. After a change only those ops are
+visited again that read what lies in another layout now, or has been brought to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import chain
+from math import fsum
+from typing import Any, NamedTuple
+
+from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.ir.layout import (
+    PARTIAL,
+    PARTIAL_LAYOUT,
+    SPLIT,
+    WHOLE_LAYOUT,
+    Layout,
+    Layouts,
+    Reshard,
+    choose_collective,
+    count_bytes,
+    list_crossing,
+)
+from whale_nebula.passes.facts import ASSIGNS, COOPERATIVE, SCATTERS, Facts
+from whale_nebula.passes.pieces import Step
+from whale_nebula.passes.rules.registry import Axes, Fold, Labels
+from whale_nebula.spec import Spec, Value
+
+_LINEAR = frozenset(
+    [
+        "Identity",
+        "StopGradient",
+        "PreventGradient",
+        "Snapshot",
+        "Neg",
+        "Cast",
+        "Transpose",
+        "Reshape",
+        "ExpandDims",
+        "Squeeze",
+        "Sum",
+        "BroadcastTo",
+        "AddV2",
+        "Add",
+        "AddN",
+        "Sub",
+        "Pack",
+        "ConcatV2",
+        "Tile",
+        "Split",
+        "Unpack",
+    ]
+)
+"""Ops that make parts of a sum of parts of sums, whichever inputs these are."""
+_PRODUCTS = frozenset({"Mul", "MatMul", "BatchMatMulV2", "RealDiv", "Einsum"})
+"""Ops that do so of one input, where the others are whole; a quotient of its first."""
+_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
+"""Ops that read of a tensor its form alone, which is the whole's on every device."""
+_LOOKUPS = frozenset({"GatherV2", "ResourceGather"})
+
+
+class Strategy(NamedTuple):
+    """A way to run an op on the devices: the layouts that it needs, None for any, and those of what it makes; and
+    whether an axis that cannot be cut is, so that the devices compute it `together`.
+    """
+
+    inputs: tuple[Layout | None, ...]
+    outputs: tuple[Layout, ...]
+    together: bool = False
+
+
+class Way(NamedTuple):
+    """A strategy for an op and the bytes that cross for it: for an input in a layout, or None for a part that will be
+    summed. It `repeats` work where devices do again what others do, or one adds what is whole to its part.
+    """
+
+    strategy: Strategy
+    crossing: tuple[tuple[tuple[Value, Layout] | None, float], ...]
+    repeats: bool
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be completed: the ops of a stage, in an order in which values come before their readers.
+
+    `variables` says what is held how, and those that are `settled` stay so; `parts` of which value the placeholder of a
+    gradient is the sum; `given` are values that come from elsewhere in pieces, others that do are whole. `wholes` has
+    to be whole at the end, and ops that are `kept_whole` are run so. `folds` holds the known numbers; `where` tells the
+    line that made an op. What the identities `row_starts` read is split along axis 0, what `row_ends` read is whole if
+    fewer bytes cross then. `shared` is what is known of another question about the same ops.
+    """
+
+    graph: Graph
+    ops: Sequence[int]
+    count: int
+    variables: Mapping[int, Layout]
+    parts: Mapping[Value, Value] = field(default_factory=dict)
+    given: Mapping[Value, Layout] = field(default_factory=dict)
+    wholes: Collection[Value] = ()
+    settled: Collection[int] = ()
+    kept_whole: Collection[int] = ()
+    folds: Mapping[Value, Fold] = field(default_factory=dict)
+    where: Callable[[int], str] = lambda op: ""
+    row_starts: Collection[int] = ()
+    row_ends: Collection[int] = ()
+    shared: Facts | None = None
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What is the same in all visits."""
+        return self.shared or Facts(self.graph, self.ops, self.folds, self.parts)
+
+
+@dataclass
+class Completion:
+    """How all ops are run. `wanted` are made in pieces though all is whole that they are made of; `needs` says of each
+    value that is brought to a layout by the ops at which places, in order. `ways` keeps those to run an op, by how its
+    inputs lie and what is wanted of it.
+    """
+
+    question: Question
+    variables: Mapping[int, Layout]
+    wanted: Mapping[Value, Layout] = field(default_factory=dict)
+    of: dict[Value, Layout] = field(default_factory=dict)
+    reshards: dict[int, tuple[Reshard, ...]] = field(default_factory=dict)
+    needs: dict[tuple[Value, Layout], tuple[int, ...]] = field(default_factory=dict)
+    together: set[int] = field(default_factory=set)
+    ways: dict[tuple[Any, ...], tuple[Way, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, question: Question) -> Completion:
+        """A visit of all ops."""
+        found = cls(question, question.variables)
+        found.revise(range(len(question.ops)))
+        return found
+
+    def follow(self, step: Step) -> Completion:
+        """The same where variables, and values that are made whole, are in the pieces that a step says."""
+        copies = {name: getattr(self, name).copy() for name in ("of", "reshards", "needs", "together")}
+        variables, wanted = {**self.variables, **step.variables}, {**self.wanted, **step.wanted}
+        found = replace(self, variables=variables, wanted=wanted, **copies)
+        facts = self.question.facts
+        changed = [place for variable in step.variables for place in facts.readers(Value(variable))]
+        changed += [facts.places[value.op] for value in step.wanted]
+        found.revise(changed)
+        return found
+
+    def revise(self, places: Iterable[int]) -> None:
+        """Visit the ops at these places, in their order, and after each those that it concerns."""
+        left = sorted(set(places))
+        waiting = set(left)
+        while left:
+            place = heappop(left)
+            waiting.discard(place)
+            for each in self.visit(self.question.graph.ops[self.question.ops[place]], place):
+                if each > place and each not in waiting:
+                    waiting.add(each)
+                    heappush(left, each)
+
+    def visit(self, op: Op, place: int) -> Iterable[int]:
+        """Choose how an op is run; gives the places of those that read what is not as it was."""
+        if not op.inputs:
+            return ()
+        before = [self.of.pop(value, None) for value in op.values]
+        key = (op.index, *map(self.layout, op.inputs), *map(self.wanted.get, op.values))
+        if key not in self.ways:
+            self.ways[key] = tuple(self.weigh(op, each) for each in self.list_strategies(op))
+        ways = self.ways[key]
+        best = min(ways, key=lambda each: self.cost(each, place)).strategy if len(ways) > 1 else ways[0].strategy
+        inputs = zip(op.inputs, best.inputs, strict=True)
+        changed = self.reshard(op, place, [(value, need) for value, need in inputs if need is not None])
+        self.of.update(zip(op.values, best.outputs, strict=True))
+        (self.together.add if best.together else self.together.discard)(op.index)
+        changed |= {value for value, was in zip(op.values, before, strict=True) if self.of.get(value) != was}
+        return chain.from_iterable(map(self.question.facts.readers, changed))
+
+    def weigh(self, op: Op, way: Strategy) -> Way:
+        """What crosses for a way, that with which a part of a sum will be summed among it."""
+        size, count = self.question.facts.size, self.question.count
+        crossing: list[tuple[tuple[Value, Layout] | None, float]] = []
+        masked = False
+        for value, need in zip(op.inputs, way.inputs, strict=True):
+            held = self.layout(value)
+            kind = None if need is None else choose_collective(held, need)
+            if need is not None and kind is not None:
+                crossing.append(((value, need), count_bytes(kind, size(value), count)))
+            masked |= need == PARTIAL_LAYOUT and held == WHOLE_LAYOUT
+        for value, layout in zip(op.values, way.outputs, strict=True):
+            if layout.kind == PARTIAL:
+                crossing.append((None, count_bytes("all-reduce", size(value), count)))
+        return Way(way, tuple(crossing), masked or WHOLE_LAYOUT in way.outputs)
+
+    def cost(self, way: Way, place: int) -> tuple[float, bool]:
+        """Bytes that cross for a way of an op, then whether it repeats work. What an op before has brought to a layout
+        does not cross again.
+        """
+        here = (place,)
+        own = (nbytes for key, nbytes in way.crossing if key is None or self.needs.get(key, here)[0] >= place)
+        return sum(own), way.repeats
+
+    def layout(self, value: Value) -> Layout:
+        """How a value lies: as the op that makes it leaves it, a variable as it is held, a gradient as its part."""
+        found = self.of.get(value)
+        if found is not None:
+            return found
+        part = self.question.parts.get(value)
+        if part is not None:
+            return self.layout(part)
+        return self.variables.get(value.op) or self.question.given.get(value, WHOLE_LAYOUT)
+
+    def reshard(self, op: Op, place: int, needs: Iterable[tuple[Value, Layout]]) -> set[Value]:
+        """Write down what an op needs in another layout than it has; gives of which values that is not as it was."""
+        found, before = self.list_reshards(needs), self.reshards.pop(op.index, ())
+        if found:
+            self.reshards[op.index] = found
+        now, was = ({(each.value, each.target) for each in every} for every in (found, before))
+        for each in now - was:
+            self.needs[each] = tuple(sorted((*self.needs.get(each, ()), place)))
+        for each in was - now:
+            left = tuple(other for other in self.needs.pop(each) if other != place)
+            self.needs |= {each: left} if left else {}
+        return {value for value, _ in now ^ was}
+
+    def list_reshards(self, needs: Iterable[tuple[Value, Layout]]) -> tuple[Reshard, ...]:
+        """What crosses, or is cut, so that values are in these layouts."""
+        found = []
+        for value, target in needs:
+            kind = choose_collective(self.layout(value), target)
+            if kind is not None:
+                nbytes = count_bytes(kind, self.question.facts.size(value), self.question.count)
+                found.append(Reshard(value, self.layout(value), target, kind, nbytes))
+        return tuple(found)
+
+    @cached_property
+    def every(self) -> Mapping[int, tuple[Reshard, ...]]:
+        """By the op that needs it, in the order of visits, what is in another layout there; -1 at the end."""
+        places, found = self.question.facts.places, self.reshards
+        ends = self.list_reshards([(value, WHOLE_LAYOUT) for value in sorted(self.question.wholes)])
+        return {op: found[op] for op in sorted(found, key=places.__getitem__)} | ({-1: ends} if ends else {})
+
+    @cached_property
+    def nbytes(self) -> float:
+        """Bytes that each device sends."""
+        return fsum(each.nbytes for each in list_crossing(self.every))
+
+    def list_layouts(self) -> Layouts:
+        """What was found."""
+        question, facts = self.question, self.question.facts
+        every = ((value, self.layout(value)) for value in (*facts.values, *sorted(question.wholes)))
+        pieces = {value: layout for value, layout in every if layout != WHOLE_LAYOUT}
+        ops = [op for op in map(question.graph.ops.__getitem__, question.ops) if op.inputs]
+        touched = [op for op in ops if not pieces.keys().isdisjoint((*op.inputs, *op.values))]
+        alone = {op.index: note for op in touched if (note := self.explain(op))}
+        return Layouts(
+            question.count,
+            pieces,
+            self.every,
+            dict(self.variables),
+            frozenset(self.together),
+            frozenset(op.index for op in touched),
+            tuple(dict.fromkeys(alone.values())),
+            alone=alone,
+        )
+
+    def explain(self, op: Op) -> str:
+        """Why an op that reads pieces is run whole, where no rule says what it does to axes; else nothing."""
+        found = self.question.facts.describe(op) if self.is_cut(op) and self.find_strategy(op) is None else None
+        if not isinstance(found, str):
+            return ""
+        return f"{op.type} is run whole on every device: {found} ({self.question.where(op.index)})"
+
+    def is_cut(self, op: Op) -> bool:
+        """Whether something that an op reads is not whole, or that it makes is wanted in pieces."""
+        if op.index in self.question.kept_whole:
+            return False
+        return any(self.layout(value) != WHOLE_LAYOUT for value in op.inputs) or any(map(self.wanted.get, op.values))
+
+    def list_strategies(self, op: Op) -> Iterator[Strategy]:
+        """All ways to run an op; that in which all is whole comes first."""
+        only = self.find_strategy(op)
+        yield only or Strategy((WHOLE_LAYOUT,) * len(op.inputs), (WHOLE_LAYOUT,) * len(op.outputs))
+        if only is not None or not self.is_cut(op):
+            return
+        yield from self.list_partial_strategies(op)
+        found = self.question.facts.describe(op)
+        if not isinstance(found, str):
+            for label in self.list_labels(op, found):
+                yield from self.list_strategies_along(op, found, label)
+
+    def find_strategy(self, op: Op) -> Strategy | None:
+        """The only way to run an op, where there is one: what reads, writes or measures takes all as it lies."""
+        variable, any_way = self.variables.get(op.inputs[0].op, WHOLE_LAYOUT), (None,) * len(op.inputs)
+        if op.type in ASSIGNS:
+            return Strategy((None, variable, *any_way[2:]), ())
+        if op.type in SCATTERS:
+            return Strategy((None, WHOLE_LAYOUT, self.lay_updates(op, variable)), (), variable != WHOLE_LAYOUT)
+        if op.type == "ReadVariableOp":
+            return Strategy(any_way, (variable,))
+        if op.type == "IdentityN":
+            return Strategy(any_way, tuple(self.layout(value) for value in op.inputs))
+        if op.index in self.question.row_starts:
+            return Strategy((Layout(SPLIT, 0),), (Layout(SPLIT, 0),))
+        if op.index in self.question.row_ends:
+            return Strategy((WHOLE_LAYOUT,), (WHOLE_LAYOUT,))
+        if op.type in _SHAPES:
+            return Strategy(any_way, (WHOLE_LAYOUT,) * len(op.outputs))
+        return None
+
+    def list_partial_strategies(self, op: Op) -> Iterator[Strategy]:
+        """Parts of sums stay such where an op is linear in them."""
+        floating = [self.question.graph.spec(value).floating for value in op.inputs]
+        partial = [place for place, value in enumerate(op.inputs) if self.layout(value).kind == PARTIAL]
+        outputs = (PARTIAL_LAYOUT,) * len(op.outputs)
+        if not partial or not all(spec.floating for spec in op.outputs):
+            return
+        if op.type in _LINEAR:
+            yield Strategy(tuple(PARTIAL_LAYOUT if number else WHOLE_LAYOUT for number in floating), outputs)
+        elif op.type in _PRODUCTS and (op.type != "RealDiv" or partial == [0]):
+            for place in partial:
+                needs = [PARTIAL_LAYOUT if at == place else WHOLE_LAYOUT for at in range(len(op.inputs))]
+                yield Strategy(tuple(needs), outputs)
+
+    def list_labels(self, op: Op, found: Axes) -> list[str]:
+        """The axes along which an input lies in pieces, or what the op makes is wanted so."""
+        sides = zip(op.inputs, found.inputs, strict=False)
+        held = [(self.layout(value), side) for value, side in sides if side is not None]
+        made = zip(op.values, found.outputs, strict=True)
+        held += [(self.wanted.get(value, WHOLE_LAYOUT), side) for value, side in made if side is not None]
+        return list(dict.fromkeys(side[layout.axis] for layout, side in held if layout.kind == SPLIT))
+
+    def list_strategies_along(self, op: Op, found: Axes, label: str) -> Iterator[Strategy]:
+        """The way of an op in which one axis is cut, wherever it is among the operands."""
+        together = label in found.mixed or found.folded in ("max", "min")
+        if together and op.type not in COOPERATIVE | _LOOKUPS:
+            return
+        sides = [*found.inputs, *[None] * (len(op.inputs) - len(found.inputs))]
+        units = self.count_units(op, [*sides, *found.outputs], label)
+        specs = [self.spec(value) for value in op.inputs]
+        inputs = [_lay(side or (), label, spec, units) for side, spec in zip(sides, specs, strict=True)]
+        outputs = []
+        for spec, side in zip(map(self.spec, op.values), found.outputs, strict=True):
+            if side is not None and label in side:
+                outputs.append(_lay(side, label, spec, units))
+            elif together and op.type in COOPERATIVE:
+                outputs.append(WHOLE_LAYOUT)
+            elif side is not None and spec.floating and (together or found.folded in ("sum", "mean")):
+                outputs.append(PARTIAL_LAYOUT)  # of a look-up: a device has zeros for what it does not hold
+            else:
+                return
+        yield Strategy(tuple(inputs), tuple(outputs), together)
+
+    def count_units(self, op: Op, sides: Sequence[Labels | None], label: str) -> int:
+        """How many units an axis has: no more than the smallest of the sizes that it has in any operand."""
+        sizes = []
+        for value, side in zip((*op.inputs, *op.values), sides, strict=True):
+            shape = self.spec(value).shape
+            if side is None or label not in side or shape is None:
+                continue
+            axis, layout = list(side).index(label), self.layout(value)
+            size = layout.units if layout == Layout(SPLIT, axis, layout.units) and layout.units else shape[axis]
+            if size is not None and size > 1:
+                sizes.append(size)
+        return min(sizes, default=0)
+
+    def spec(self, value: Value) -> Spec:
+        """The form of a value; that of a variable is not known by its handle."""
+        found = self.question.facts.spec(value)
+        return Spec(found.dtype, None) if found.dtype == "resource" else found
+
+    def lay_updates(self, op: Op, variable: Layout) -> Layout:
+        """How the rows lie that are put into a variable: a device takes of all those that are its own, or of each a
+        piece.
+        """
+        numbers, rows = (self.spec(value).rank for value in op.inputs[1:])
+        if variable.kind != SPLIT or variable.axis == 0 or not rows or numbers is None:
+            return WHOLE_LAYOUT
+        return replace(variable, axis=variable.axis + numbers - 1)
+
+
+def _lay(side: Labels, label: str, spec: Spec, units: int) -> Layout:
+    """The layout of an operand with these labels where an axis is split; one entry there is whole."""
+    axis = list(side).index(label) if label in side else -1
+    size = None if spec.shape is None or axis < 0 else spec.shape[axis]
+    if axis < 0 or size == 1:
+        return WHOLE_LAYOUT
+    return Layout(SPLIT, axis, 0 if size == units else units)

@@ -1,0 +1,172 @@
+"""What is the same in all visits of a stage's ops: axes, the forms and sizes of values, who reads them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+
+from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.ir.sizes import Sizes
+from whale_nebula.passes.rules.interpret import Bodies
+from whale_nebula.passes.rules.layout import read_target
+from whale_nebula.passes.rules.registry import RULES, WHOLE, Axes, Fold, Site, whole
+from whale_nebula.passes.same_sizes import REPEATED, SameSizes
+from whale_nebula.spec import Spec, Value
+
+ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
+SCATTERS = frozenset(f"ResourceScatter{what}" for what in ("Add", "Sub", "Mul", "Div", "Min", "Max", "Update"))
+"""Ops that change some rows of a variable, by their numbers."""
+COOPERATIVE = frozenset(
+    [
+        "Softmax",
+        "LogSoftmax",
+        "SparseSoftmaxCrossEntropyWithLogits",
+        "SoftmaxCrossEntropyWithLogits",
+        "ArgMax",
+        "ArgMin",
+        "InTopK",
+        "InTopKV2",
+        "TopKV2",
+        "Max",
+        "Min",
+    ]
+)
+"""Ops that devices compute together along an axis that cannot be cut: by sums and maxima over them."""
+_UNLIKE = "DepthwiseConv2dNative"
+"""The op that gives an axis another size than it has in its operands."""
+_NO_RULE = "no rule says what it does to axes"
+ROWS_COUNTED = 32
+"""How many rows a batch has where bytes are compared."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of ops before any is visited. `folds` holds the known numbers, `parts` of which value the
+    placeholder of a gradient is the sum. What was found is kept.
+    """
+
+    graph: Graph
+    ops: Sequence[int]
+    folds: Mapping[Value, Fold]
+    parts: Mapping[Value, Value]
+    _described: dict[int, Axes | str] = field(default_factory=dict)
+    _sizes: dict[Value, float] = field(default_factory=dict)
+    _repeated: dict[Value, Fold] = field(default_factory=dict)
+
+    @cached_property
+    def places(self) -> Mapping[int, int]:
+        """When each op is visited."""
+        return {op: place for place, op in enumerate(self.ops)}
+
+    @cached_property
+    def values(self) -> Sequence[Value]:
+        """All that ops read and make."""
+        ops = map(self.graph.ops.__getitem__, self.ops)
+        return list(dict.fromkeys(chain.from_iterable((*op.inputs, *op.values) for op in ops)))
+
+    @cached_property
+    def _readers(self) -> Mapping[Value, Sequence[int]]:
+        found: dict[Value, list[int]] = {}
+        for place, op in enumerate(self.ops):
+            for value in dict.fromkeys(self.graph.ops[op].inputs):
+                found.setdefault(value, []).append(place)
+        for holder, part in self.parts.items():
+            while part in self.parts:
+                part = self.parts[part]
+            found.setdefault(part, []).extend(found.get(holder, ()))
+        return found
+
+    def readers(self, value: Value) -> Sequence[int]:
+        """The places of the ops that read a value, or the placeholder of the sum of which it is a part."""
+        return self._readers.get(value, ())
+
+    def spec(self, value: Value) -> Spec:
+        """The form of a value, as far as it is known."""
+        return self.specs.get(value) or self.graph.spec(value)
+
+    def describe(self, op: Op) -> Axes | str:
+        """What an op does to axes, or why that is not known."""
+        if op.index not in self._described:
+            self._described[op.index] = self._describe(op, self.specs)
+        return self._described[op.index]
+
+    def size(self, value: Value) -> float:
+        """Bytes of a value. A variable in pieces is never brought together where only its handle is read."""
+        if value not in self._sizes:
+            self._sizes[value] = self._count_size(value)
+        return self._sizes[value]
+
+    def _describe(self, op: Op, specs: Mapping[Value, Spec]) -> Axes | str:
+        entry = RULES.get(op.type)
+        if entry is None or entry.axes is None:
+            return _NO_RULE
+        return entry.axes(self._site(op, specs))
+
+    def _site(self, op: Op, specs: Mapping[Value, Spec]) -> Site:
+        folds = tuple(self._repeated.get(value) or self.folds.get(value, whole()) for value in op.inputs)
+        return Site(self.graph, op, folds, Bodies(), op.index, specs)
+
+    def _count_size(self, value: Value) -> float:
+        spec, shape = self.spec(value), self._forms.shape(value)
+        if spec.dtype == "resource":
+            return math.inf
+        if spec.rank == len(shape):
+            shape = tuple(given if own is None else own for own, given in zip(spec.shape or (), shape, strict=True))
+        return Spec(spec.dtype, shape).nbytes()
+
+    @cached_property
+    def _forms(self) -> Sizes:
+        """The sizes of a batch of so many rows as bytes are compared for."""
+        return Sizes(self.graph, ROWS_COUNTED).follow(sorted(self.graph.ascend(self.ops)))
+
+    @cached_property
+    def specs(self) -> Mapping[Value, Spec]:
+        """The forms of values of which a size was not known where they were traced, and an operand has it on that
+        axis, or says it.
+        """
+        found: dict[Value, Spec] = {}
+        ops = [self.graph.ops[op] for op in self.ops]
+        asked = {value for op in ops if op.type == REPEATED for value in op.values}
+        asked = {value for value in asked if self.folds.get(value, whole()).literal is None}
+        same = SameSizes(
+            self.graph,
+            self.places,
+            lambda value: found.get(value) or self.graph.spec(value),
+            lambda op: _NO_RULE if op.type == _UNLIKE else self._describe(op, found),
+        )
+        for op in ops:
+            self._refine(op, found)
+            if asked:
+                same.follow(op)
+            for value in asked.intersection(op.values):
+                numbers = same.find_repeated(value)
+                self._repeated.update({} if numbers is None else {value: Fold(WHOLE, literal=numbers)})
+        return found
+
+    def _refine(self, op: Op, found: dict[Value, Spec]) -> None:
+        """Note the sizes of what an op makes that its operands have, or that one says."""
+        if op.type == _UNLIKE or all(spec.shape is None or None not in spec.shape[1:] for spec in op.outputs):
+            return
+        if op.type == "Reshape":
+            target = read_target(self._site(op, found))
+            found[Value(op.index)] = op.outputs[0]._replace(shape=target)
+            return
+        axes = self._describe(op, found)
+        if isinstance(axes, str):
+            return
+        sizes: dict[str, int | None] = {}
+        for value, side in zip(op.inputs, axes.inputs, strict=False):
+            pairs = zip(side or (), (found.get(value) or self.graph.spec(value)).shape or (), strict=False)
+            sizes |= {label: size for label, size in pairs if size is not None and size > 1}
+        if op.type in ("Sum", "Mean", "Max", "Min"):  # what is folded stays as an axis of one entry, if it stays
+            read = {label for side in axes.inputs for label in side or ()}
+            sizes |= {label: 1 for label in axes.outputs[0] or () if label not in read}
+        for value, spec, side in zip(op.values, op.outputs, axes.outputs, strict=True):
+            if side is not None and spec.shape is not None and len(side) == len(spec.shape):
+                kept = [label not in axes.mixed or op.type in COOPERATIVE for label in side]
+                triples = zip(side, kept, spec.shape, strict=True)
+                shape = (sizes.get(label) if size is None and same else size for label, same, size in triples)
+                found[value] = spec._replace(shape=tuple(shape))
