@@ -186,10 +186,11 @@ class Part:
     def shape(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
         """The shapes of whole tensors."""
         found = []
-        for tensors, layout in zip(inputs, layouts, strict=True):
+        for value, tensors, layout in zip(op.inputs, inputs, layouts, strict=True):
             shapes = [tf.shape(tensor, out_type=op.outputs[0].dtype) for tensor in tensors]
             if layout.kind == SPLIT:
-                sizes = self.group.sum([shape[layout.axis] for shape in shapes])
+                known = (self.graph.spec(value).shape or {layout.axis: None})[layout.axis]
+                sizes = self.group.sum([s[layout.axis] for s in shapes]) if known is None else [known] * len(shapes)
                 shapes = [_replace_size(shape, layout.axis, size) for shape, size in zip(shapes, sizes, strict=True)]
             found.append(shapes)
         return found
