@@ -124,6 +124,7 @@ def at_home(folder: str, *asked: str) -> None:
     """A model in pieces whose cluster keeps its weights; and others, as for `divided`."""
     reopen(Path(folder), config={"weights": "own"})
     tell("kept", kept(Path(folder), nb.cluster(["c0"]), nb.stage(), nb.split(2)))
+    tell("slots kept", kept(Path(folder), nb.cluster(["c0"]), nb.replica(2, shard="optimizer"), nb.stage()))
     reopen(Path(folder))
     divided(*asked)
 
