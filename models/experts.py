@@ -46,11 +46,12 @@ class SwitchFeedForward(keras.layers.Layer):
     what the load of experts lacks in balance: experts × sum of (share of tokens × mean probability), before any drop.
 
     The layer's metrics are the entropy of the load (1: all alike), the share of assignments that was dropped, and the
-    share of tokens of the busiest expert: means over (micro-)batches, weighted by their rows.
+    share of tokens of the busiest expert.
 
-    With `row_groups` the rows of a batch are cut into so many groups, and the tokens of each have places at the experts
-    of their own. Of the devices that experts are spread over each has some of the groups, and tokens go to experts and
-    back by two all-to-alls. Results depend on the number of groups, not on that of devices.
+    With `row_groups` the rows of a (micro-)batch are cut into so many groups, each with places at the experts, a load
+    and a balance of its own: `aux` and the metrics are means over groups. So four micro-batches of two groups are one
+    batch of eight. Of the devices that experts are spread over each has some of the groups, and tokens go to experts
+    and back by two all-to-alls. Results depend on the number of groups, not on that of devices.
 
     >>> layer = SwitchFeedForward(4, 16)
     >>> layer(tf.zeros([2, 5, 8])).shape
@@ -111,8 +112,9 @@ class SwitchFeedForward(keras.layers.Layer):
         groups, width = self.row_groups or 1, x.shape[-1]
         _check_rows(x.shape[0], groups)
         count = form[0] // groups * math.prod(form[1:-1])
-        capacity = self.capacity(count)
         tokens = tf.identity(tf.reshape(x, [groups, count, width]), name=ROW_GROUPS)
+        count = tf.shape(tokens)[1] if tokens.shape[1] is None else tokens.shape[1]  # of this micro-batch
+        capacity = self.capacity(count)
         rows = tf.cast(tf.shape(x)[0], tf.float32)
         chosen, weights = self.choose(tokens, count, rows, bool(training))
         places = self.take_places(chosen, count, bool(training))
@@ -147,11 +149,11 @@ class SwitchFeedForward(keras.layers.Layer):
         chosen = tf.math.top_k(tf.stop_gradient(chances), self.k).indices
         marks = tf.one_hot(chosen, self.experts)
         weights = tf.einsum("gse,gske->gsk", chances, marks)
-        shares, means = tf.reduce_mean(marks[:, :, 0], [0, 1]), tf.reduce_mean(chances, [0, 1])
-        self.add_loss(self.aux * self.experts * tf.reduce_sum(shares * means))
-        spread = -tf.reduce_sum(tf.math.xlogy(shares, shares)) / tf.math.log(float(max(self.experts, 2)))
-        self.balance.update_state(spread, rows)
-        self.busiest.update_state(tf.reduce_max(shares), rows)
+        shares, means = tf.reduce_mean(marks[:, :, 0], 1), tf.reduce_mean(chances, 1)  # [row groups, experts]
+        self.add_loss(self.aux * self.experts * tf.reduce_mean(tf.reduce_sum(shares * means, 1)))
+        spread = -tf.reduce_sum(tf.math.xlogy(shares, shares), 1) / tf.math.log(float(max(self.experts, 2)))
+        self.balance.update_state(tf.reduce_mean(spread), rows)
+        self.busiest.update_state(tf.reduce_mean(tf.reduce_max(shares, 1)), rows)
         if self.k > 1:
             sums = tf.einsum("gsk,k->gs", weights, tf.ones([self.k]))
             weights = tf.einsum("gsk,gs->gsk", weights, 1.0 / sums)
@@ -207,10 +209,11 @@ class SwitchFeedForward(keras.layers.Layer):
         form, width = [groups, self.experts, capacity], given.shape[-1]
         by_expert = tf.transpose(tf.reshape(given, [*form, width]), [1, 0, 2, 3])
         rows = tf.reshape(by_expert, [self.experts, groups * capacity, width])
-        biases = (tf.expand_dims(tf.cast(bias, rows.dtype), 1) for bias in (self.inner_bias, self.outer_bias))
-        inner, outer = (tf.cast(weights, rows.dtype) for weights in (self.inner, self.outer))
-        hidden = self.activation(tf.matmul(rows, inner) + next(biases))
-        made = tf.matmul(hidden, outer) + next(biases)
+        inner = tf.matmul(rows, tf.cast(self.inner, rows.dtype)) + tf.expand_dims(
+            tf.cast(self.inner_bias, rows.dtype), 1
+        )
+        made = tf.matmul(self.activation(inner), tf.cast(self.outer, rows.dtype))
+        made += tf.expand_dims(tf.cast(self.outer_bias, rows.dtype), 1)
         by_group = tf.transpose(tf.reshape(made, [self.experts, groups, capacity, width]), [1, 0, 2, 3])
         return tf.reshape(by_group, [groups, self.experts * capacity, width])
 

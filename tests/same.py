@@ -53,6 +53,7 @@ class Cut:
     schedule: str = "eager-1f1b"
     clusters: bool = True
     replicas: tuple[int, ...] = ()
+    coupled: str = "error"
 
     @property
     def function(self) -> Any:
@@ -70,7 +71,7 @@ class Cut:
 
     def pipeline(self, **options: Any) -> contextlib.AbstractContextManager[Any]:
         """The pipeline around all stages; inside the replicas of each, where these have counts of their own."""
-        return nb.pipeline(self.micro_batches, schedule=self.schedule, **options)
+        return nb.pipeline(self.micro_batches, schedule=self.schedule, **{"coupled": self.coupled, **options})
 
     @contextlib.contextmanager
     def copied(self, stage: int, inner: contextlib.AbstractContextManager[Any]) -> Iterator[None]:

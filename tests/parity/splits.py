@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -188,30 +188,57 @@ def siblings(split: Split) -> Outcome:
     return fit(model, split.cut, data(ROWS, 6), y, batch_size=BATCH)
 
 
-def experts(split: Split) -> Outcome:
-    """Tokens that go to experts and back in groups of rows, two experts each, without room for all; their gauges."""
-    keras.utils.set_random_seed(9)
-    inputs = keras.Input((LENGTH,), dtype="int32")
-    with split.cut.program():
-        with split.cut.at(0):
-            hidden = layers.Embedding(WORDS, 8)(inputs)
-            with split.along(0):
-                layer = SwitchFeedForward(4, 12, k=2, capacity_factor=0.6, min_capacity=1, seed=1, row_groups=2)
-                found = layer(hidden)
-            hidden = layers.LayerNormalization()(hidden + found)
-        with split.cut.at(1):
-            outputs = layers.Dense(4)(layers.GlobalAveragePooling1D()(hidden))
+def switch(micro_batches: int) -> SwitchFeedForward:
+    """Experts without room for all tokens, two for each; twelve groups of rows in all micro-batches together."""
+    options: dict[str, Any] = {"k": 2, "capacity_factor": 0.6, "min_capacity": 1, "drop": "order", "aux": 0.1}
+    return SwitchFeedForward(4, 12, seed=1, row_groups=12 // micro_batches, **options)
+
+
+def fit_experts(split: Split, inputs: Any, outputs: Any) -> Outcome:
+    """Train on batches of twelve rows; the gauges are in the history."""
     model = keras.Model(inputs, outputs)
     model.compile(optimizer(global_clipnorm=0.5), "mse", metrics=["mae"])
-    x = np.random.default_rng(2).integers(0, WORDS, (ROWS, LENGTH))
-    return fit(model, split.cut, x, data(ROWS, 4), batch_size=BATCH)
+    x = np.random.default_rng(2).integers(0, WORDS, (24, LENGTH))
+    return fit(model, split.cut, x, data(24, 4), batch_size=12)
+
+
+def experts(split: Split) -> Outcome:
+    """Tokens that go to experts and back in groups of rows."""
+    keras.utils.set_random_seed(9)
+    inputs, cut = keras.Input((LENGTH,), dtype="int32"), replace(split.cut, coupled="allow")
+    with cut.program():
+        with cut.at(0):
+            hidden = layers.Embedding(WORDS, 8)(inputs)
+            with split.along(0):
+                found = switch(cut.micro_batches)(hidden)
+            hidden = layers.LayerNormalization()(hidden + found)
+        with cut.at(1):
+            outputs = layers.Dense(4)(layers.GlobalAveragePooling1D()(hidden))
+    return fit_experts(split, inputs, outputs)
+
+
+def sibling_experts(split: Split) -> Outcome:
+    """The same beside replicas: each has a micro-batch of the tokens, and some of the experts."""
+    keras.utils.set_random_seed(9)
+    inputs, copies = keras.Input((LENGTH,), dtype="int32"), max(1, split.count)
+    with contextlib.ExitStack() as stack:
+        for scope in (nb.cluster(["c0"]), nb.pipeline(copies, coupled="allow")) if split.count else ():
+            stack.enter_context(scope)
+        with nb.replica(copies) if split.count else contextlib.nullcontext():
+            hidden = layers.Embedding(WORDS, 8)(inputs)
+        with split.along(0):
+            found = switch(copies)(hidden)
+        hidden = layers.LayerNormalization()(hidden + found)
+        outputs = layers.Dense(4)(layers.GlobalAveragePooling1D()(hidden))
+    return fit_experts(split, inputs, outputs)
 
 
 MODELS: Mapping[str, Callable[[Split], Outcome]] = {
     "classifier": classifier, "translator": translator, "pictures": pictures, "tied": tied, "dropping": dropping,
     "siblings": siblings, "tied by Adam": tied_by_adam, "words": words, "words by Adam": words_by_adam,
-    "experts": experts,
+    "experts": experts, "sibling experts": sibling_experts,
 }  # fmt: skip
-STAGES = {"tied": (1,), "tied by Adam": (1,), "dropping": (1,), "siblings": (1,)}
-WHOLE_BATCH = frozenset({"dropping", "experts"})
+SIBLINGS = ("siblings", "sibling experts")
+STAGES = {"tied": (1,), "tied by Adam": (1,), "dropping": (1,), **dict.fromkeys(SIBLINGS, (1,))}
+WHOLE_BATCH = frozenset({"dropping"})
 """Models whose rows depend on one another, so that the batch is not cut."""

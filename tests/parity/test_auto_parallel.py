@@ -76,9 +76,7 @@ def matrix() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "number"), list(matrix()))
-def test_what_is_proposed_trains_as_the_uncut_model(
-    name: str, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_proposed_trains_as_the_uncut_model(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case, expected = CASES[name], plain(name)
     nb.shutdown()
     nb.init({"clusters": SLOW}, links="1gbit,0ms")

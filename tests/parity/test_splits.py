@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.parity.splits import MODELS, STAGES, WHOLE_BATCH, Split
+from tests.parity.splits import MODELS, SIBLINGS, STAGES, WHOLE_BATCH, Split
 from tests.same import Cut, Outcome, assert_same, data
 
 SAMPLE, BESIDES = 11, ["tied over 2: 1 stages, 1 micro-batches"]
@@ -31,7 +31,7 @@ def matrix() -> Iterator[Any]:
     found = []
     for name, count in itertools.product(MODELS, (2, 3, 4)):
         for stages, micro_batches in itertools.product(STAGES.get(name, (1, 2)), (1, 4)):
-            if micro_batches == 1 or name not in (*WHOLE_BATCH, "siblings"):
+            if micro_batches == 1 or name not in (*WHOLE_BATCH, *SIBLINGS):
                 found.append((name, count, Cut(stages, micro_batches)))
         if name not in WHOLE_BATCH | STAGES.keys():
             found.append((name, count, Cut(2, 2, replicas=(2, 1))))

@@ -190,8 +190,8 @@ def reconnect(folder: Path) -> None:
     (peer,) = launched.peers
     number = next(_number)
     own = _free_address()
-    _tell(folder / f"run{number}-{launched.cluster}", own)
-    theirs = _hear(folder / f"run{number}-{launched.peers[peer]}")
+    _tell(folder / f"run{number}-{launched.worker.replace('/', '-')}", own)
+    theirs = _hear(folder / f"run{number}-{peer.replace('/', '-')}")
     again = launched if launched.gateway else dataclasses.replace(launched, listen=own, addresses={peer: theirs})
     whale_nebula.runtime.run.attach = lambda: again
 

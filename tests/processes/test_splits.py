@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+import keras
+import numpy as np
 import pytest
 
 import whale_nebula as nb
 from tests.parity.splits import MODELS, Split
 from tests.parity.test_shared_slots import train
 from tests.processes.running import Ended, ended, started
+from tests.processes.workers.train import kept, small, stored
 from tests.same import Cut, Outcome, assert_same
 
 DEADLINE = 600.0
 pytestmark = pytest.mark.timeout(DEADLINE)
 TWO = {"c0/0": "c0", "c0/1": "c0"}
-SAMPLE = ["translator,2,2,2", "siblings,2,1,1", "words,2,1,1"]
+SAMPLE = ["translator,2,2,2", "sibling experts,2,1,1", "words,2,1,1"]
 GRID = [
     *SAMPLE,
     "classifier,2,1,4",
@@ -24,14 +28,17 @@ GRID = [
     "dropping,2,1,1",
     "words by Adam,2,1,1",
     "experts,2,2,1",
+    "experts,2,1,4",
+    "experts,2,2,2",
+    "siblings,2,1,1",
 ]
 TOO_MANY = "experts,3,1,1"
 FOUR = {f"c0/{number}": "c0" for number in range(4)}
-MESH_SAMPLE = ["classifier,2,2,2,2+2"]
-MESH_GRID = [*MESH_SAMPLE, "translator,2,2,4,2+2", "tied,2,1,2,2"]
+MESH_SAMPLE = ["experts,2,2,2,2+2"]
+MESH_GRID = [*MESH_SAMPLE, "classifier,2,2,2,2+2", "translator,2,2,4,2+2", "tied,2,1,2,2", "experts,2,1,2,2"]
 CROWDED = "tied,3,1,2,2"
 LENGTH = 1e-2 * 6
-Mesh = tuple[Ended, Mapping[str, Outcome]]
+Found = tuple[Ended, Mapping[str, Outcome], dict[str, Any]]
 
 
 def asked(config: pytest.Config, *, mesh: bool = False) -> list[str]:
@@ -60,30 +67,45 @@ def compare(run: Ended, expected: Mapping[str, Outcome], case: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def two(request: pytest.FixtureRequest) -> Iterator[tuple[Ended, Mapping[str, Outcome]]]:
+def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
     """All of them in one run of two workers; and uncut in this process meanwhile."""
-    cases = asked(request.config)
-    with started("train", TWO, "divided", *cases, TOO_MANY, deadline=DEADLINE) as job:
+    cases, folder, own = asked(request.config), *(tmp_path_factory.mktemp(name) for name in ("home", "alone"))
+    with started("train", TWO, "at_home", folder, *cases, TOO_MANY, deadline=DEADLINE) as job:
         expected = uncut(cases)
+        plain = kept(own)
         found = ended(job, DEADLINE)
-    yield found, expected
+    model, *_ = small()
+    for name, path in {"plain": own / "kept.weights.h5", "own": folder / "kept.c0.weights.h5"}.items():
+        model.load_weights(path)
+        plain[name] = model.get_weights()
+    yield found, expected, plain
 
 
 @pytest.fixture(scope="module")
-def four(request: pytest.FixtureRequest) -> Iterator[Mesh]:
+def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
     """Those with replicas of two devices, in one run of four workers; and uncut meanwhile."""
-    cases = asked(request.config, mesh=True)
-    with started("train", FOUR, "divided", *cases, CROWDED, deadline=DEADLINE) as job:
+    cases, folder, own = asked(request.config, mesh=True), *(tmp_path_factory.mktemp(name) for name in ("mesh", "own"))
+    with started("train", FOUR, "meshed", folder, *cases, CROWDED, deadline=DEADLINE) as job:
         expected = uncut(cases)
+        plain = stored(own)
         found = ended(job, DEADLINE)
-    yield found, expected
+    plain["file"] = keras.models.load_model(folder / "mesh.keras").get_weights()
+    yield found, expected, plain
 
 
-def test_every_process_ends_with_the_uncut_model(two: tuple[Ended, Mapping[str, Outcome]], case: str) -> None:
-    compare(*two, case)
+def test_every_process_ends_with_the_uncut_model(two: Found, case: str) -> None:
+    compare(*two[:2], case)
 
 
-def test_a_worker_holds_its_pieces(two: tuple[Ended, Mapping[str, Outcome]]) -> None:
+def test_a_cluster_keeps_the_pieces_of_its_workers_in_a_file(two: Found) -> None:
+    """With `weights: own`: the first worker writes what all of them have, and all of them load it. So of slots."""
+    run, _, plain = two
+    assert_same(plain.pop("plain"), plain.pop("own"), "processes", LENGTH)
+    assert_same(plain, run.same("kept"), "processes", LENGTH)
+    assert_same(plain, run.same("slots kept"), "processes", LENGTH)
+
+
+def test_a_worker_holds_its_pieces(two: Found) -> None:
     """Of 19 words the first has ten, with the moments of Adam; of a bias as many."""
     first, second = two[0].all("pieces")
     assert first.keys() == second.keys()
@@ -92,26 +114,36 @@ def test_a_worker_holds_its_pieces(two: tuple[Ended, Mapping[str, Outcome]]) -> 
     assert all(9 in second[path] for path in tables)
 
 
-def test_a_piece_is_not_read_for_the_whole(two: tuple[Ended, Mapping[str, Outcome]]) -> None:
+def test_a_piece_is_not_read_for_the_whole(two: Found) -> None:
     assert "nb.split has divided it: c0/0, c0/1 have a piece each" in two[0].same("read")
 
 
-def test_devices_need_a_worker_each(two: tuple[Ended, Mapping[str, Outcome]]) -> None:
+def test_devices_need_a_worker_each(two: Found) -> None:
     """So experts never span a line between clusters."""
     assert "nb.split says 3 devices, and cluster 'c0' has 2" in two[0].same(TOO_MANY)
 
 
-def test_replicas_of_several_devices_end_with_the_uncut_model(four: Mesh, mesh_case: str) -> None:
-    compare(*four, mesh_case)
+def test_replicas_of_several_devices_end_with_the_uncut_model(four: Found, mesh_case: str) -> None:
+    compare(*four[:2], mesh_case)
 
 
-def test_each_replica_has_all_pieces(four: Mesh) -> None:
+def test_each_replica_has_all_pieces(four: Found) -> None:
     first, second, *others = four[0].all("pieces")
     assert others == [first, second]
-    assert any(10 in shape for shape in first.values()) and any(9 in shape for shape in second.values())
+    assert [10, 4] in first.values() and [10, 3] in second.values()
 
 
-def test_replicas_need_a_worker_for_each_device(four: Mesh) -> None:
+def test_a_model_on_a_mesh_is_stored_and_used_as_one(four: Found) -> None:
+    """`save_weights`, `save`, `load_weights`, `get_weights`, `evaluate`, `predict`, `nb.verify`; then it trains on."""
+    run, _, plain = four
+    found = run.same("stored")
+    assert all(found["loaded"])
+    assert_same(plain, {**found, "file": [np.asarray(each) for each in found["weights"]]}, "processes", LENGTH)
+    for text in run.all("verified"):
+        assert "tensors are those of the uncut step" in text, text
+
+
+def test_replicas_need_a_worker_for_each_device(four: Found) -> None:
     assert "nb.split says 3 devices in each of 2 replicas, and cluster 'c0' has 4" in four[0].same(CROWDED)
 
 

@@ -185,7 +185,8 @@ DRAWN_ANEW = "random numbers, such as dropout's, are drawn anew for each micro-b
 class BatchFolds:
     """`once` are ops that wait for merged values, `wholes` values of the inputs computed on the whole batch.
 
-    `checks` are ops that assert; what they read of `once` they compute of their own micro-batch besides.
+    `checks` are ops that assert; what they read of `once` they compute of their own micro-batch besides. `added` are
+    ops whose values each micro-batch makes, coupled as they are, and whose sum is added to a variable once.
     """
 
     program: Program
@@ -194,6 +195,7 @@ class BatchFolds:
     checks: frozenset[int] = frozenset()
     wholes: frozenset[Value] = frozenset()
     where: Where = lambda op: ""
+    added: frozenset[int] = frozenset()
     notes: list[str] = field(default_factory=list)
 
     def merge(self, value: Value) -> str:
@@ -272,11 +274,18 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     if allowed and not all(state.good for state in folding.folds.values()):
         folding = _fold_program(program, checks=checks, apart=True)
     loss = next((folding.of(target) for target in targets if not folding.of(target).good), None)
+    means: Collection[Value] = ()
     if loss is not None and allowed:
-        folding = _fold_program(program, checks=checks, means=_terms(program, folding, targets), apart=True)
+        means = _terms(program, folding, targets)
+        folding = _fold_program(program, checks=checks, means=means, apart=True)
+    coupled, added = folding, _find_added(own, graph, folding) if allowed else {}
+    if added:
+        folding = _fold_program(program, checks=checks, means=means, sums=added, apart=True)
     wholes = frozenset() if program.weights else frozenset(folding.wholes)
-    found = BatchFolds(program, folding, frozenset(), checks, wholes, where)
+    found = BatchFolds(program, folding, frozenset(), checks, wholes, where, frozenset(value.op for value in added))
     found.note(None if loss is None else verdict(loss, graph, where=where))
+    for value, op in added.items():
+        found.refuse(coupled.of(value), *_describe_write(op, program))
     forward = (op for op in own if op.stage is not None or op.index in program.of_batch)
     found.notes += [DRAWN_ANEW] * any(draws(op) or is_random(op) for op in graph.with_bodies(forward))
     each = graph.ascend(value.op for value in targets)
@@ -298,6 +307,44 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
         found.refuse(state, "what the step computes", (_BEFORE,) if write.index in found.once else ())
     found.once -= graph.ascend(write.index for write, _ in again)
     return found
+
+
+_ADDS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
+_PLUS = frozenset({"AddV2", "Add", "Sub"})
+
+
+def _find_added(own: Sequence[Op], graph: Graph, folding: Folding) -> dict[Value, Op]:
+    """The coupled values that are added to variables which are written in no other way, each with its write.
+
+    The sum over micro-batches is what they come to one after the other, and processes have it alike.
+    """
+    added: dict[Value, Op] = {}
+    others: set[int] = set()
+    for write in own:
+        if is_effect(write, graph) and resources(write, graph):
+            value = _find_addend(graph, write)
+            if value is None:
+                others.update(written_handles(write, graph))
+            elif folding.of(value).kind == COUPLED and not folding.of(value).inputs:
+                added[value] = write
+    return {value: write for value, write in added.items() if others.isdisjoint(written_handles(write, graph))}
+
+
+def _find_addend(graph: Graph, write: Op) -> Value | None:
+    """What a write adds to its variable, or takes from it; Keras assigns the sum of what it has read and that."""
+    if write.type in _ADDS:
+        return write.inputs[1]
+    made = _skip_identities(graph, write.inputs[1]) if write.type == "AssignVariableOp" else write
+    for place, value in enumerate(made.inputs if made.type in _PLUS else ()):
+        read = _skip_identities(graph, value)
+        if read.type == "ReadVariableOp" and read.inputs[0] == write.inputs[0] and not (place and made.type == "Sub"):
+            return made.inputs[1 - place]
+    return None
+
+
+def _skip_identities(graph: Graph, value: Value) -> Op:
+    op = graph.ops[value.op]
+    return _skip_identities(graph, op.inputs[0]) if op.type == "Identity" else op
 
 
 def _fold_program(program: Program, **options: Any) -> Folding:

@@ -337,7 +337,8 @@ class Completion:
 
     def list_strategies_along(self, op: Op, found: Axes, label: str) -> Iterator[Strategy]:
         """The way of an op in which one axis is cut, wherever it is among the operands."""
-        together = label in found.mixed or found.folded in ("max", "min")
+        goes = not any(label in (side or ()) for side in found.outputs)
+        together = label in found.mixed or (goes and found.folded in ("max", "min"))
         if together and op.type not in COOPERATIVE | _LOOKUPS:
             return
         sides = [*found.inputs, *[None] * (len(op.inputs) - len(found.inputs))]

@@ -141,12 +141,17 @@ class Parts:
         return self.part.get(op, 0) // 3
 
 
-def split_parts(program: Program, once: frozenset[int] = frozenset(), checks: frozenset[int] = frozenset()) -> Parts:
+def split_parts(
+    program: Program,
+    once: frozenset[int] = frozenset(),
+    checks: frozenset[int] = frozenset(),
+    added: frozenset[int] = frozenset(),
+) -> Parts:
     """Give every op of the user's own its part; `once` are ops that must wait for merged values.
 
-    `checks` do not: they compute what they read for their own micro-batch.
+    `checks` do not: they compute what they read for their own micro-batch, as do those that are `added` up.
     """
-    return _Splitter(program, once, checks).run()
+    return _Splitter(program, once, checks, added).run()
 
 
 @dataclass
@@ -154,6 +159,7 @@ class _Splitter:
     program: Program
     once: frozenset[int]
     checks: frozenset[int]
+    added: frozenset[int]
     again: dict[int, int] = field(default_factory=dict)
     part: dict[int, int] = field(default_factory=dict)
     level: dict[int, int] = field(default_factory=dict)
@@ -212,12 +218,12 @@ class _Splitter:
         found = {before for op in self.backward if resources(graph.ops[op], graph) for before in graph.ops[op].control}
         for op in reversed(self.own):
             staged = op.stage is not None and op.index not in self.effects and op.type != "Const"
-            leads = op.index in self.targets or staged or op.index in found
+            leads = op.index in self.targets or staged or op.index in found or op.index in self.added
             if leads or self._stays(op):
                 found.update(value.op for value in op.inputs)
             if leads:
                 found.update(op.control)
-        return found
+        return found | self.added
 
     def _stays(self, op: Op) -> bool:
         """Whether an effect happens with each micro-batch: it prints, checks, or writes what cannot be merged."""

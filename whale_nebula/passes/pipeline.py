@@ -192,7 +192,7 @@ def _fold_batch(given: Compilation) -> Compilation:
 def _split_phases(given: Compilation) -> Compilation:
     """Give each op its phase, and its part of it; check that random draws keep their order."""
     folds = given.known("folds")
-    phases = split_parts(given.program, folds.once, folds.checks)
+    phases = split_parts(given.program, folds.once, folds.checks, folds.added)
     check_draws(given.program, phases, folds, given.workers)
     return replace(given, phases=phases)
 

@@ -67,7 +67,8 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             found |= {number: Layouts(count, {}, notes=tuple(notes))} if shared and count > 1 and notes else {}
             continue
         if folds is None:
-            folds = fold(program.graph, {leaf.op: 0 for leaf in program.leaves if leaf.batched}).folds
+            batched = {leaf.op: 0 for leaf in program.leaves if leaf.batched}
+            folds = fold(program.graph, batched, grouped=False).folds
         fragments, sums = list(list_own_fragments(cut, number)), dict(list_sums(program))
         wholes = frozenset(list_wholes(cut, number, fragments))
         question = Question(
@@ -258,7 +259,7 @@ def check_held(cut: Cut, held: Mapping[int, Layout]) -> None:
             )
 
 
-def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool, own_weights: bool) -> None:
+def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool) -> None:
     """Between processes, refuse a split stage that has no worker for each of its devices, and what is not built. `at`
     tells the line that made an op.
     """
@@ -274,7 +275,6 @@ def check_devices(cut: Cut, at: Callable[[int], str], *, collectives: bool, own_
             "nb.split of layers with synchronized moments, in nb.replica between processes": summed,
             "nb.split inside nb.replica(shard=) between processes": stage.shards > 1 and stage.shared_slots,
             "nb.split, or nb.replica(shard=), of what every cluster trains a copy of": cut.program.apart is not None,
-            "nb.split, or nb.replica(shard=), with 'weights: own'": own_weights,
         }
         missing = next((feature for feature, asked in built.items() if asked), None)
         if missing is not None:

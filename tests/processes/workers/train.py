@@ -5,6 +5,7 @@ Tests call the same lessons in their own process, for what one process comes to.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
@@ -24,7 +25,7 @@ from tests.parity.test_shared_slots import train
 from tests.parity.zoo import ZOO
 from tests.processes import synchronized
 from tests.processes.lesson import hexed
-from tests.processes.running import act
+from tests.processes.running import act, reopen
 from tests.processes.telling import bits, left, sent, tell
 from tests.same import Cut, data
 from whale_nebula.errors import NebulaError
@@ -98,7 +99,6 @@ def divided(*asked: str) -> None:
     """Models in pieces in one cluster, each as "translator,2,1,4" says: devices, stages, micro-batches; with
     replicas of each stage "translator,2,2,4,2+1".
     """
-    nb.init()
     for argument in asked:
         name, count, rest = argument.split(",", 2)
         try:
@@ -115,6 +115,68 @@ def divided(*asked: str) -> None:
         next(each.variable for each in kept if each.piece is not None).numpy()
     except nb.errors.CollectiveReadError as error:
         tell("read", str(error))
+
+
+def meshed(folder: str, *asked: str) -> None:
+    """A model in pieces in replicas that is stored; and others, as for `divided`."""
+    nb.init()
+    tell("stored", stored(Path(folder), nb.cluster(["c0"]), nb.replica(2), nb.stage(), nb.split()))
+    divided(*asked)
+
+
+def at_home(folder: str, *asked: str) -> None:
+    """A model in pieces whose cluster keeps its weights; and others, as for `divided`."""
+    reopen(Path(folder), config={"weights": "own"})
+    tell("kept", kept(Path(folder), nb.cluster(["c0"]), nb.stage(), nb.split(2)))
+    tell("slots kept", kept(Path(folder), nb.cluster(["c0"]), nb.replica(2, shard="optimizer"), nb.stage()))
+    reopen(Path(folder))
+    divided(*asked)
+
+
+ROWS_IN_ORDER: dict[str, Any] = {"batch_size": 6, "shuffle": False, "verbose": 0}
+
+
+def small(*scopes: contextlib.AbstractContextManager[Any]) -> tuple[keras.Model, np.ndarray, np.ndarray]:
+    """Two dense layers in these scopes, trained a little; and what they are trained on."""
+    keras.utils.set_random_seed(6)
+    inputs = keras.Input((6,))
+    with contextlib.ExitStack() as stack:
+        for scope in scopes:
+            stack.enter_context(scope)
+        hidden = keras.layers.Dense(10, activation="relu")(inputs)
+        outputs = keras.layers.Dense(7)(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile("adam", "mse", metrics=["mae"])
+    x, y = data(14, 6), data(14, 7, seed=1)
+    model.fit(x, y, **ROWS_IN_ORDER)
+    return model, x, y
+
+
+def stored(folder: Path, *scopes: contextlib.AbstractContextManager[Any]) -> dict[str, Any]:
+    """What a model comes to that is saved, spoiled, loaded, used and trained on."""
+    model, x, y = small(*scopes)
+    before = model.get_weights()
+    model.save_weights(folder / "mesh.weights.h5")
+    model.save(folder / "mesh.keras")
+    model.set_weights([0 * weight for weight in before])
+    model.load_weights(folder / "mesh.weights.h5")
+    found = {"weights": [weight.tolist() for weight in before]}
+    found["loaded"] = [bool(np.array_equal(*each)) for each in zip(before, model.get_weights(), strict=True)]
+    found["evaluated"] = model.evaluate(x, y, batch_size=6, verbose=0)
+    found["predicted"] = model.predict(x, batch_size=6, verbose=0).tolist()
+    if scopes:
+        tell("verified", str(nb.verify(model, x[:6], y[:6])))
+    return {**found, "further": model.fit(x, y, **ROWS_IN_ORDER).history}
+
+
+def kept(folder: Path, *scopes: contextlib.AbstractContextManager[Any]) -> dict[str, Any]:
+    """The same where no process may hold the whole model."""
+    model, x, y = small(*scopes)
+    model.save_weights(folder / "kept.weights.h5")
+    model.set_weights([np.zeros(weight.shape) for weight in model.weights])
+    model.load_weights(folder / "kept.weights.h5")
+    found = {"predicted": model.predict(x, batch_size=6, verbose=0).tolist()}
+    return {**found, "further": model.fit(x, y, **ROWS_IN_ORDER).history}
 
 
 def compressed(*asked: str) -> None:
@@ -436,7 +498,7 @@ def verifying() -> None:
 if __name__ == "__main__":
     act(
         (
-            zoo, normalised, divided, sharing, compressed, endless, course, apart, choosing, differences,
-            projected, uneven, seeing, verifying,
+            zoo, normalised, meshed, at_home, sharing, compressed, endless, course, apart, choosing,
+            differences, projected, uneven, seeing, verifying,
         )
     )  # fmt: skip

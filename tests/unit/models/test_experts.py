@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -43,16 +44,45 @@ def test_experts_begin_unlike(seed: int | None) -> None:
         assert len(kinds) == EXPERTS
 
 
-def test_the_loss_is_least_where_the_load_is_even() -> None:
-    """Experts times the sum of shares by mean probabilities: 1 where all are alike, times the factor."""
-    layer = SwitchFeedForward(EXPERTS, 8, aux=0.5)
+@pytest.mark.parametrize("groups", [None, 3])
+def test_the_loss_is_least_where_the_load_is_even(groups: int | None) -> None:
+    """Experts times the sum of shares by mean probabilities: 1 where all are alike, times the factor; of row groups the
+    mean, as of the gauges.
+    """
+    layer = SwitchFeedForward(EXPERTS, 8, aux=0.5, row_groups=groups)
     x = data(3, 8, WIDTH)
     layer(x)
-    chances = tf.nn.softmax(x.reshape(-1, WIDTH) @ layer.gate)
-    shares = np.bincount(np.argmax(chances, -1), minlength=EXPERTS) / 24
-    expected = 0.5 * EXPERTS * float(np.sum(shares * np.mean(chances, 0)))
+    chances = np.asarray(tf.nn.softmax(x.reshape(groups or 1, -1, WIDTH) @ layer.gate))
+    shares = np.stack([np.bincount(each, minlength=EXPERTS) / len(each) for each in np.argmax(chances, -1)])
+    expected = 0.5 * EXPERTS * float(np.mean(np.sum(shares * np.mean(chances, 1), 1)))
     assert float(layer.losses[0]) == pytest.approx(expected, rel=1e-5)
-    assert float(layer.busiest.result()) == pytest.approx(shares.max())
+    entropies = -np.sum(shares * np.log(np.maximum(shares, 1e-9)), 1) / np.log(EXPERTS)
+    assert float(layer.balance.result()) == pytest.approx(entropies.mean())
+    assert float(layer.busiest.result()) == pytest.approx(shares.max(1).mean())
+
+
+@pytest.mark.parametrize("groups", [pytest.param(None, marks=pytest.mark.grid), 2])
+def test_micro_batches_are_row_groups(groups: int | None, tmp_path: Path) -> None:
+    """Also of a layer that reads the inputs themselves. TensorBoard has what `fit` tells."""
+    keras.utils.set_random_seed(4)
+    options: dict[str, Any] = {"capacity_factor": 0.6, "min_capacity": 1, "drop": "order", "aux": 0.1}
+    layer, twin = (SwitchFeedForward(EXPERTS, 8, row_groups=n, **options) for n in (groups, (groups or 1) * 3))
+    x, inputs = data(12, 7, WIDTH), keras.Input((7, WIDTH))
+    with nb.cluster(), nb.pipeline(3, coupled="allow"), nb.stage(), nb.split(2, axis=0):
+        model = keras.Model(inputs, layer(inputs))
+    twin.build(x.shape)
+    twin.set_weights(layer.get_weights())
+    model.compile("sgd", "mse")
+    expected = {"loss": float(tf.reduce_mean((twin(x) - x) ** 2) + twin.losses[0])}
+    expected |= {gauge.name: float(gauge.result()) for gauge in twin.metrics}
+    assert expected["share_dropped"] > 0
+    with nb.init(tensorboard=tmp_path):
+        history = model.fit(x, x, batch_size=12, shuffle=False, verbose=0).history
+    assert history == {name: [pytest.approx(value, rel=1e-5)] for name, value in expected.items()}
+    (written,) = tmp_path.glob("events.out.tfevents.*")
+    values = [value for event in tf.compat.v1.train.summary_iterator(str(written)) for value in event.summary.value]
+    told = {value.tag.rpartition("/")[2]: float(tf.make_ndarray(value.tensor)) for value in values}
+    assert {name: told[name] for name in history} == {name: value for name, (value,) in history.items()}
 
 
 def test_of_groups_one_is_chosen_first() -> None:

@@ -11,8 +11,12 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
+from whale_nebula.errors import NotYetError
+from whale_nebula.ir.cut import Worker
 from whale_nebula.ir.layout import count_bytes
 from whale_nebula.models import SwitchFeedForward
+from whale_nebula.passes.pipeline import cut_program
+from whale_nebula.passes.split import check_devices
 from whale_nebula.runtime.split.groups import LocalGroup
 from whale_nebula.runtime.split.lowering import Part
 
@@ -199,3 +203,21 @@ def test_a_table_and_its_sparse_gradient_never_cross(axis: int, optimizer: keras
     assert not plan.notes and max(each.bytes for each in plan.collectives) <= ROWS * 5 * 8 * 4
     tables = {path: layout for path, layout in plan.layouts.items() if "words_embeddings" in path.replace("/", "_")}
     assert tables.keys() >= {"words/embeddings"} and sum(map(f"split({axis})".__eq__, tables.values())) == count
+
+
+def test_branches_are_not_given_a_variable_in_pieces() -> None:
+    """One process computes them, where the variable is whole; between processes they are refused by their line."""
+    table = tf.Variable(np.arange(24, dtype="float32").reshape(4, 6), name="table")
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), nb.split(2, axis=1):
+            return x @ table + tf.cond(tf.reduce_sum(x) > 0, lambda: x @ table, lambda: x @ (2 * table))
+
+    for x in (np.ones((3, 4), "float32"), -np.ones((3, 4), "float32")):
+        np.testing.assert_allclose(step(x), x @ np.asarray(table) * (2 if x[0, 0] > 0 else 3))
+    captured = step._step.last.captured
+    cut = cut_program(captured.program, [Worker(f"c/{number}", "c", (0,)) for number in range(2)])
+    with pytest.raises(NotYetError, match=r"nb\.split of 'table' between processes, where If is given") as caught:
+        check_devices(cut, lambda op: captured.program.graph.ops[op].type, collectives=True)
+    assert caught.value.where == "If" and "leave it out of nb.split" in str(caught.value.mend)

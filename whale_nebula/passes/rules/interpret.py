@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
+from whale_nebula.ir.layout import ROW_GROUPS
 from whale_nebula.passes.rules.fixes import (
     FED,
     Edge,
@@ -24,6 +25,7 @@ from whale_nebula.passes.rules.registry import (
     INVERSE,
     MEAN,
     ROWS,
+    SUM,
     WHOLE,
     Fold,
     Site,
@@ -67,16 +69,19 @@ def fold(
     skip: Callable[[int], bool] = lambda op: False,
     checks: Collection[int] = (),
     means: Collection[Value] = (),
+    sums: Collection[Value] = (),
     recounting: bool = False,
     apart: bool = False,
+    grouped: bool = True,
 ) -> Folding:
     """How the batch axis is folded into each value of a step that is cut into micro-batches.
 
     `batched` says for the ops that hold inputs where the batch lies; the others are the same in every
     micro-batch. `targets` are what is differentiated: there, and only there, a value may be grown. `skip`
-    leaves ops out; `checks` assert, and of inputs alone they do so of the whole batch; `means` are means over
-    the micro-batches because it was said so, whatever they are made of; `recounting` asks for `recounts`. With `apart`
-    what comes from inputs alone is read of the whole batch only where that helps: else a micro-batch has its own.
+    leaves ops out; `checks` assert, and of inputs alone they do so of the whole batch; `means` and `sums` are such
+    over the micro-batches because it was said so, whatever they are made of; `recounting` asks for `recounts`. With
+    `apart` what comes from inputs alone is read of the whole batch only where that helps: else a micro-batch has its
+    own. Rows of what is marked as groups are coupled, unless `grouped` is off.
 
     >>> from whale_nebula.ir.text import from_text
     >>> graph = from_text('''
@@ -91,7 +96,8 @@ def fold(
     kept = closure | _ops_read_at_end(graph, skip)
     fed: frozenset[Value] = frozenset()
     while True:
-        run = _Run(graph, batched, closure, kept, skip, fed, checks, means, recounting, apart)
+        said = {**dict.fromkeys(means, MEAN), **dict.fromkeys(sums, SUM)}
+        run = _Run(graph, batched, closure, kept, skip, fed, checks, said, recounting, apart, grouped)
         run.interpret()
         if run.asked <= fed:
             return Folding(run.folds, tuple(sorted(run.used)), tuple(run.grows), run.all_recounts())
@@ -148,9 +154,10 @@ class _Run:
     skip: Callable[[int], bool]
     fed: frozenset[Value]
     checks: Collection[int] = ()
-    means: Collection[Value] = ()
+    said: Mapping[Value, str] = field(default_factory=dict)
     recounting: bool = False
     apart: bool = False
+    grouped: bool = True
     folds: dict[Value, Fold] = field(default_factory=dict)
     used: set[Value] = field(default_factory=set)
     asked: set[Value] = field(default_factory=set)
@@ -167,7 +174,7 @@ class _Run:
                 held = op.role in _HELD or op.index in self.batched or op.type == "Placeholder"
                 outcome = self._source_folds(op) if held else self._output_folds(op)
                 for value, found in zip(op.values, outcome, strict=True):
-                    found = Fold(MEAN) if value in self.means and not found.good else found
+                    found = Fold(self.said[value]) if value in self.said and not found.good else found
                     self.folds[value] = self._once(value, found) if value in self.fed else found
 
     def _once(self, value: Value, found: Fold) -> Fold:
@@ -213,7 +220,10 @@ class _Run:
             if sizes is not None:
                 self.counted[op.index] = sizes
                 return (transfer(site)[0]._replace(inputs=True),)
-        return self._fix_inputs(site, transfer(site))
+        outcome = transfer(site)
+        if self.grouped and op.name.rpartition("/")[2].startswith(ROW_GROUPS):
+            outcome = (site.couple("the rows of a group share the places at experts"),)
+        return self._fix_inputs(site, outcome)
 
     def _fix_inputs(self, site: Site, outcome: Outcome) -> Outcome:
         """Feed what comes from inputs alone where it meets anything else; in what is differentiated, grow.

@@ -34,6 +34,7 @@ class Piece:
     name: str
     first: str
     collectives: Collectives
+    _gather: Any = None
 
     def store(self, whole: Any) -> None:
         """Keep this worker's piece of a whole value."""
@@ -41,15 +42,16 @@ class Piece:
 
     def join(self, size: int) -> Any:
         """The whole value; `size` is that of its axis."""
-        _, sizes = measure_pieces(size, self.count, self.layout.units)
+        if self._gather is None:
+            _, sizes = measure_pieces(size, self.count, self.layout.units)
 
-        @tf.function(autograph=False)
-        def gather() -> Any:
-            group = CollectiveGroup(self.count, self.index, f"read of {self.name} with {self.first}")
-            return group.gather([self.variable.read_value()], self.layout.axis, sizes)[0]
+            def gather() -> Any:
+                group = CollectiveGroup(self.count, self.index, f"read of {self.name} with {self.first}")
+                return group.gather([self.variable.read_value()], self.layout.axis, sizes)[0]
 
+            self._gather = tf.function(gather, autograph=False)
         with self.collectives.explain_failures(f"a read of {self.name}, which several workers hold"):
-            return gather()
+            return self._gather()
 
 
 @dataclass

@@ -274,7 +274,7 @@ def engine(
             opened = run.ledger.collectives is not None
             check_hosts(cut, here, given.where, collectives=opened)
             able = opened or here not in hosts_of_splits(cut)
-            check_devices(cut, given.where, collectives=able, own_weights=run.ledger.own)
+            check_devices(cut, given.where, collectives=able)
             check_held(cut, given.held)
         if copied is not None:
             copied.check(cut)

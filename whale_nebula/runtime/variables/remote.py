@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -207,19 +207,32 @@ class Ledger:
         fresh = {key: kept for key, kept in wanted.items() if key not in self.whole}
         self.whole |= fresh.keys()
         try:
-            for kept in fresh.values():
-                if kept.piece is not None:
-                    fill(kept, kept.piece.join(kept.variable.shape[kept.piece.layout.axis]))
-            if fresh or not self.whole:
-                self._exchange(list(fresh.values()))
-            yield
+            with self.join_pieces(fresh.values()):
+                if fresh or not self.whole:
+                    self._exchange(list(fresh.values()))
+                yield
         finally:
             self.whole -= fresh.keys()
             for kept in fresh.values():
-                if kept.piece is not None:
-                    kept.piece.store(kept.variable.read_value())
-                if kept.piece is not None or self.session.worker not in kept.holders:
+                if self.session.worker not in kept.holders:
                     empty(kept)
+
+    @contextlib.contextmanager
+    def join_pieces(self, several: Iterable[Kept]) -> Iterator[None]:
+        """Inside, those of these variables that this process has a piece of are whole. All that have pieces call it at
+        the same point: they are workers of one cluster, and nothing crosses to others.
+        """
+        joined: list[tuple[Kept, Joined]] = []
+        try:
+            for kept in several:
+                if kept.piece is not None:
+                    fill(kept, kept.piece.join(kept.variable.shape[kept.piece.layout.axis]))
+                    joined.append((kept, kept.piece))
+            yield
+        finally:
+            for kept, piece in joined:
+                piece.store(kept.variable.read_value())
+                empty(kept)
 
     def _exchange(self, chosen: Sequence[Kept]) -> None:
         """Send what is ours to all who do not hold it, and take what is theirs."""
@@ -382,11 +395,12 @@ def save_own(
 ) -> None:
     """What `save_weights` becomes: every process calls it, and each cluster's file is there when it returns."""
     path = own_path(filepath, cluster)
-    if writes_here:
-        variables = [kept.variable for kept in ledger.kept.values()]
-        with ledger.tell_failures(), blank(variables):
-            plain(path, *args, **kwargs)
-            fill_in(path, variables, cluster)
+    with ledger.join_pieces(ledger.kept.values()):
+        if writes_here:
+            variables = [kept.variable for kept in ledger.kept.values()]
+            with ledger.tell_failures(), blank(variables):
+                plain(path, *args, **kwargs)
+                fill_in(path, variables, cluster)
     ledger.session.meet(f"the end of save_weights({os.fspath(filepath)!r})")
 
 
