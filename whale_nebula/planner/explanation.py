@@ -155,13 +155,17 @@ def what_if(decision: Decision) -> Iterator[str]:
         sites = list(problem.sites)
         sites[number] = replace(site, workers=site.workers + 1)
         changes.append((f"one more worker in {site.name}", replace(problem, sites=tuple(sites))))
-    rows = [("what if", "a step", "of now", "then the best plan is")]
+    rows, same = [("what if", "a step", "of now", "then the best plan is")], []
     for what, changed in changes:
         best = next(iter(search(changed, most=1).candidates), None)
-        if best is not None:
+        if best is not None and best.shape == chosen.shape and abs(best.seconds / chosen.seconds - 1) < 0.005:
+            same.append(what)
+        elif best is not None:
             found = "this one" if best.shape == chosen.shape else describe_shape(changed, best.shape)
             rows.append((f"  {what}", duration(best.seconds), f"{best.seconds / chosen.seconds:.2f}", found))
-    yield from _table(rows)
+    yield from _table(rows) if len(rows) > 1 else ["what if"]
+    if same:
+        yield from wrap(f"nothing changes with {', '.join(same)}", WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def has_slow_lines(problem: Problem) -> bool:
