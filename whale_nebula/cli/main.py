@@ -18,6 +18,7 @@ from whale_nebula.errors.text import did_you_mean
 COMMANDS = {  # each is a module of its own here
     "run": "run a script on this cluster's workers: whale-nebula run --config clusters.yaml --cluster gpu train.py",
     "show": "show a script's plan: stages, boundaries, schedule, what crosses the line; or a saved plan or report",
+    "plan": "find the best plan for a script without scopes: whale-nebula plan train.py --config clusters.yaml",
     "doctor": "check this machine: versions, packages, threads, memory, and a clusters.yaml",
     "certs": "make, issue, show, renew and revoke certificates",
     "gateway": "be the one process of a cluster that others can reach",

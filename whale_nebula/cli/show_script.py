@@ -44,11 +44,11 @@ def show_report(path: str, *, as_json: bool) -> int:
     return exits.DONE
 
 
-def show_script(given: argparse.Namespace, words: Words) -> int:
-    """Show the plan of a script, or of a file that one was saved in."""
+def show_script(given: argparse.Namespace, words: Words, command: str = "show") -> int:
+    """Show the plan of a script, or of a file that one was saved in, for `whale-nebula show` or `whale-nebula plan`."""
     path = words.script or ""
     if not os.path.isfile(path):
-        return _no_file(path, given.json)
+        return _no_file(path, given.json, f"whale-nebula {command} path/to/train.py")
     if path.endswith(".json"):
         _print([Plan.load(path)], given)
         return exits.DONE
@@ -63,28 +63,30 @@ def show_script(given: argparse.Namespace, words: Words) -> int:
     if onlooker.plans:
         if onlooker.ended:
             remark(f"{onlooker.ended}: it was ended here")
-        _print(onlooker.plans, given)
+        _print(onlooker.plans, given, explained=command == "plan")
         return exits.DONE
-    return _nothing(path, ending, onlooker, given.json)
+    return _nothing(path, ending, onlooker, given.json, command)
 
 
-def _nothing(path: str, ending: Ending, onlooker: Onlooker, as_json: bool) -> int:
+def _nothing(path: str, ending: Ending, onlooker: Onlooker, as_json: bool, command: str) -> int:
     """The script ended, and there is no plan."""
+    kind = "step with scopes" if command == "show" else "step"
     if isinstance(ending.error, KeyboardInterrupt):
         return exits.INTERRUPTED
     if ending.error is not None or ending.status:
-        _tell_failed(path, ending, as_json)
+        _tell_failed(path, ending, as_json, kind)
         return exits.FAILED
-    what = f"{path} made no step with scopes, so there is nothing to show"
+    what = f"{path} made no {kind}, so there is nothing to {command}"
     why = onlooker.ended or "a step is model.fit, evaluate, predict, train_on_batch, or a call of an nb.function"
     mend = 'with nb.cluster(), nb.stage(cluster="gpu"): around the layers of each stage'
+    mend = mend if command == "show" else "model.fit(x, y) in it, or @nb.function above a step of your own"
     return tell(PlanError(what, where=path, why=why, mend=mend), as_json=as_json, code=exits.NOTHING)
 
 
-def _tell_failed(path: str, ending: Ending, as_json: bool) -> None:
+def _tell_failed(path: str, ending: Ending, as_json: bool, kind: str) -> None:
     """Its traceback, or what it had to say, is on stderr already."""
     how = f"ended with status {ending.status}" if ending.error is None else f"raised {type(ending.error).__name__}"
-    what = f"{path} {how} before its first step with scopes"
+    what = f"{path} {how} before its first {kind}"
     if not as_json:
         remark(what)
     elif isinstance(ending.error, NebulaError):
@@ -106,7 +108,7 @@ _NO_REPORT = (
 
 
 # ---------------------------------------------------------------------- what is printed
-def _print(plans: Sequence[Plan], given: argparse.Namespace) -> None:
+def _print(plans: Sequence[Plan], given: argparse.Namespace, *, explained: bool = False) -> None:
     for number, plan in enumerate(plans):
         if given.html is not None:
             path, text = _numbered_path(given.html, number), plan.to_html()
@@ -128,7 +130,8 @@ def _print(plans: Sequence[Plan], given: argparse.Namespace) -> None:
     elif given.mermaid:
         print("\n".join(plan.to_mermaid() for plan in plans))
     elif given.text or not silent:
-        print("\n\n".join(plan.to_text() for plan in plans))
+        why = [plan.explain() for plan in plans if plan.decision is not None] if explained else []
+        print("\n\n".join([*why, *(plan.to_text() for plan in plans)]))
 
 
 def _numbered_path(path: str, number: int) -> str:

@@ -87,12 +87,15 @@ def to_json(plan: Plan) -> str:
     drawn = times(plan)
     seconds = drawn.seconds + plan.exchange_seconds if drawn.assumed.timed else None
     document["predicted"] = {"assuming": str(drawn.assumed), "seconds": seconds}
+    if plan.predicted is not None:
+        document["predicted"] = {"assuming": "what the planner went by", **to_plain(plan.predicted)}
     return json.dumps(document, indent=1)
 
 
 def _document(plan: Plan, form: str) -> dict[str, Any]:
     """All that JSON can have of a plan: its functions are left out."""
-    names = (name for name in plan.__dataclass_fields__ if name not in ("definition", "passes", "decision"))
+    without = {"definition", "passes", "decision", *["considered"] * (not plan.considered)}
+    names = (name for name in plan.__dataclass_fields__ if name not in without)
     digests = {"digest": plan.digest, "program_digest": plan.program_digest}
     return {"format": form, **digests, **{name: to_plain(getattr(plan, name)) for name in names}}
 

@@ -13,7 +13,16 @@ from whale_nebula.errors.text import Named, did_you_mean
 from whale_nebula.ir.canonical import digest_lines
 from whale_nebula.plan import file
 from whale_nebula.plan.file import plan_difference
-from whale_nebula.plan.records import PlanBoundary, PlanCollective, PlanLink, PlanOnce, PlanStage, PlanTied
+from whale_nebula.plan.records import (
+    Considered,
+    PlanBoundary,
+    PlanCollective,
+    PlanLink,
+    PlanOnce,
+    PlanStage,
+    PlanTied,
+    Predicted,
+)
 from whale_nebula.plan.text import plan_mermaid, plan_text
 
 _ANEW = "nb.plan(model, ...)"
@@ -27,6 +36,7 @@ class Plan:
     the example; `lines` is the canonical text of the program, which `program_digest` is the hash of;
     `exchange_seconds` is how long clusters wait, once a step, for what their updates need of each other. Of stages that
     are split, `layouts` says by its name how a tensor lies on the devices, and `collectives` what crosses between them.
+    Of a plan that the planner has chosen, `considered` are the best that it has found, the chosen one first.
 
     >>> import json
     >>> import tensorflow as tf
@@ -63,6 +73,7 @@ class Plan:
     recompute: bool = False
     passes: Callable[[str], str] | None = field(default=None, repr=False, compare=False)
     decision: Any = field(default=None, repr=False, compare=False)
+    considered: tuple[Considered, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("stages", "links"):
@@ -125,17 +136,14 @@ class Plan:
         return self.passes(name)
 
     @property
-    def predicted(self) -> Any:
+    def predicted(self) -> Predicted | None:
         """What the planner predicts of a step: seconds, memory, bytes; None where it has not chosen this plan."""
-        return None if self.decision is None else self.decision.predicted
-
-    @property
-    def considered(self) -> tuple[Any, ...]:
-        """The best plans that the planner has found, the chosen one first."""
-        return () if self.decision is None else self.decision.considered
+        return self.considered[0].predicted if self.considered else None
 
     def explain(self) -> str:
         """Why the planner has chosen this plan: the next best ones, and what would change them."""
+        if self.decision is None and self.considered:
+            raise StateError("this plan comes from a file, which holds no explanation of it", mend=_ANEW)
         if self.decision is None:
             raise StateError("this plan was not chosen by the planner", mend="nb.auto_parallel() before nb.plan(...)")
         return str(self.decision.explain())

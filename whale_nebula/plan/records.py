@@ -197,3 +197,42 @@ class PlanTied:
     link_bytes: Count = field(default_factory=dict)
     seconds: float | None = None
     at_most: bool = False
+
+
+# ---------------------------------------------------------------------- of plans that the planner has chosen
+@dataclass(frozen=True)
+class Predicted:
+    """What a step is predicted to cost: seconds, bytes of memory by worker, bytes by link, and how much of the seconds
+    rests on measured rates.
+    """
+
+    seconds: float
+    memory: Mapping[str, int]
+    bytes: Mapping[str, int]
+    share_measured: float
+
+
+@dataclass(frozen=True)
+class Considered:
+    """One of the best plans: its stages in words, how the batch is cut, its costs, and what its step waits for."""
+
+    stages: str
+    micro_batches: int
+    schedule: str
+    predicted: Predicted
+    binds: str
+
+
+@dataclass(frozen=True)
+class RateCurves:
+    """Seconds of a step where all lines were slower or faster.
+
+    `factors` are multiples of the configured rate, which is `rate` in bits a second where all lines have the same one.
+    `best` are the seconds of the best plan at each, which `best_plans` names; `plans` those of the best candidates.
+    """
+
+    factors: tuple[float, ...]
+    rate: float | None
+    best: tuple[float, ...]
+    best_plans: tuple[str, ...]
+    plans: Mapping[str, tuple[float, ...]]

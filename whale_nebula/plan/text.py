@@ -56,6 +56,9 @@ def plan_text(plan: Plan) -> str:
         f"  digest {plan.digest[:12]}, of the program {plan.program_digest[:12]}",
         f"  {micro_batches(plan)}, schedule {plan.schedule}{limit_text(plan)}",
     ]
+    if plan.considered:
+        taken, binds = duration(plan.considered[0].predicted.seconds), plan.considered[0].binds
+        found.append(f"  chosen by nb.auto_parallel: a step is predicted to take {taken}, and waits for {binds}")
     for title, section in {**sections(plan), "schedule": Section(lines=list(_schedule(plan)))}.items():
         found += ["", title, *(f"  {line}".rstrip() for line in section.text())]
     return "\n".join(found)

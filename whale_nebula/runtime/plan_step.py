@@ -131,6 +131,7 @@ def _plan(
         collectives=list_collectives(cut, crossed, len(rows)),
         definition=functools.partial(_graph_def, cut, workshop),
         decision=captured.decision,
+        considered=() if captured.decision is None else captured.decision.considered,
     )  # fmt: skip
     return replace(plan, notes=(*plan.notes, *fallbacks(plan), *overview.advice(plan)))
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
+from whale_nebula.scopes import compressing
+from whale_nebula.scopes import options as values
 from whale_nebula.site import Site
 
 
@@ -25,13 +30,72 @@ class Limits:
         said = ((name, getattr(self, name)) for name in names)
         return [f"{name}={value!r}" for name, value in said if value is not None]
 
+    def complete_from(self, other: Limits) -> Limits:
+        """With what they leave open taken from others."""
+        left = [each.name for each in fields(self) if getattr(self, each.name) is None]
+        return replace(self, **{name: getattr(other, name) for name in left})
+
+
+def check_limits(
+    site: Site,
+    *,
+    clusters: Iterable[str] | None = None,
+    memory: int | str | None = None,
+    micro_batch: int | None = None,
+    replica: int | None = None,
+    compress: Any = None,
+    recompute: bool | None = None,
+) -> Limits:
+    """The limits that a call states, or what is wrong with them."""
+    return Limits(
+        site,
+        clusters=None if clusters is None else _check_clusters(clusters),
+        memory=None if memory is None else values.memory("memory", memory),
+        micro_batch=None if micro_batch is None else values.count("micro_batch", micro_batch),
+        replica=None if replica is None else values.count("replica", replica),
+        compress=compressing.check_crossing_codec(compress),
+        recompute=None if recompute is None else values.truth("recompute", recompute),
+    )
+
+
+def _check_clusters(given: Iterable[str]) -> tuple[str, ...] | None:
+    """Names of clusters, each once; None for all."""
+    if given in ("all", ["all"]):
+        return None
+    mend = "clusters=['gpu', 'npu'], or without it for all"
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise values.refuse(f"clusters={given!r} is no list of clusters", mend=mend)
+    names = tuple(values.name("clusters", each) for each in given)
+    if not names or len(set(names)) < len(names):
+        raise values.refuse(f"clusters={list(names)!r} has {'one twice' if names else 'none in it'}", mend=mend)
+    return tuple(sorted(names)) if isinstance(given, set | frozenset) else names
+
 
 _current: Limits | None = None
+_standing: Limits | None = None
 
 
 def current_limits() -> Limits | None:
     """The limits that hold now; None where steps are cut by scopes alone."""
+    if _current is None or _standing is None:
+        return _current or _standing
+    return _current.complete_from(_standing)
+
+
+def said_limits() -> Limits | None:
+    """What `nb.auto_parallel` has said that still holds."""
     return _current
+
+
+@contextlib.contextmanager
+def standing_limits(limits: Limits) -> Iterator[None]:
+    """Plan steps without scopes for a while, whatever a script says; its own limits go before these."""
+    global _standing
+    before, _standing = _standing, limits
+    try:
+        yield
+    finally:
+        _standing = before
 
 
 def set_limits(limits: Limits | None) -> Limits | None:

@@ -18,7 +18,7 @@ from whale_nebula.site import calling_site
 
 FLAGS = ("svd", "rank", "topk", "fp16", "bf16", "int8", "int4", "basis")
 """The options of `nb.compress` that stand for one codec."""
-_OTHERS = {"codec": ("auto",), "backward": ("default", "none"), "forward": ("none",)}
+_OTHERS = {"codec": ("auto",), "backward": ("default", "none"), "forward": ("none",), "compress": ("auto", "none")}
 """What an option may say instead of a codec's name."""
 _CHANGES = ("ramp", "delta", "mask", "forward", "zstd")
 
@@ -94,6 +94,16 @@ def _codec_or_text(codec: Any, made: Codec | None) -> Codec | str | None:
         mend = f"nb.compress({codec!r}) or nb.compress({str(made)!r})"
         raise values.refuse(f"nb.compress({codec!r}) has flags as well, which say {str(made)!r}", why=why, mend=mend)
     return "auto" if codec == "auto" else _codec("codec", codec)
+
+
+def check_crossing_codec(value: Any) -> str | None:
+    """What `nb.auto_parallel` is told of what crosses, as text: a codec, "auto", or None for as it is."""
+    if value is None or value == "none":
+        return None
+    try:
+        return "auto" if value == "auto" else str(_codec("compress", value))
+    except OptionError as error:
+        raise OptionError(error.what, where=str(calling_site()), why=error.why, mend=error.mend) from None
 
 
 def _codec(option: str, value: Any) -> Codec:

@@ -9,7 +9,7 @@ from typing import Any
 from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES
 from whale_nebula.scopes import compressing
 from whale_nebula.scopes import options as values
-from whale_nebula.scopes.auto import AutoParallel, Limits, current_limits, set_limits
+from whale_nebula.scopes.auto import AutoParallel, check_limits, said_limits, set_limits
 from whale_nebula.scopes.frames import Frame, current_stack
 from whale_nebula.scopes.options import check_signature, scope
 from whale_nebula.scopes.scope import Missing, Scope
@@ -212,15 +212,14 @@ def auto_parallel(
     nb.auto_parallel(memory=17179869184, micro_batch=8)
     """
     site = calling_site()
-    layout = "all" if clusters is None else values.layout(clusters if isinstance(clusters, str) else list(clusters))
-    limits = Limits(
+    limits = check_limits(
         site,
-        clusters=layout if isinstance(layout, tuple) else None,
-        memory=None if memory is None else values.memory("memory", memory),
-        micro_batch=None if micro_batch is None else values.count("micro_batch", micro_batch),
-        replica=None if replica is None else values.count("replica", replica),
-        compress=None if compress in (None, "none") else str(compress),
-        recompute=None if recompute is None else values.truth("recompute", recompute),
+        clusters=clusters,
+        memory=memory,
+        micro_batch=micro_batch,
+        replica=replica,
+        compress=compress,
+        recompute=recompute,
     )
     asked = [name for name, value in (("split", split), ("replan", replan or None)) if value is not None]
     if asked:
@@ -229,5 +228,5 @@ def auto_parallel(
     stack = current_stack()
     if stack.recorder is not None:
         stack.recorder.statement(" ".join(["auto_parallel", *limits.words()]), stack.frames, None)
-        return AutoParallel(limits, current_limits())
+        return AutoParallel(limits, said_limits())
     return AutoParallel(limits, set_limits(limits))

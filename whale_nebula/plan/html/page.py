@@ -10,6 +10,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from whale_nebula.plan.html import Markup, element, join_markup
+from whale_nebula.plan.html.candidates import HEAD, candidate_rows, draw_curves
 from whale_nebula.plan.html.graph import color, graph
 from whale_nebula.plan.html.layout import Arrow, layout
 from whale_nebula.plan.html.timeline import scenes
@@ -175,7 +176,9 @@ def plan_html(plan: Plan) -> str:
         figures=join_markup(list(_figures(plan))),
         graph=graph(plan),
         panels=join_markup(list(_panels(plan))),
-        sections=join_markup([_section(plan, title, each) for title, each in sections(plan).items()]),
+        sections=join_markup(
+            *_candidates(plan), [_section(plan, title, each) for title, each in sections(plan).items()]
+        ),
         **_schedule(plan),
     )
 
@@ -200,6 +203,14 @@ def _figures(plan: Plan) -> Iterator[Markup]:
     for name, value, more in figures:
         shown = element("dd", value, element("small", more) if more else None)
         yield element("div", element("dt", name), shown)
+
+
+def _candidates(plan: Plan) -> Iterator[Markup]:
+    """What the planner has found, where it has chosen this plan."""
+    if plan.considered:
+        table = _table("candidates", HEAD, candidate_rows(plan), range(1, 6))
+        note = element("p", "Found by nb.auto_parallel; the first one was chosen.", class_="note")
+        yield element("section", element("h2", "Candidates"), note, table, draw_curves(plan))
 
 
 def _schedule(plan: Plan) -> dict[str, Markup]:

@@ -1,0 +1,254 @@
+"""A decision told: its stages, what its step waits for, the candidates as a table, and what would change them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import groupby
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from whale_nebula.plan.records import RateCurves
+from whale_nebula.plan.timing import duration
+from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
+from whale_nebula.planner.score import score, with_rate
+from whale_nebula.planner.search import search
+from whale_nebula.planner.sites import Grounds
+from whale_nebula.report.records import size
+
+if TYPE_CHECKING:
+    from whale_nebula.planner.decision import Decision
+
+WIDTH = 112
+SLOWER = 3.0
+"""A candidate that takes more than so many times as long as the best is not listed."""
+DRAWN = 3
+"""So many candidates are drawn by the rate of the lines."""
+FACTORS = tuple(2.0 ** (step / 4) for step in range(-12, 13))
+"""Multiples of the lines' rate at which candidates are scored; at every fourth of them the best plan is searched."""
+_CODECS = ((0.5, "half", "fp16"), (0.25, "a quarter of", "int8"))
+
+
+def explain(decision: Decision) -> Iterator[str]:
+    """The lines of `Plan.explain()`."""
+    for paragraph in _paragraphs(decision):
+        yield from wrap(paragraph, WIDTH)
+    yield ""
+    yield from _candidate_lines(decision)
+    yield ""
+    yield from what_if(decision)
+
+
+# ---------------------------------------------------------------------- the chosen plan
+def _paragraphs(decision: Decision) -> Iterator[str]:
+    problem, chosen = decision.problem, decision.chosen
+    who = ", ".join(f"{cluster} runs {layers}" for cluster, layers in _clusters_and_layers(problem, chosen.parts))
+    again = ", forwards are computed again in the backward" * chosen.shape.recompute
+    held = "" if chosen.in_flight is None else f", at most {chosen.in_flight} in flight"
+    how = "uncut" if decision.uncut else f"{batches(chosen.shape.micro_batches)}, {chosen.schedule}{held}{again}"
+    yield f"chosen: {who} ({how})"
+    yield f"A step is predicted to take {duration(chosen.seconds)}. {_binding_text(problem, chosen)}"
+    yield _memory_text(problem, chosen)
+    yield _grounds_text(decision.grounds)
+    for reason in decision.reasons:
+        yield f"{reason[:1].upper()}{reason[1:]}."
+
+
+def _clusters_and_layers(problem: Problem, parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
+    """What each cluster runs: its layers, and how many stages and replicas it has for them."""
+    labels = short_names(problem.chain.names)
+    for site, group in groupby(parts, lambda part: part.site):
+        own = list(group)
+        first, last = labels[own[0].begin], labels[own[-1].end - 1]
+        replicas = {part.replicas for part in own}
+        copies = f" of {max(replicas)} replicas" if max(replicas) > 1 else ""
+        stages = f" in {len(own)} stages{copies}" if len(own) > 1 else f" in {max(replicas)} replicas" * bool(copies)
+        yield problem.sites[site].name, (first if first == last else f"{first} to {last}") + stages
+
+
+def _binding_text(problem: Problem, chosen: Candidate) -> str:
+    """What the step waits for, with how much of it that takes."""
+    kind, _, which = chosen.binds.partition(" ")
+    if kind == "stage":
+        place = int(which)
+        part = chosen.parts[place]
+        busy = math.ceil(chosen.shape.micro_batches / part.replicas) * chosen.compute[place]
+        name = stage_names(problem, chosen.parts)[place]
+        return f"It waits for stage {name}, which computes for {duration(busy)} of it."
+    if kind == "line":
+        lines = {f"{problem.sites[a].name}->{problem.sites[b].name}": wire for (a, b), wire in problem.lines.items()}
+        if which not in lines or which not in chosen.bytes:
+            return f"It waits for {which}, between workers of one cluster."
+        held = lines[which].seconds(chosen.bytes[which])
+        return f"It waits for the line {which}: {size(chosen.bytes[which])} hold it for {duration(held)}."
+    if kind == "updates":
+        return "More than half of it are updates and sums of gradients, once a step."
+    return "Nothing is busy for most of it: it waits for micro-batches on their way."
+
+
+def _memory_text(problem: Problem, chosen: Candidate) -> str:
+    needed: dict[int, float] = {}
+    for part, bytes_ in zip(chosen.parts, chosen.memory, strict=True):
+        needed[part.site] = max(needed.get(part.site, 0.0), bytes_)
+    said = []
+    for site, most in needed.items():
+        has = problem.sites[site].memory
+        said.append(f"{size(most)} in {problem.sites[site].name}{f' (has {size(has)})' if has < math.inf else ''}")
+    unknown = "; what it has is not known" * all(problem.sites[site].memory == math.inf for site in needed)
+    return f"A worker needs {', '.join(said)}{unknown}."
+
+
+def _grounds_text(grounds: Grounds) -> str:
+    """What the seconds rest on.
+
+    >>> _grounds_text(Grounds(0.25, 0.0, 0.75))
+    'Rates of devices: 25% measured, 75% guessed; whale-nebula measure finds them.'
+    """
+    shares = ((grounds.measured, "measured"), (grounds.said, "from the config"), (grounds.guessed, "guessed"))
+    said = ", ".join(f"{share:.0%} {how}" for share, how in shares if share >= 0.005)
+    return f"Rates of devices: {said}{'; whale-nebula measure finds them' * (grounds.guessed > 0.5)}."
+
+
+# ---------------------------------------------------------------------- the candidates
+_HEAD = ("", "a step", "of best", "micro-batches", "most memory", "on lines", "waits for", "stages")
+
+
+def _candidate_lines(decision: Decision) -> Iterator[str]:
+    best = decision.considered[0].predicted.seconds
+    listed = [each for each in decision.considered if each.predicted.seconds <= SLOWER * best]
+    rows = []
+    for number, each in enumerate(listed, 1):
+        memory, crossing = max(each.predicted.memory.values()), sum(each.predicted.bytes.values())
+        rows.append((
+            str(number), duration(each.predicted.seconds), f"{each.predicted.seconds / best:.2f}",
+            str(each.micro_batches), size(memory), size(crossing), each.binds, each.stages,
+        ))  # fmt: skip
+    yield from _table((_HEAD, *rows))
+    if left := len(decision.considered) - len(listed):
+        yield f"{left} more would take over {SLOWER:g} times as long"
+
+
+def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Lines of a table; the last column has what is left of the width."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    left = max(24, WIDTH - sum(widths) - 2 * len(widths))
+    for *cells, last in rows:
+        shown = last if len(last) <= left else f"{last[: left - 1].rstrip()}…"
+        yield "  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), shown]).rstrip()
+
+
+# ---------------------------------------------------------------------- what would change them
+def what_if(decision: Decision) -> Iterator[str]:
+    """The best step where lines were slower or faster, crossed by fewer bytes, or a cluster had one worker more."""
+    problem, chosen = decision.problem, decision.chosen
+    changes: list[tuple[str, Problem]] = []
+    if has_slow_lines(problem):
+        for factor, said in ((0.25, "a quarter of"), (0.5, "half"), (2.0, "twice"), (4.0, "4 times")):
+            changes.append((f"lines at {said} their rate", with_rate(problem, factor)))
+        changes += [
+            (f"{said} the bytes at boundaries ({codec})", with_crossing(problem, f)) for f, said, codec in _CODECS
+        ]
+    for number, site in enumerate(problem.sites):
+        sites = list(problem.sites)
+        sites[number] = replace(site, workers=site.workers + 1)
+        changes.append((f"one more worker in {site.name}", replace(problem, sites=tuple(sites))))
+    rows, same = [("what if", "a step", "of now", "then the best plan is")], []
+    for what, changed in changes:
+        best = next(iter(search(changed, most=1).candidates), None)
+        if best is not None and best.shape == chosen.shape and abs(best.seconds / chosen.seconds - 1) < 0.005:
+            same.append(what)
+        elif best is not None:
+            found = "this one" if best.shape == chosen.shape else describe_shape(changed, best.shape)
+            rows.append((f"  {what}", duration(best.seconds), f"{best.seconds / chosen.seconds:.2f}", found))
+    yield from _table(rows) if len(rows) > 1 else ["what if"]
+    if same:
+        yield from wrap(f"nothing changes with {', '.join(same)}", WIDTH, initial_indent="  ", subsequent_indent="  ")
+
+
+def has_slow_lines(problem: Problem) -> bool:
+    """Whether some line between clusters takes time for bytes."""
+    return any(line.rate < math.inf for line in problem.lines.values())
+
+
+def with_crossing(problem: Problem, factor: float) -> Problem:
+    """The same problem where so many times as many bytes cross at a cut: what a codec would do, without its costs."""
+    chain = problem.chain
+    return replace(problem, chain=replace(chain, there=chain.there * factor, back=chain.back * factor))
+
+
+def draw_rates(decision: Decision) -> RateCurves | None:
+    """Seconds of the best candidates, and of the best plan, by the rate of the lines; None where all lines are free."""
+    problem = decision.problem
+    if not has_slow_lines(problem):
+        return None
+    shapes = dict.fromkeys(each.shape for each in decision.candidates)
+    for factor in FACTORS[::4]:
+        shapes.update(dict.fromkeys(each.shape for each in search(with_rate(problem, factor), most=2).candidates))
+    seconds = {shape: tuple(_seconds(with_rate(problem, factor), shape) for factor in FACTORS) for shape in shapes}
+    best = [min(shapes, key=lambda shape: seconds[shape][place]) for place in range(len(FACTORS))]
+    drawn = [each.shape for each in decision.candidates[:DRAWN]]
+    rates = {line.rate for line in problem.lines.values()}
+    return RateCurves(
+        FACTORS,
+        8.0 * rates.pop() if len(rates) == 1 else None,
+        tuple(seconds[shape][place] for place, shape in enumerate(best)),
+        tuple(describe_shape(problem, shape) for shape in best),
+        {describe_shape(problem, shape): seconds[shape] for shape in drawn},
+    )
+
+
+def _seconds(problem: Problem, shape: Shape) -> float:
+    found = score(problem, shape)
+    return found.seconds if isinstance(found, Candidate) else math.inf
+
+
+# ---------------------------------------------------------------------- names
+def stage_names(problem: Problem, parts: Sequence[Part]) -> list[str]:
+    """A stage is called after its cluster, with a number where that has several."""
+    sites = [problem.sites[part.site].name for part in parts]
+    return [
+        site if sites.count(site) == 1 else f"{site}-{sites[:place].count(site)}" for place, site in enumerate(sites)
+    ]
+
+
+@lru_cache(64)
+def short_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of layers without what they all begin with, and as short as they can be told apart.
+
+    >>> short_names(("m/block0/attention/query", "m/block0/mlp/wide", "m/head"))
+    ('attention/query', 'mlp/wide', 'head')
+    >>> short_names(("m/block0/query", "m/block0/key", "m/block1/query"))
+    ('block0/query', 'block0/key', 'block1/query')
+    """
+    parts = [name.split("/") for name in names]
+    shared = 0
+    while len(names) > 1 and all(len(each) > shared + 1 and each[shared] == parts[0][shared] for each in parts):
+        shared += 1
+    own = [each[shared:] for each in parts]
+    for depth in range(2, max(map(len, own)) + 1):
+        found = ["/".join(each[-depth:]) for each in own]
+        if len(set(found)) == len(set(names)):
+            return tuple(found)
+    return tuple("/".join(each) for each in own)
+
+
+def describe_parts(problem: Problem, parts: Sequence[Part]) -> str:
+    """The stages of a plan on one line, by the layers where they begin."""
+    labels, said = short_names(problem.chain.names), []
+    for part, name in zip(parts, stage_names(problem, parts), strict=True):
+        begins = f" from {labels[part.begin]}" if part.begin else ""
+        said.append(f"{name}{f' x {part.replicas}' * (part.replicas > 1)}{begins}")
+    return " | ".join(said)
+
+
+def describe_shape(problem: Problem, shape: Shape) -> str:
+    """The stages of a plan, and how its batch is cut."""
+    return f"{describe_parts(problem, shape.parts)}, {batches(shape.micro_batches)}{', recomputed' * shape.recompute}"
+
+
+def batches(count: int) -> str:
+    """How a batch is cut."""
+    return f"{count} micro-batches" if count > 1 else "the batch whole"
