@@ -165,7 +165,7 @@ def what_if(decision: Decision) -> Iterator[str]:
             rows.append((f"  {what}", duration(best.seconds), f"{best.seconds / chosen.seconds:.2f}", found))
     yield from _table(rows) if len(rows) > 1 else ["what if"]
     if same:
-        yield from wrap(f"nothing changes with {', '.join(same)}", WIDTH, initial_indent="  ", subsequent_indent="  ")
+        yield from wrap(f"no change: {'; '.join(same)}", WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def has_slow_lines(problem: Problem) -> bool:

@@ -104,6 +104,18 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("compress", (), {"int8": True, "backward": TopK(0.1) >> INT8()}, "has a topk that the forward has not"),
     ("compress", ("bits",), {}, "is no codec to choose"),
     ("place", ("model", "gpu"), {}, "are a dict"),
+    ("auto_parallel", (), {"clusters": "gpu"}, "clusters='gpu' is no list of clusters"),
+    ("auto_parallel", (), {"clusters": 3}, "is no list of clusters"),
+    ("auto_parallel", (), {"clusters": []}, "has none in it"),
+    ("auto_parallel", (), {"clusters": ["gpu", "gpu"]}, "has one twice"),
+    ("auto_parallel", (), {"clusters": [1]}, "is no name"),
+    ("auto_parallel", (), {"micro_batch": 0}, "is not a count"),
+    ("auto_parallel", (), {"replica": "all"}, "no whole number"),
+    ("auto_parallel", (), {"recompute": 1}, "neither True nor False"),
+    ("auto_parallel", (), {"compress": "fp61"}, "compress='fp61': no codec is called"),
+    ("auto_parallel", (), {"compress": 3}, "compress=3 is no codec"),
+    ("auto_parallel", (), {"memori": "16GiB"}, "did you mean 'memory'"),
+    ("auto_parallel", ("gpu",), {}, "positional"),
 ]
 
 

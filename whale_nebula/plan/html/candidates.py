@@ -38,7 +38,7 @@ def draw_curves(plan: Plan) -> Markup:
     if curves is None:
         return Markup()
     keys = [element("span", "the best plan at each rate", class_="key best")]
-    keys += [element("span", f"{number}: {name}", class_=f"key c{number}") for number, name in _number_rows(curves)]
+    keys += [element("span", f"{number}: {name}", class_=f"key c{number}") for number, name in _number_plans(curves)]
     rows = [
         (f"{_times(factor)}", duration(seconds), name)
         for factor, seconds, name in zip(curves.factors, curves.best, curves.best_plans, strict=True)
@@ -53,7 +53,7 @@ def draw_curves(plan: Plan) -> Markup:
     )  # fmt: skip
 
 
-def _number_rows(curves: RateCurves) -> Iterator[tuple[int, str]]:
+def _number_plans(curves: RateCurves) -> Iterator[tuple[int, str]]:
     return enumerate(curves.plans, 1)
 
 
@@ -98,7 +98,9 @@ def _plot(curves: RateCurves) -> Markup:
             drawn.append(element("text", said, x=x(factor), y=HEIGHT - BOTTOM + 34, class_=f"tick {place}"))
     drawn.append(element("text", "rate of the lines", x=LEFT, y=HEIGHT - 3, class_="tick"))
     drawn.append(line(curves.best, "best", "the best plan at each rate"))
-    drawn += [line(curves.plans[name], f"curve c{number}", f"{number}: {name}") for number, name in _number_rows(curves)]
+    drawn += [
+        line(curves.plans[name], f"curve c{number}", f"{number}: {name}") for number, name in _number_plans(curves)
+    ]
     for factor, seconds, name in zip(curves.factors, curves.best, curves.best_plans, strict=True):
         if _is_power(factor) and math.isfinite(seconds):
             title = element("title", f"{_times(factor)}: {duration(seconds)}, {name}")

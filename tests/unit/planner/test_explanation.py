@@ -1,0 +1,105 @@
+"""How a decision is told: the text, what would change it, and seconds by the rate of the lines. Problems are made by
+hand, so nothing is captured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.golden.files import check_golden
+from whale_nebula.planner.chain import Layers
+from whale_nebula.planner.decision import Decision, describe_excess
+from whale_nebula.planner.explanation import FACTORS, WIDTH, describe_shape, with_crossing
+from whale_nebula.planner.problem import Chain, Excess, Options, Part, Problem, Shape, Site, Wire
+from whale_nebula.planner.score import score
+from whale_nebula.planner.search import search
+from whale_nebula.planner.sites import Grounds
+
+NAMES = ("model/embedding", "model/block0/wide", "model/block0/narrow", "model/block1/wide", "model/head")
+MIB, ROWS = 2.0**20, 32
+
+
+def make_problem(rate: float = 7.5e6, memory: float = math.inf, options: Options = Options(most=8)) -> Problem:
+    """Five layers, two clusters of which the second has two workers, and a line between them."""
+    weights, per_row = np.array([8, 2, 2, 2, 4]) * MIB, np.array([0.2, 1, 1, 1, 2]) * 1e-3
+    forward = np.stack([np.zeros(5), per_row])
+    crossing = np.array([0, 8, 32, 8, 8, 0]) * 256.0
+    sites = (
+        Site("gpu", 1, forward / 2, forward, weights * 1e-11, call=5e-4, memory=memory),
+        Site("npu", 2, forward, forward * 2, weights * 1e-11, call=5e-4, inside=Wire(1e9, 5e-5)),
+    )
+    chain = Chain(
+        NAMES, weights, weights * 2, weights, np.full(5, 4096.0), np.zeros(5), crossing, crossing, np.zeros(6),
+        np.ones(6, bool),
+    )  # fmt: skip
+    return Problem(chain, sites, ROWS, {(0, 1): Wire(rate, 0.005), (1, 0): Wire(rate, 0.005)}, options)
+
+
+def decide(problem: Problem, shapes: tuple[Shape, ...] = (), **options: Any) -> Decision:
+    """The decision for a problem: the best candidates, or these."""
+    found = tuple(score(problem, shape) for shape in shapes) or search(problem, 6).candidates
+    layers = Layers(problem.chain, ROWS, tuple(((name, 0),) for name in NAMES), (), (), ())
+    grounds = options.pop("grounds", Grounds(0.25, 0.75, 0.0))
+    return Decision(layers, problem, found, grounds, "train.py:3", **options)
+
+
+def shape(*parts: tuple[int, int, int, int], count: int = 4, recompute: bool = False) -> Shape:
+    return Shape(tuple(Part(*each) for each in parts), count, recompute)
+
+
+ONE, TWO = shape((0, 0, 5, 1), count=1), shape((0, 0, 4, 1), (1, 4, 5, 2), count=8)
+SLOW, LONG = shape((1, 0, 5, 1), count=1), shape((1, 0, 2, 1), (1, 2, 4, 1), (0, 4, 5, 1), recompute=True)
+SMALL = make_problem(1e6, 60 * MIB, Options(4))
+CASES = {
+    "a line that is slow": lambda: decide(make_problem(), (TWO, ONE)),
+    "lines that are free": lambda: decide(make_problem(math.inf), (TWO, ONE), grounds=Grounds()),
+    "little memory": lambda: decide(SMALL, (LONG,), reasons=("the batch is cut into 4: micro_batch= says so",)),
+    "candidates that are far slower": lambda: decide(make_problem(1e4), (ONE, TWO, SLOW)),
+}
+
+
+def test_it_is_told_in_a_paragraph_a_table_and_what_would_change_it(request: pytest.FixtureRequest) -> None:
+    texts = {name: make().explain() for name, make in CASES.items()}
+    assert max(len(line) for text in texts.values() for line in text.splitlines()) <= WIDTH
+    check_golden(request, "explanations.txt", "\n\n".join(f"== {name}\n{text}" for name, text in texts.items()))
+
+
+def test_what_takes_over_three_times_as_long_is_not_listed() -> None:
+    told = CASES["candidates that are far slower"]()
+    assert [each.predicted.seconds > 3 * told.predicted.seconds for each in told.considered] == [False, True, False]
+    assert "\n1 more would take over 3 times as long" in told.explain()
+
+
+def test_half_the_bytes_cost_half_the_line() -> None:
+    problem = make_problem()
+    whole, half = (score(each, TWO) for each in (problem, with_crossing(problem, 0.5)))
+    assert half.bytes == {line: size / 2 for line, size in whole.bytes.items()} and half.seconds < whole.seconds
+
+
+def test_curves_fall_with_the_rate_and_none_is_below_the_best() -> None:
+    decision = decide(make_problem())
+    curves = decision.curves()
+    assert curves.factors == FACTORS and curves.rate == 60e6 and len(curves.plans) == 3
+    now = FACTORS.index(1.0)
+    chosen = describe_shape(decision.problem, decision.chosen.shape)
+    assert curves.plans[chosen][now] == decision.chosen.seconds == curves.best[now]
+    assert curves.best_plans[now] == chosen and curves.best[0] > curves.best[-1]
+    for seconds in curves.plans.values():
+        assert all(a <= b for a, b in zip(curves.best, seconds, strict=True))
+
+
+def test_free_lines_have_no_rate_to_draw_by() -> None:
+    assert decide(make_problem(math.inf), (ONE,)).curves() is None
+    uneven = replace(make_problem(), lines={(0, 1): Wire(7.5e6), (1, 0): Wire(1e6)})
+    assert decide(uneven).curves().rate is None
+
+
+def test_what_does_not_fit_is_told_by_its_layers() -> None:
+    layers = decide(make_problem(), (ONE,)).layers
+    what, why, mend = describe_excess(Excess("gpu", 3 * MIB, 2 * MIB, 1, 5), layers)
+    assert what == "no plan fits: 3.0 MiB on a worker of gpu, 2.0 MiB allowed"
+    assert "the layers from 'block0/wide' to 'head'" in why and "more memory" in mend
