@@ -47,8 +47,9 @@ def capture_step(
     if decision is not None:
         return _with_stages(first, decision, limits, call, layout, options)
     made = _decide(name, first, _shapes(first, layout, tensors), limits, run)
-    if made is None:
-        return first
+    if made is None:  # nothing that could be given to stages: one cluster runs all of it
+        stage = Stage("stage0", _clusters(limits, run).names[0], str(limits.site))
+        return replace(first, program=replace(first.program, stages=(stage,)))
     decision, layers, clusters, rows = made
     try:
         found = _with_stages(first, decision, limits, call, layout, options)
