@@ -23,7 +23,7 @@ NAMES = ("model/embedding", "model/block0/wide", "model/block0/narrow", "model/b
 MIB, ROWS = 2.0**20, 32
 
 
-def make_problem(rate: float = 7.5e6, memory: float = math.inf, options: Options = Options(most=8)) -> Problem:
+def make_problem(rate: float = 7.5e6, memory: float = math.inf, options: Options | None = None) -> Problem:
     """Five layers, two clusters of which the second has two workers, and a line between them."""
     weights, per_row = np.array([8, 2, 2, 2, 4]) * MIB, np.array([0.2, 1, 1, 1, 2]) * 1e-3
     forward = np.stack([np.zeros(5), per_row])
@@ -36,7 +36,7 @@ def make_problem(rate: float = 7.5e6, memory: float = math.inf, options: Options
         NAMES, weights, weights * 2, weights, np.full(5, 4096.0), np.zeros(5), crossing, crossing, np.zeros(6),
         np.ones(6, bool),
     )  # fmt: skip
-    return Problem(chain, sites, ROWS, {(0, 1): Wire(rate, 0.005), (1, 0): Wire(rate, 0.005)}, options)
+    return Problem(chain, sites, ROWS, {(0, 1): Wire(rate, 0.005), (1, 0): Wire(rate, 0.005)}, options or Options(most=8))
 
 
 def decide(problem: Problem, shapes: tuple[Shape, ...] = (), **options: Any) -> Decision:

@@ -1,0 +1,68 @@
+"""Small problems drawn at random, and the best plan of each by trying all."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from whale_nebula.planner.costs import Costs
+from whale_nebula.planner.problem import Candidate, Chain, Options, Part, Problem, Shape, Site, Wire
+from whale_nebula.planner.score import score
+
+
+def draw_problem(seed: int) -> Problem:
+    """Three to five blocks, two or three clusters, unequal lines, and memory that may be short."""
+    draw = np.random.default_rng(seed)
+    blocks, clusters = int(draw.integers(3, 6)), int(draw.integers(2, 4))
+    seconds, weights = draw.uniform(0.2, 3, blocks) * 1e-3, draw.uniform(0.1, 2, blocks) * 1e6
+    crossing = np.concatenate([[0], draw.uniform(0.5, 8, blocks - 1) * 1e3, [0]])
+    chain = Chain(
+        tuple(map(str, range(blocks))), weights, 2 * weights, weights, draw.uniform(0.02, 0.3, blocks) * 2.5e5,
+        draw.uniform(0, 0.05, blocks) * 1e6, crossing, crossing * draw.choice([1.0, 0.25]), np.zeros(blocks + 1),
+        np.ones(blocks + 1, bool),
+    )  # fmt: skip
+    lines = {
+        pair: Wire(float(draw.choice([7.5e6, 15e6, 1e8])), float(draw.choice([0.001, 0.01, 0.02])))
+        for pair in itertools.permutations(range(clusters), 2)
+    }
+    sites = tuple(_draw_site(draw, number, seconds) for number in range(clusters))
+    return Problem(chain, sites, int(draw.choice([8, 16])), lines, Options(most=8))
+
+
+def _draw_site(draw: Any, number: int, seconds: Any) -> Site:
+    forward = np.stack([draw.uniform(0, 2e-4, len(seconds)), seconds / draw.choice([0.5, 1, 1, 2, 4])])
+    memory, rate = float(draw.choice([math.inf, 3e6, 8e6, 14e6])), float(draw.choice([math.inf, 1e9, 1e8]))
+    workers = int(draw.integers(1, 3))
+    return Site(f"c{number}", workers, forward, 2 * forward, seconds * 0.2, 5e-4, memory, Wire(rate, 5e-5))
+
+
+def find_best(problem: Problem) -> Candidate | None:
+    """The fastest of all plans; None where none fits."""
+    found = (score(problem, *shape) for shape in _shapes(problem))
+    return min((e for e in found if isinstance(e, Candidate)), key=lambda each: each.seconds, default=None)
+
+
+def _shapes(problem: Problem) -> Iterator[tuple[Shape, Costs]]:
+    blocks = len(problem.chain)
+    for recompute, count in itertools.product((False, True), problem.counts):
+        costs = Costs(problem, count, recompute)
+        for order in _orders(problem):
+            ways = [
+                [(stages, d) for d in range(1, min(n, count) + 1) for stages in range(1, n // d + 1)]
+                for n in (problem.sites[site].workers for site in order)
+            ]
+            for way in itertools.product(*ways):
+                homes = [(site, d) for site, (stages, d) in zip(order, way, strict=True) for _ in range(stages)]
+                for cuts in itertools.combinations(range(1, blocks), len(homes) - 1):
+                    ends = itertools.pairwise([0, *cuts, blocks])
+                    parts = (Part(site, *end, d) for (site, d), end in zip(homes, ends, strict=True))
+                    yield Shape(tuple(parts), count, recompute), costs
+
+
+def _orders(problem: Problem) -> Iterator[tuple[int, ...]]:
+    for size in range(1, len(problem.sites) + 1):
+        yield from itertools.permutations(range(len(problem.sites)), size)

@@ -1,0 +1,100 @@
+"""The search finds what trying everything finds; and its plans keep to the limits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.unit.planner.problems import draw_problem, find_best
+from whale_nebula.planner.problem import Chain, Options, Problem, Site, Wire
+from whale_nebula.planner.search import search
+
+SEEDS = range(12)
+
+
+def alike(blocks: int, clusters: int, workers: int, **options: object) -> Problem:
+    """Blocks and clusters that are alike, without memory to keep to unless `options` of a site say one."""
+    seconds = np.stack([np.full(blocks, 1e-5), np.full(blocks, 1e-3)])
+    ones, cuts = np.ones(blocks), np.full(blocks + 1, 1e3)
+    chain = Chain(
+        tuple(map(str, range(blocks))), ones, ones, ones, ones, ones, cuts, cuts, 0 * cuts, np.ones(blocks + 1, bool)
+    )
+    sites = tuple(
+        replace(Site(f"c{n}", workers, seconds, 2 * seconds, 0 * ones, 1e-4), **options) for n in range(clusters)
+    )
+    lines = {(a, b): Wire(7.5e6, 0.01) for a in range(clusters) for b in range(clusters) if a != b}
+    return Problem(chain, sites, 32, lines)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_plan_is_as_fast_as_the_best_of_all(seed: int) -> None:
+    problem = draw_problem(seed)
+    best, found = find_best(problem), search(problem)
+    assert (best is None) == (not found.candidates)
+    if best is None:
+        assert found.excess is not None
+        assert found.excess.needed > found.excess.allowed
+    else:
+        assert found.candidates[0].seconds <= 1.02 * best.seconds
+    for each in found.candidates:
+        assert all(needs <= problem.sites[p.site].memory for p, needs in zip(each.parts, each.memory, strict=True))
+        assert all(part.end == after.begin for part, after in zip(each.parts, each.parts[1:], strict=False))
+
+
+def test_the_sample_has_problems_of_each_kind() -> None:
+    found = [search(draw_problem(seed)).candidates for seed in SEEDS]
+    assert any(not each for each in found)
+    assert {len(each[0].parts) for each in found if each} >= {1, 2, 3}
+    assert any(part.replicas > 1 for each in found for one in each[:1] for part in one.parts)
+
+
+def test_one_cluster_that_nothing_helps_does_all() -> None:
+    """Two clusters beyond a line on which a message takes longer than the whole step."""
+    problem = replace(alike(4, 2, 1), lines={(0, 1): Wire(1e3), (1, 0): Wire(1e3)})
+    shape = search(problem).candidates[0].shape
+    assert [(part.site, part.begin, part.end, part.replicas) for part in shape.parts] == [(0, 0, 4, 1)]
+    assert shape.micro_batches == 1
+
+
+def test_clusters_that_are_alike_come_in_their_order() -> None:
+    found = search(alike(12, 3, 1)).candidates[0]
+    assert [part.site for part in found.parts] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "check"),
+    [
+        (Options(micro_batch=4), lambda shape: shape.micro_batches == 4),
+        (Options(micro_batch=100), lambda shape: shape.micro_batches == 32),  # no more than rows
+        (Options(replica=2), lambda shape: {part.replicas for part in shape.parts} == {2}),
+        (Options(recompute=True), lambda shape: shape.recompute),
+    ],
+)
+def test_what_the_user_says_holds(options: Options, check: object) -> None:
+    found = search(replace(alike(8, 2, 4), options=options)).candidates
+    assert found
+    assert all(check(each.shape) for each in found)  # type: ignore[operator]
+
+
+def test_where_one_may_not_cut_no_plan_does() -> None:
+    problem = alike(6, 3, 2)
+    cuttable = np.array([True, False, False, True, False, False, True])
+    found = search(replace(problem, chain=replace(problem.chain, cuttable=cuttable))).candidates
+    assert {part.begin for each in found for part in each.parts} <= {0, 3}
+
+
+def test_the_same_problem_has_the_same_plan() -> None:
+    assert search(draw_problem(3)) == search(draw_problem(3))
+
+
+def test_memory_is_what_makes_a_chain_long() -> None:
+    """Each cluster may hold a third: three stages are needed, and what is in flight is limited."""
+    problem = alike(9, 3, 1)
+    chain = replace(problem.chain, weights=np.full(9, 1e6), held=np.full(9, 1e4))
+    tight = tuple(replace(site, memory=3.2e6 + 9e4) for site in problem.sites)
+    found = search(replace(problem, chain=chain, sites=tight)).candidates[0]
+    assert len(found.parts) == 3
+    assert max(found.memory) <= 3.2e6 + 9e4 < math.inf
