@@ -36,7 +36,9 @@ def make_problem(rate: float = 7.5e6, memory: float = math.inf, options: Options
         NAMES, weights, weights * 2, weights, np.full(5, 4096.0), np.zeros(5), crossing, crossing, np.zeros(6),
         np.ones(6, bool),
     )  # fmt: skip
-    return Problem(chain, sites, ROWS, {(0, 1): Wire(rate, 0.005), (1, 0): Wire(rate, 0.005)}, options or Options(most=8))
+    return Problem(
+        chain, sites, ROWS, {(0, 1): Wire(rate, 0.005), (1, 0): Wire(rate, 0.005)}, options or Options(most=8)
+    )
 
 
 def decide(problem: Problem, shapes: tuple[Shape, ...] = (), **options: Any) -> Decision:

@@ -1,0 +1,40 @@
+"""One line, no scopes: processes plan alike, and train what one cluster cannot hold as the uncut model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.processes.running import Ended, beside, told_alone
+from tests.processes.workers.planned import MIB, lesson
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[Ended, dict[str, Any]]:
+    """Two clusters that have 2 MiB each, and meanwhile one that has enough."""
+    return beside("planned", 2, "2MiB", alone=lambda: told_alone(lesson, "1GiB"))
+
+
+def test_one_cluster_does_all_where_it_can(both: tuple[Ended, dict[str, Any]]) -> None:
+    _, alone = both
+    assert list(alone["stages"].values()) == ["local"]
+
+
+def test_every_process_has_the_same_plan_of_two_clusters(both: tuple[Ended, dict[str, Any]]) -> None:
+    found, _ = both
+    assert sorted(found.same("stages").values()) == ["c0", "c1"]
+    assert found.same("memory") <= 2 * MIB
+
+
+@pytest.mark.parametrize("what", ["history", "evaluated", "predicted", "weights"])
+def test_it_trains_as_the_uncut_model(both: tuple[Ended, dict[str, Any]], what: str) -> None:
+    found, alone = both
+    got, expected = (tf.nest.flatten(told) for told in (found.same(what), alone[what]))
+    np.testing.assert_allclose(got, expected, 1e-5)
+
+
+def test_the_plan_is_verified_there(both: tuple[Ended, dict[str, Any]]) -> None:
+    assert both[0].same("verified")
