@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import whale_nebula as nb
 from whale_nebula.capture.step import capture, fill_layout, signature
-from whale_nebula.errors import UnsupportedError
+from whale_nebula.errors import PlanError, UnsupportedError
 
 
 def test_names_specs_and_what_is_split() -> None:
@@ -59,3 +60,24 @@ def test_variables_are_named_by_path_and_twins_are_numbered() -> None:
     found = captured(lambda x: x * twins[0] + twins[1], x=np.ones(2, "float32"))
     assert list(found.variables) == ["twin", "twin#2"]
     assert [v is twin for v, twin in zip(found.variables.values(), twins, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_a_list_of_tensors_that_would_lose_its_gradient_is_refused(stacked: bool) -> None:
+    """A gradient flows through tensors only; a list stays in its stage, or the error says where it leaves it."""
+    weight = tf.Variable([1.0, 2.0])
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster():
+            with nb.stage(name="a"):
+                rows = tf.TensorArray(tf.float32, size=2, element_shape=[2]).write(0, x * weight).write(1, weight**3)
+                whole = rows.stack() if stacked else None
+            with nb.stage(name="b"):
+                loss = tf.reduce_sum((rows.stack() if whole is None else whole) ** 2)
+        return tape.gradient(loss, weight)
+
+    if stacked:
+        np.testing.assert_allclose(nb.function(step)(tf.ones(2)), [2.0 + 6.0, 4.0 + 6.0 * 2.0**5], rtol=1e-6)
+    else:
+        with pytest.raises(PlanError, match=r"list of tensors .* 'a' .* 'b'"):
+            nb.function(step)(tf.ones(2))
