@@ -204,12 +204,14 @@ def _find_reduced_axes(site: Site) -> list[Numbers | None]:
     left, right = site.numbers
     if left is None or right is None:
         return [None, None]
+    if left == right:
+        return [(), ()]
     whole = broadcast(left, right)
     found: list[Numbers | None] = []
     for shape in (left, right):
         missing = len(whole) - len(shape)
         padded = (1,) * missing + shape
-        found.append(tuple(n for n, size in enumerate(padded) if n < missing or (size == 1 and whole[n] != 1)))
+        found.append(tuple(n for n, size in enumerate(padded) if n < missing or size == 1))
     return found
 
 

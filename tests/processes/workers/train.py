@@ -42,8 +42,8 @@ def read_case(text: str) -> tuple[str, Cut]:
     and "gan,2,3,gpipe" a schedule.
     """
     name, stages, micro_batches, *more = text.split(",")
-    replicas = next((tuple(map(int, word.split("+"))) for word in more if "+" in word), ())
-    schedule = next((word for word in more if "+" not in word), DEFAULT)
+    replicas = next((tuple(map(int, word.split("+"))) for word in more if word[0].isdigit()), ())
+    schedule = next((word for word in more if not word[0].isdigit()), DEFAULT)
     return name, Cut(int(stages), int(micro_batches), schedule, replicas=replicas)
 
 

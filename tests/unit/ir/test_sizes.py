@@ -208,7 +208,14 @@ def test_what_cannot_be_told_is_not_told(kind: str, shapes: Any, numbers: Any) -
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "axes"), [((3, 4), (4,), [(), (0,)]), ((3, 1), (3, 4), [(1,), ()]), ((), (2,), [(0,), ()])]
+    ("left", "right", "axes"),
+    [
+        ((3, 4), (4,), [(), (0,)]),
+        ((3, 1), (3, 4), [(1,), ()]),
+        ((), (2,), [(0,), ()]),
+        ((1, 3), (1, 3), [(), ()]),
+        ((1, 3, 8), (1, 3, 1), [(0,), (0, 2)]),
+    ],
 )
 def test_the_axes_of_a_gradient(left: tuple[int, ...], right: tuple[int, ...], axes: list[tuple[int, ...]]) -> None:
     site = Site(op("BroadcastGradientArgs", Spec("int32", (None,)), Spec("int32", (None,))), ((), ()), (left, right))
