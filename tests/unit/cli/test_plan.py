@@ -1,0 +1,194 @@
+"""`whale-nebula plan`, and what is shown and kept of plans that the planner has chosen: text, JSON, files, pages."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+from tests.unit.ir.test_page import Page
+from whale_nebula.cli import arguments, plan, show
+from whale_nebula.errors import StateError
+from whale_nebula.scopes.auto import Limits, current_limits, standing_limits
+from whale_nebula.site import Site
+
+CONFIG = """
+clusters:
+  gpu: {flops: 1G, memory: 1GiB}
+  npu: {flops: 1G, memory: 1GiB}
+links:
+  - {between: [gpu, npu], rate: 60mbit, delay: 1ms}
+"""
+MODEL = """
+import numpy as np, keras, sys
+import whale_nebula as nb
+x, y = np.zeros((64, 32), "float32"), np.zeros((64, 4), "float32")
+layers = [keras.layers.Dense(256, activation="relu", name=f"d{n}") for n in range(4)]
+model = keras.Sequential([keras.Input((32,)), *layers, keras.layers.Dense(4, name="head")], name="small")
+model.compile("sgd", "mse")
+"""
+FIT = MODEL + "print(sys.argv[1:])\nmodel.fit(x, y, batch_size=32, verbose=0)\nprint('it went on')"
+
+
+class Shown(NamedTuple):
+    """What a command did with a script."""
+
+    status: int
+    out: str
+    err: str
+
+
+Call = Callable[..., Shown]
+
+
+@pytest.fixture
+def call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
+    """Runs a command with a script, which is written first, and with the config."""
+    config = tmp_path / "clusters.yaml"
+    config.write_text(CONFIG)
+
+    def run(text: str, *words: str, command: Callable[[list[str]], int] = plan.main) -> Shown:
+        nb.shutdown()
+        path = tmp_path / "train.py"
+        path.write_text(textwrap.dedent(text))
+        return Shown(command([str(path), "--config", str(config), *words]), *capsys.readouterr())
+
+    yield run
+    nb.shutdown()
+    assert current_limits() is None
+
+
+def test_a_script_without_scopes_is_planned_and_explained(call: Call, tmp_path: Path) -> None:
+    shown = call(FIT, "--epochs", "3", "--html", str(tmp_path / "plan.html"), "--save", str(tmp_path / "plan.json"))
+    assert shown.status == arguments.DONE and shown.out == ""
+    assert "['--epochs', '3']" in shown.err and "it went on" not in shown.err
+    page, kept = Page((tmp_path / "plan.html").read_text()), nb.Plan.load(tmp_path / "plan.json")
+    assert page.tags.count("h2") > 3 and all(each.stages in page.words for each in kept.considered)
+    assert {"Candidates", "as configured", "the best plan at each rate"} <= set(page.words.split("\n")) or all(
+        word in page.words for word in ("Candidates", "as configured", "60 Mbit/s", "the best plan at each rate")
+    )
+    assert kept.predicted == kept.considered[0].predicted and kept.predicted.seconds > 0
+    shown = call(FIT)
+    assert shown.out.startswith("chosen: ") and "what if" in shown.out and "\nplan of small.train_step\n" in shown.out
+
+
+def test_json_has_what_was_predicted_and_considered(call: Call, tmp_path: Path) -> None:
+    document = json.loads(call(FIT, "--json", "--micro-batch", "4").out)
+    best = document["considered"][0]
+    assert document["micro_batch"] == 4 and {each["micro_batches"] for each in document["considered"]} == {4}
+    assert document["predicted"].items() >= best["predicted"].items()
+    assert best["predicted"]["memory"].keys() <= {"gpu/0", "npu/0"}
+
+
+@pytest.mark.parametrize(
+    ("said", "words", "clusters", "micro"),
+    [
+        ("nb.auto_parallel(clusters=['npu'])", ("--micro-batch", "2"), {"npu"}, 2),
+        ("nb.auto_parallel(micro_batch=8)", ("--micro-batch", "2", "--clusters", "gpu"), {"gpu"}, 8),
+        ("nb.shutdown()", ("--micro-batch", "2", "--clusters", "gpu"), {"gpu"}, 2),
+    ],
+)
+def test_what_a_script_says_itself_holds(
+    said: str, words: tuple[str, ...], clusters: set[str], micro: int, call: Call
+) -> None:
+    document = json.loads(call(FIT.replace("print(sys.argv[1:])", said), "--json", *words).out)
+    assert {stage["cluster"] for stage in document["stages"].values()} == clusters
+    assert document["micro_batch"] == micro
+
+
+def test_show_knows_a_script_that_asks_for_a_plan(call: Call) -> None:
+    shown = call(FIT.replace("print(sys.argv[1:])", "nb.auto_parallel()"), command=show.main)
+    assert shown.status == arguments.DONE
+    assert "\n  chosen by nb.auto_parallel: a step is predicted to take " in shown.out and "what if" not in shown.out
+
+
+def test_a_step_with_scopes_is_planned_as_they_say(call: Call) -> None:
+    scoped = FIT.replace("model = ", "with nb.cluster(), nb.stage(cluster='npu'): model = ")
+    shown = call(scoped)
+    assert shown.status == arguments.DONE and shown.out.startswith("plan of small.train_step")
+
+
+WRONG: list[tuple[str, tuple[str, ...], int, str]] = [
+    (FIT, ("--memory", "16Gi"), arguments.USAGE, "did you mean '16GiB'?"),
+    (FIT, ("--micro-batch", "0"), arguments.USAGE, "micro_batch=0 is not a count"),
+    (FIT, ("--micro-batch", "many"), arguments.USAGE, "takes a number"),
+    (FIT, ("--clusters", "gpu,gpu"), arguments.USAGE, "has one twice"),
+    (FIT, ("--memory", "1MB"), arguments.FAILED, "no plan fits: "),
+    (MODEL, (), arguments.NOTHING, "made no step, so there is nothing to plan"),
+    (MODEL + "raise KeyError(3)", (), arguments.FAILED, "raised KeyError before its first step\n"),
+]
+
+
+@pytest.mark.parametrize(("text", "words", "status", "said"), WRONG)
+def test_what_is_wrong_is_said(text: str, words: tuple[str, ...], status: int, said: str, call: Call) -> None:
+    try:
+        shown = call(text, *words)
+    except SystemExit as end:
+        assert (end.code, status) == (arguments.USAGE, arguments.USAGE)
+        return
+    assert shown.status == status and said in shown.err
+
+
+@pytest.mark.parametrize(("words", "said"), [([], "which script?"), (["plan.json"], "is no script")])
+def test_a_script_is_wanted(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        plan.main(words)
+    assert said in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def chosen() -> Iterator[nb.Plan]:
+    """A plan that the planner has chosen, over a line."""
+    nb.shutdown()
+    nb.init({"clusters": {"gpu": {"flops": "1G"}, "npu": {"flops": "1G"}}}, links="60mbit,1ms")
+    nb.auto_parallel()
+    layers = [keras.layers.Dense(256, activation="relu", name=f"d{number}") for number in range(4)]
+    model = keras.Sequential([keras.Input((32,)), *layers], name="small")
+    model.compile("sgd", "mse")
+    yield nb.plan(model, np.zeros((32, 32), "float32"), np.zeros((32, 256), "float32"))
+    nb.shutdown()
+
+
+def test_a_file_keeps_the_candidates_and_not_the_rest(chosen: nb.Plan, tmp_path: Path) -> None:
+    chosen.save(tmp_path / "plan.json")
+    kept = nb.Plan.load(tmp_path / "plan.json")
+    assert (kept.considered, kept.predicted, kept.digest) == (chosen.considered, chosen.predicted, chosen.digest)
+    with pytest.raises(StateError, match="comes from a file"):
+        kept.explain()
+    page = Page(kept.to_html())
+    assert "Candidates" in page.words and "as configured" not in page.words
+    assert chosen.difference(kept) is None
+
+
+def test_a_page_draws_the_best_by_the_rate_of_the_lines(chosen: nb.Plan) -> None:
+    page = Page(chosen.to_html())
+    curves = chosen.decision.curves()
+    assert page.attributes.count(("class", "best")) == 1 + 7
+    assert [value for name, value in page.attributes if name == "class" and value.startswith("curve ")] == [
+        f"curve c{number + 1}" for number in range(len(curves.plans))
+    ]
+    assert all(name in page.words for name in (*curves.plans, *curves.best_plans[::4]))
+
+
+def test_a_plan_that_was_not_chosen_says_nothing_of_it(chosen: nb.Plan) -> None:
+    plain = replace(chosen, decision=None, considered=())
+    assert "considered" not in json.loads(plain.to_json()) and "Candidates" not in plain.to_html()
+    assert plain.predicted is None and "nb.auto_parallel" not in plain.to_text()
+    with pytest.raises(StateError, match="was not chosen by the planner"):
+        plain.explain()
+
+
+def test_limits_that_stand_are_completed() -> None:
+    mine, theirs = Limits(Site("a.py", 1), memory=5), Limits(Site("b.py", 2), memory=7, micro_batch=3)
+    with standing_limits(theirs):
+        assert current_limits() == theirs
+    assert mine.complete_from(theirs) == Limits(Site("a.py", 1), memory=5, micro_batch=3)
+    assert current_limits() is None
