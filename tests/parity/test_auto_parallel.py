@@ -82,5 +82,5 @@ def test_what_is_proposed_trains_as_the_uncut_model(name: str, number: int, monk
     chosen = proposals(monkeypatch, number)
     with nb.auto_parallel(micro_batch=None if max(case.micro) > 1 else 1):
         found = case.run(Planned(1))
-    assert chosen or found.stages == (), "nothing was planned"
+    assert chosen or set(found.stages) <= {"stage0"}, "nothing was planned"
     assert_same(expected, found, case.tolerance, case.length)
