@@ -71,6 +71,14 @@ def misspelt(argv: Sequence[str], words: Words, known: Collection[str]) -> list[
     return [(name, meant[0]) for name, meant in found if meant]
 
 
+def read_script(made: Parser, argv: Sequence[str], options: Options) -> tuple[argparse.Namespace, Words]:
+    """The options of a command that runs a script, and what is the script's; remarks on those that look like ours."""
+    words = split(argv, options)
+    for word, meant in misspelt(argv, words, made.names):
+        remark(f"{word} was handed to the script; did you mean {meant}? (What is the script's may stand behind --.)")
+    return made.read(words.options), words
+
+
 _NEARLY = 0.8
 """How alike the two must be: a script's own --epochs is not taken for --steps."""
 

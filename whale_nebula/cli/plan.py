@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whale_nebula.cli import arguments as exits
-from whale_nebula.cli.arguments import Options, Parser, misspelt, remark, split, tell
+from whale_nebula.cli.arguments import Options, Parser, read_script, tell
 from whale_nebula.errors import ConfigError, OptionError, PlanError, StateError
 
 _DESCRIPTION = """\
@@ -65,10 +65,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Run the command; gives the exit status."""
     made = parser()
-    words = split(argv, _OPTIONS)
-    for word, meant in misspelt(argv, words, made.names):
-        remark(f"{word} was handed to the script; did you mean {meant}? (What is the script's may stand behind --.)")
-    given = made.read(words.options)
+    given, words = read_script(made, argv, _OPTIONS)
     if words.script is None:
         made.error("which script? whale-nebula plan train.py")
     if words.script.endswith(".json"):

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from whale_nebula.cli import arguments as exits
-from whale_nebula.cli.arguments import Options, Parser, Words, misspelt, remark, split, tell
+from whale_nebula.cli.arguments import Options, Parser, Words, read_script, tell
 from whale_nebula.errors import ConfigError, OptionError, PlanError, StateError
 
 _DESCRIPTION = """\
@@ -66,10 +66,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Run the command; gives the exit status."""
     made = parser()
-    words = split(argv, _OPTIONS)
-    for word, meant in misspelt(argv, words, made.names):
-        remark(f"{word} was handed to the script; did you mean {meant}? (What is the script's may stand behind --.)")
-    given = made.read(words.options)
+    given, words = read_script(made, argv, _OPTIONS)
     _check(made, given, words)
     from whale_nebula.cli.show_script import show_report, show_script  # plans and reports, which no help needs
 

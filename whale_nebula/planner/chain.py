@@ -93,7 +93,7 @@ class _Chaining:
     def build(self) -> Layers | None:
         """Put the forward in order, part it into blocks, and count."""
         order = self._order()
-        weighted = self._weighted(order)
+        weighted = self._find_weighted(order)
         if not weighted:
             return None
         starts = self._starts(order, weighted)
@@ -145,7 +145,7 @@ class _Chaining:
                 stack += [(each, False) for each in inputs]
         return list(found)
 
-    def _weighted(self, order: Iterable[int]) -> dict[int, list[tuple[str, int]]]:
+    def _find_weighted(self, order: Iterable[int]) -> dict[int, list[tuple[str, int]]]:
         """The ops of the forward that read variables, each with their paths and the numbers of these readers."""
         inside, seen = set(order), dict[str, int]()
         found: dict[int, list[tuple[str, int]]] = {}
@@ -203,7 +203,7 @@ class _Chaining:
     ) -> tuple[Array, Array, np.ndarray]:
         """Bytes a row that cross before each block, there and back, and whether one may cut there."""
         place = {op: number for number, op in enumerate(order)}
-        trained = self._trained(order)
+        trained = self._find_trained(order)
         size = len(order) + 1
         there, back, tensors = np.zeros(size), np.zeros(size), np.zeros(size)
         for op in order:
@@ -229,7 +229,7 @@ class _Chaining:
         cuttable = tensors[at] <= MOST_CROSSING
         return there[at], back[at], cuttable
 
-    def _trained(self, order: Sequence[int]) -> set[int]:
+    def _find_trained(self, order: Sequence[int]) -> set[int]:
         """The ops of the forward that depend on a variable that is not a generator's state."""
         roots = {v.op for v in self.program.variables if v.spec.floating}
         return self.graph.descend(roots) & set(order)
@@ -299,10 +299,10 @@ class _Chaining:
 
     def _of(self, op: Op) -> OpWork:
         moved = sum(map(self.sizes.nbytes, (*dict.fromkeys(op.inputs), *op.values)))
-        by_rows = any(shape and self.rows > 1 and prod(shape) >= self.rows for shape in self._batched(op))
+        by_rows = any(shape and self.rows > 1 and prod(shape) >= self.rows for shape in self._list_shapes(op))
         return OpWork(_kernel(op), float(self.effort.of(op)), 0.0 if op.type in _FREE else float(moved), by_rows)
 
-    def _batched(self, op: Op) -> list[tuple[int, ...]]:
+    def _list_shapes(self, op: Op) -> list[tuple[int, ...]]:
         """The shapes of what an op reads and gives that have rows of the batch."""
         values = [value for value in (*op.inputs, *op.values) if None in (self.graph.spec(value).shape or (None,))]
         return [self.sizes.shape(value) for value in values]

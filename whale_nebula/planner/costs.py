@@ -40,6 +40,11 @@ class Costs:
         return _sums(forward), _sums(backward)
 
     @cached_property
+    def trains(self) -> bool:
+        """Whether there is a backward."""
+        return bool(self.ways[1][:, -1].any())
+
+    @cached_property
     def updates(self) -> Array:
         """Seconds of updates up to each cut, a row for each site."""
         return _sums(np.stack([site.update for site in self.problem.sites]))
@@ -73,7 +78,7 @@ class Costs:
         """Forward and backward of the blocks from each cut to each other one, a matrix; nothing below the diagonal."""
         forward, backward = self.ways
         total = forward[site] + backward[site]
-        calls = self.problem.sites[site].call * (2 if backward[site][-1] else 1)
+        calls = self.problem.sites[site].call * (2 if self.trains else 1)
         return np.where(self.upper, total[None, :] - total[:, None] + calls, 0.0)
 
     @cached_property
@@ -84,11 +89,16 @@ class Costs:
 
     def bytes(self, in_flight: int) -> Array:
         """What a worker needs for the blocks from each cut to each other one, with so many micro-batches in flight."""
-        held = (self._held[None, :] - self._held[:, None]) * self.rows
-        # computed again: of each micro-batch in flight what came in, and of one all that its backward needs
-        held = held + self.there[:, None] * in_flight if self.recompute else held * in_flight
+        held = self._count_held(self._held[None, :] - self._held[:, None], self.there[:, None], in_flight)
         resident = self._resident[None, :] - self._resident[:, None]
         return np.where(self.upper, resident + held + self._transient, 0.0)
+
+    def _count_held(self, by_row: Any, came_in: Any, in_flight: int) -> Any:
+        """Bytes that are kept for backwards: where forwards are computed again, of each micro-batch in flight what came
+        in, and of one all that its backward needs.
+        """
+        held = by_row * self.rows
+        return held + came_in * in_flight if self.recompute else held * in_flight
 
     @cached_property
     def _transient(self) -> Array:
@@ -104,12 +114,11 @@ class Costs:
         """Forward and backward of one micro-batch in one stage, with their calls."""
         forward, backward = (way[part.site][part.end] - way[part.site][part.begin] for way in self.ways)
         call = self.problem.sites[part.site].call
-        return float(forward) + call, float(backward) + call * bool(self.ways[1][part.site][-1])
+        return float(forward) + call, float(backward) + call * self.trains
 
     def part_bytes(self, part: Part, in_flight: int) -> float:
         """What a worker of one stage needs."""
-        held = float(self._held[part.end] - self._held[part.begin]) * self.rows
-        held = held + float(self.there[part.begin]) * in_flight if self.recompute else held * in_flight
+        held = float(self._count_held(self._held[part.end] - self._held[part.begin], self.there[part.begin], in_flight))
         resident = float(self._resident[part.end] - self._resident[part.begin])
         transient = float(self.problem.chain.transient[part.begin : part.end].max()) * self.rows
         return resident + held + transient

@@ -148,7 +148,8 @@ class Shape:
 class Candidate:
     """A plan with what it is predicted to cost.
 
-    `memory` and `bound` are the bytes that a worker of each stage needs and has; `bytes` what a step puts on each line.
+    `memory` are the bytes that a worker of each stage needs, `compute` its seconds of a micro-batch; `bytes` what a
+    step puts on each line.
     `binds` says what the step waits for. `in_flight` limits the micro-batches that a stage holds where memory does.
     """
 

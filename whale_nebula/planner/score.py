@@ -97,7 +97,7 @@ def _work(costs: Costs, part: Part) -> Work:
 def _hop(problem: Problem, costs: Costs, parts: Sequence[Part], place: int) -> Hop:
     """From one stage to the next; within a cluster each pair of stages has a way of its own."""
     one, other = parts[place : place + 2]
-    back_size = float(costs.back[other.begin]) if costs.ways[1][one.site][-1] else None
+    back_size = float(costs.back[other.begin]) if costs.trains else None
     if one.site == other.site and problem.line(one.site, one.site) == Wire():
         return Hop(None, None, 0.0, None if back_size is None else 0.0)
     there, back = problem.line(one.site, other.site), problem.line(other.site, one.site)

@@ -55,7 +55,7 @@ class Found:
 
 def search(problem: Problem, most: int = 8, *, relaxed: bool = True) -> Found:
     """The best plans for a problem, at most so many of them; where none fits, `relaxed` asks what stands in the way."""
-    coarse, starts = group_blocks(problem)
+    coarse, cuts = group_blocks(problem)
     orders = list_orders(coarse)
     best, few = _Pool(SCORED), list[Shape]()
     for recompute in _recomputes(coarse):
@@ -64,7 +64,7 @@ def search(problem: Problem, most: int = 8, *, relaxed: bool = True) -> Found:
             _Search(coarse, Costs(coarse, count, recompute), own).run(orders)
             few += own.shapes()
     shapes = dict.fromkeys([*best.shapes(), *few])
-    found = _Ranking(problem).rank([_ungroup(shape, starts) for shape in shapes], most)
+    found = _Ranking(problem).rank([_ungroup(shape, cuts) for shape in shapes], most)
     return found if found.candidates or not relaxed else replace(found, excess=_find_excess(problem))
 
 
@@ -74,12 +74,10 @@ def _find_excess(problem: Problem) -> Excess | None:
         sites = tuple(replace(site, memory=site.memory * factor) for site in problem.sites)
         found = search(replace(problem, sites=sites), 1, relaxed=False).candidates
         if found:
-            excesses = [
-                Excess(site.name, needed, site.memory, part.begin, part.end)
-                for part, needed in zip(found[0].parts, found[0].memory, strict=True)
-                for site in problem.sites[part.site : part.site + 1]
-            ]
-            return max(excesses, key=lambda each: each.needed / each.allowed)
+            needs = zip(found[0].parts, found[0].memory, strict=True)
+            part, needed = max(needs, key=lambda each: each[1] / problem.sites[each[0].site].memory)
+            site = problem.sites[part.site]
+            return Excess(site.name, needed, site.memory, part.begin, part.end)
     return None
 
 
@@ -95,19 +93,19 @@ def _recomputes(problem: Problem) -> Sequence[bool]:
 # ---------------------------------------------------------------------- the chain in groups
 def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
     """The problem with neighbouring blocks joined: those between which one may not cut and, of a long chain, those that
-    take least; and at which block each group starts.
+    take least; and before which block each cut between groups is, the end among them.
     """
     chain = problem.chain
     starts: Sequence[int] = [0, *(cut for cut in range(1, len(chain)) if chain.cuttable[cut])]
     if len(starts) > WIDEST:
         starts = _spread(problem, starts)
+    ends = [*starts, len(chain)]
     if len(starts) == len(chain):
-        return problem, starts
+        return problem, ends
 
     def add(values: Array) -> Array:
         return np.add.reduceat(values, starts, axis=-1)
 
-    ends = [*starts, len(chain)]
     grouped = Chain(
         tuple(chain.names[start] for start in starts), add(chain.weights), add(chain.slots), add(chain.gradients),
         add(chain.held), np.maximum.reduceat(chain.transient, starts), chain.there[ends], chain.back[ends],
@@ -117,7 +115,7 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
         replace(site, forward=add(site.forward), backward=add(site.backward), update=add(site.update))
         for site in problem.sites
     )
-    return replace(problem, chain=grouped, sites=sites), starts
+    return replace(problem, chain=grouped, sites=sites), ends
 
 
 def _spread(problem: Problem, starts: Sequence[int]) -> Sequence[int]:
@@ -132,13 +130,9 @@ def _spread(problem: Problem, starts: Sequence[int]) -> Sequence[int]:
     return [0, *(starts[place] for place in kept if 0 < place < len(starts))]
 
 
-def _ungroup(shape: Shape, starts: Sequence[int]) -> Shape:
-    """The same stages, by blocks instead of groups; the last group ends where the last stage does."""
-    return replace(shape, parts=tuple(replace(p, begin=starts[p.begin], end=_end(p.end, starts)) for p in shape.parts))
-
-
-def _end(end: int, starts: Sequence[int]) -> int:
-    return starts[end] if end < len(starts) else -1
+def _ungroup(shape: Shape, cuts: Sequence[int]) -> Shape:
+    """The same stages, by blocks instead of groups."""
+    return replace(shape, parts=tuple(replace(p, begin=cuts[p.begin], end=cuts[p.end]) for p in shape.parts))
 
 
 # ---------------------------------------------------------------------- orders of clusters
@@ -406,7 +400,7 @@ class _Ranking:
     def rank(self, shapes: Sequence[Shape], most: int) -> Found:
         """Score the shapes, improve the best ones, and sort."""
         for shape in shapes:
-            self.score(self._closed(shape))
+            self.score(self._in_order(shape))
         for best in self._fitting(False)[:4]:
             self._improve(best, False)
         for each in self._fitting(False)[:SCORED]:
@@ -434,15 +428,14 @@ class _Ranking:
         """Whether the simulator may still be asked: always for one, and then for so many instructions."""
         return (shape, True) in self.known or self.spent + len(shape.parts) * shape.micro_batches <= AFFORDED
 
-    def _closed(self, shape: Shape) -> Shape:
-        """The shape, whose last stage goes to the end of the chain; clusters that are alike come in their order."""
-        parts = (*shape.parts[:-1], replace(shape.parts[-1], end=len(self.problem.chain)))
+    def _in_order(self, shape: Shape) -> Shape:
+        """The shape in which clusters that are alike come in their order."""
         left = {kind: [site for site, k in enumerate(self.kinds) if k == kind] for kind in self.kinds}
         named: dict[int, int] = {}
-        for part in parts:
+        for part in shape.parts:
             if part.site not in named:
                 named[part.site] = left[self.kinds[part.site]].pop(0)
-        return replace(shape, parts=tuple(replace(part, site=named[part.site]) for part in parts))
+        return replace(shape, parts=tuple(replace(part, site=named[part.site]) for part in shape.parts))
 
     def _fitting(self, simulated: bool) -> list[Candidate]:
         known = (each for (_, how), each in self.known.items() if how is simulated and isinstance(each, Candidate))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
 
@@ -27,41 +27,26 @@ class Grounds:
     said: float = 0.0
     guessed: float = 1.0
 
-    def __str__(self) -> str:
-        return f"{self.measured:.0%} by measured rates, {self.said:.0%} by the config's, {self.guessed:.0%} guessed"
 
-
-def problem_of(
-    layers: Layers,
-    clusters: Clusters,
-    names: Sequence[str],
-    rows: int,
-    options: Options,
-    corrections: Mapping[str, float],
-) -> Problem:
-    """The problem of planning a program for the clusters of these names.
-
-    `corrections` say by cluster how many times as long as predicted its stages have taken in steps that were run.
-    """
-    sites = tuple(_site(layers, clusters.cluster(name), corrections.get(name, 1.0), options) for name in names)
-    lines = {
-        (a, b): _wire(clusters.between(one, other))
-        for a, one in enumerate(names) for b, other in enumerate(names) if a != b
-    }  # fmt: skip
-    return Problem(layers.chain, sites, rows, lines, options)
+def problem_of(layers: Layers, clusters: Clusters, options: Options) -> Problem:
+    """The problem of planning a program for clusters."""
+    sites = tuple(_site(layers, cluster, options) for cluster in clusters.clusters)
+    pairs = permutations(enumerate(clusters.names), 2)
+    lines = {(a, b): _wire(clusters.between(one, other)) for (a, one), (b, other) in pairs}
+    return Problem(layers.chain, sites, layers.rows, lines, options)
 
 
 def _wire(link: LinkRate) -> Wire:
     return Wire(link.rate_bytes_per_s or math.inf, link.delay_s)
 
 
-def _site(layers: Layers, cluster: ClusterInfo, correction: float, options: Options) -> Site:
+def _site(layers: Layers, cluster: ClusterInfo, options: Options) -> Site:
     """A cluster is as fast as its slowest worker, and has the memory of the smallest."""
     devices = [worker.device for worker in cluster.workers]
     slowest = min(devices, key=lambda device: device.rate_of("matmul") or SPEED)
 
     def pace(kernel: str, flops: float, moved: float) -> float:
-        return correction * op_seconds(slowest, kernel, flops, moved)
+        return op_seconds(slowest, kernel, flops, moved)
 
     memory = min((d.memory_bytes for d in devices if d.memory_bytes is not None), default=math.inf)
     inside = _wire(cluster.inside)
@@ -73,7 +58,7 @@ def _site(layers: Layers, cluster: ClusterInfo, correction: float, options: Opti
     return Site(
         cluster.name, max(1, len(devices)), layers.seconds(layers.forward, pace),
         layers.seconds(layers.backward, pace),
-        np.array(layers.update) * (3.0 * correction / rate),
+        np.array(layers.update) * (3.0 / rate),
         slowest.call_seconds or CALL, float(min(memory, options.memory)), inside,
     )  # fmt: skip
 
@@ -90,15 +75,14 @@ def op_seconds(device: Device, kernel: str, flops: float, moved: float) -> float
     return OP_SECONDS + max(compute, moved / (device.memory_bytes_per_s or MEMORY_RATE))
 
 
-def grounds_of(layers: Layers, clusters: Clusters, names: Sequence[str]) -> Grounds:
+def grounds_of(layers: Layers, clusters: Clusters) -> Grounds:
     """What the predictions for these clusters rest on."""
     shares = np.zeros(3)
-    for name in names:
-        for worker in clusters.cluster(name).workers[:1]:
-            for works in (*layers.forward, *layers.backward):
-                for op in works:
-                    taken = op_seconds(worker.device, op.kernel, op.flops, op.moved)
-                    shares[_ground(clusters, worker.name, worker.device, op)] += taken
+    ops = [op for works in (*layers.forward, *layers.backward) for op in works]
+    for worker in (cluster.workers[0] for cluster in clusters.clusters if cluster.workers):
+        for op in ops:
+            taken = op_seconds(worker.device, op.kernel, op.flops, op.moved)
+            shares[_ground(clusters, worker.name, worker.device, op)] += taken
     total = float(shares.sum()) or 1.0
     return Grounds(*(float(share) / total for share in shares))
 

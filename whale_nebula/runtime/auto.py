@@ -18,11 +18,11 @@ from whale_nebula.planner.decision import Decision, describe_excess
 from whale_nebula.planner.problem import Options
 from whale_nebula.planner.search import search
 from whale_nebula.planner.sites import grounds_of, problem_of
-from whale_nebula.runtime.clusters import complete
+from whale_nebula.runtime.clusters import complete, config_of, told_by_config
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.engine import prepare_compilation
 from whale_nebula.scopes import public
-from whale_nebula.scopes.auto import Limits, current_limits
+from whale_nebula.scopes.auto import Limits
 
 ROWS = 32
 """Rows of a batch of which nothing is known."""
@@ -31,40 +31,43 @@ _LOG = logging.getLogger("whale_nebula.runtime.run")
 Call = Callable[[Sequence[Any]], Any]
 
 
-def capture_step(
-    name: str, call: Call, layout: Signature, tensors: Sequence[Any] | None = None, **options: Any
+def capture_planned(
+    name: str,
+    first: Captured,
+    limits: Limits,
+    call: Call,
+    layout: Signature,
+    tensors: Sequence[Any] | None,
+    **options: Any,
 ) -> Captured:
-    """Capture a step; one without scopes under `nb.auto_parallel` with the stages that are decided for it.
+    """A step that was captured uncut, with the stages that are decided for it.
 
     `tensors` are its first batch, if there is one; `options` are those of `capture`.
     """
-    limits = current_limits()
-    first = capture(call, layout, **options)
-    if limits is None or first.program.stages[0].where or first.program.apart is not None:
-        return first
     run = current_run()
     decision = _find_decision(run, first)
     if decision is not None:
         return _with_stages(first, decision, limits, call, layout, options)
-    made = _decide(name, first, _shapes(first, layout, tensors), limits, run)
+    made = _decide(name, first, _shapes(layout, tensors), limits, run)
     if made is None:  # nothing that could be given to stages: one cluster runs all of it
         stage = Stage("stage0", _clusters(limits, run).names[0], str(limits.site))
         return replace(first, program=replace(first.program, stages=(stage,)))
-    decision, layers, clusters, rows = made
+    decision, clusters = made
     try:
         found = _with_stages(first, decision, limits, call, layout, options)
-        _check(found, run)
+        if decision.chosen.shape.micro_batches > 1:  # the passes may refuse to cut the batch
+            run_passes(prepare_compilation(found, run))
     except (CaptureError, PlanError) as refused:
-        decision = _without_micro_batches(decision, layers, clusters, rows, limits, refused)
+        decision = _without_micro_batches(decision, clusters, limits, refused)
         found = _with_stages(first, decision, limits, call, layout, options)
     run.decisions.append(decision)
     _LOG.info("%s is planned by nb.auto_parallel:\n%s", name, decision.considered[0])
-    return replace(found, decision=decision)
+    return found
 
 
 def _find_decision(run: Run, captured: Captured) -> Decision | None:
     """What was decided before for the variables of a step: a model is evaluated where it is trained."""
-    handles = {id(variable.handle): path for path, variable in captured.variables.items()}
+    handles = _handles(captured)
     for decision in run.decisions:
         if any(decision.handles.get(handle) == path for handle, path in handles.items()):
             return decision
@@ -75,7 +78,7 @@ def _handles(captured: Captured) -> dict[int, str]:
     return {id(variable.handle): path for path, variable in captured.variables.items()}
 
 
-def _shapes(captured: Captured, layout: Signature, tensors: Sequence[Any] | None) -> list[tuple[int, ...]]:
+def _shapes(layout: Signature, tensors: Sequence[Any] | None) -> list[tuple[int, ...]]:
     """The shapes of the batch, as far as they are known; the rest has `ROWS` rows."""
     given = [tuple(getattr(t, "shape", ())) for t in tensors] if tensors is not None else [()] * len(layout.specs)
     rows = [shape[0] for shape, split in zip(given, layout.batched, strict=True) if split and shape and shape[0]]
@@ -89,11 +92,10 @@ def _shapes(captured: Captured, layout: Signature, tensors: Sequence[Any] | None
     return found
 
 
-Made = tuple[Decision, Layers, Clusters, int]
-
-
-def _decide(name: str, captured: Captured, shapes: Sequence[tuple[int, ...]], limits: Limits, run: Run) -> Made | None:
-    """Search for a plan; None where the step has nothing that could be given to stages."""
+def _decide(
+    name: str, captured: Captured, shapes: Sequence[tuple[int, ...]], limits: Limits, run: Run
+) -> tuple[Decision, Clusters] | None:
+    """Search for a plan among clusters; None where the step has nothing that could be given to stages."""
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     clusters, rows = _agree(name, _clusters(limits, run), rows, run)
     layers = layers_of(captured.program, rows, _with_rows(captured, shapes, rows))
@@ -105,8 +107,8 @@ def _decide(name: str, captured: Captured, shapes: Sequence[tuple[int, ...]], li
     whole = _why_whole(captured, layers)
     if limits.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [f"the batch stays whole: {whole}"]
-    decision = _search(layers, clusters, rows, options, limits, tuple(reasons))
-    return replace(decision, handles=_handles(captured)), layers, clusters, rows
+    decision = _search(layers, clusters, options, limits, tuple(reasons))
+    return replace(decision, handles=_handles(captured)), clusters
 
 
 def _why_whole(captured: Captured, layers: Layers) -> str:
@@ -122,34 +124,24 @@ def _why_whole(captured: Captured, layers: Layers) -> str:
     return ""
 
 
-def _search(
-    layers: Layers, clusters: Clusters, rows: int, options: Options, limits: Limits, reasons: tuple[str, ...]
-) -> Decision:
-    names = clusters.names
-    problem = problem_of(layers, clusters, names, rows, options, {})
+def _search(layers: Layers, clusters: Clusters, options: Options, limits: Limits, reasons: tuple[str, ...]) -> Decision:
+    problem = problem_of(layers, clusters, options)
     found = search(problem)
     if not found.candidates:
         what, why, mend = (
             ("no plan was found", "", "") if found.excess is None else describe_excess(found.excess, layers)
         )
         raise PlanError(what, where=str(limits.site), why=why, mend=mend)
-    return Decision(layers, problem, found.candidates, grounds_of(layers, clusters, names), str(limits.site), reasons)
+    return Decision(layers, problem, found.candidates, grounds_of(layers, clusters), str(limits.site), reasons)
 
 
-def _without_micro_batches(
-    before: Decision, layers: Layers, clusters: Clusters, rows: int, limits: Limits, refused: NebulaError
-) -> Decision:
+def _without_micro_batches(before: Decision, clusters: Clusters, limits: Limits, refused: NebulaError) -> Decision:
     """Decide again where the passes have refused what was chosen: with the whole batch, or for one worker."""
     if limits.micro_batch is not None or before.chosen.shape.micro_batches == 1:
         raise refused
     reasons = (*before.reasons, f"the batch stays whole: {refused.what}")
-    found = _search(layers, clusters, rows, replace(before.problem.options, micro_batch=1), limits, reasons)
+    found = _search(before.layers, clusters, replace(before.problem.options, micro_batch=1), limits, reasons)
     return replace(found, handles=before.handles)
-
-
-def _check(captured: Captured, run: Run) -> None:
-    """Whether the passes take a step as it was decided."""
-    run_passes(prepare_compilation(captured, run))
 
 
 # ---------------------------------------------------------------------- with its stages
@@ -183,15 +175,12 @@ def _compress_crossings(limits: Limits) -> Iterator[None]:
 # ---------------------------------------------------------------------- clusters
 def _clusters(limits: Limits, run: Run) -> Clusters:
     """The clusters that may take part, by what the config says."""
-    sizes = run.cluster_sizes
-    names = run.here().clusters if limits.clusters is None else limits.clusters
-    return Clusters.of(run.config, run.links, {name: sizes.get(name, 1) for name in names})
+    return told_by_config(run, limits.clusters)
 
 
 def _agree(name: str, told: Clusters, rows: int, run: Run) -> tuple[Clusters, int]:
     """With what was measured, and the rows of the batch: the same in every process, as each tells the others."""
-    path = run.source or (run.attachment.config if run.attachment is not None else None)
-    completed = complete(told, path)
+    completed = complete(told, config_of(run))
     if run.alone:
         return completed, rows
     session = run.ledger.session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,19 @@ def clusters(source: Clusters | str | os.PathLike[str] | Mapping[str, Any] | Non
 
 
 def _of_run(run: Run) -> Clusters:
+    return complete(told_by_config(run), config_of(run))
+
+
+def told_by_config(run: Run, names: Sequence[str] | None = None) -> Clusters:
+    """The clusters of a run, or those of these names, by what its config says."""
     sizes = run.cluster_sizes
-    names = {name: sizes.get(name, 1) for name in run.here().clusters}
-    path = run.source or (run.attachment.config if run.attachment is not None else None)
-    return complete(Clusters.of(run.config, run.links, names), path)
+    chosen = run.here().clusters if names is None else names
+    return Clusters.of(run.config, run.links, {name: sizes.get(name, 1) for name in chosen})
+
+
+def config_of(run: Run) -> str | None:
+    """The file of a run's config, if it has one: lines that were measured stand beside it."""
+    return run.source or (run.attachment.config if run.attachment is not None else None)
 
 
 def complete(told: Clusters, config: str | os.PathLike[str] | None = None) -> Clusters:

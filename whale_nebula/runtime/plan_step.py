@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 import whale_nebula
-from whale_nebula.capture.step import Captured, Signature
+from whale_nebula.capture.step import Captured, Signature, capture
 from whale_nebula.codec.sizes import fitting, nbytes
 from whale_nebula.codec.way import parse_way
 from whale_nebula.feed.checks import Missing, absent_in
@@ -38,6 +38,7 @@ from whale_nebula.runtime.step.compiled import Workshop
 from whale_nebula.runtime.step.engine import prepare_compilation
 from whale_nebula.runtime.step.results import returned_names
 from whale_nebula.runtime.step.traffic import Traffic, link_reports
+from whale_nebula.scopes.auto import current_limits
 
 
 def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int, run: Run) -> Sequence[str]:
@@ -60,6 +61,25 @@ def describe_meetings(program: Program, variables: Mapping[str, Any], rows: int,
             takes = f", {duration(8 * crosses / rate)} of the line" if rate else ""
             found.append(f"a meeting sends {size(crosses)} from {here} to {other}{takes}, and as much back")
     return found
+
+
+def capture_step(
+    name: str,
+    call: Callable[[Sequence[Any]], Any],
+    layout: Signature,
+    tensors: Sequence[Any] | None = None,
+    **options: Any,
+) -> Captured:
+    """Capture a step; one without scopes under `nb.auto_parallel` with the stages that are decided for it.
+
+    `tensors` are its first batch, if there is one; `options` are those of `capture`.
+    """
+    found, limits = capture(call, layout, **options), current_limits()
+    if limits is None or found.program.stages[0].where or found.program.apart is not None:
+        return found
+    from whale_nebula.runtime.auto import capture_planned  # the planner, which scripts with scopes do not need
+
+    return capture_planned(name, found, limits, call, layout, tensors, **options)
 
 
 def plan_step(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:

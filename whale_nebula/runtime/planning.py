@@ -19,10 +19,9 @@ from whale_nebula.capture.arguments import target_wanted
 from whale_nebula.capture.step import Signature, signature
 from whale_nebula.errors import NebulaWarning, OptionError, PlanError
 from whale_nebula.plan.plan import Plan
-from whale_nebula.runtime.auto import capture_step
 from whale_nebula.runtime.function import NebulaFunction
 from whale_nebula.runtime.keras import as_fit_packs, keras_step
-from whale_nebula.runtime.plan_step import plan_step
+from whale_nebula.runtime.plan_step import capture_step, plan_step
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared_inputs
 from whale_nebula.scopes.options import check_signature
 from whale_nebula.site import calling_site, script_site, short_traceback

@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.step import Captured, Signature
 from whale_nebula.plan.plan import Plan
-from whale_nebula.runtime.auto import capture_step
-from whale_nebula.runtime.plan_step import plan_step
+from whale_nebula.runtime.plan_step import capture_step, plan_step
 from whale_nebula.runtime.step.step import Step, Unpack
 from whale_nebula.tf.patch import Patch, apply_patches
 

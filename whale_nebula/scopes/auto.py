@@ -26,8 +26,7 @@ class Limits:
 
     def words(self) -> list[str]:
         """What was said, as options of a call."""
-        names = ("clusters", "memory", "micro_batch", "replica", "compress", "recompute")
-        said = ((name, getattr(self, name)) for name in names)
+        said = ((each.name, getattr(self, each.name)) for each in fields(self) if each.name != "site")
         return [f"{name}={value!r}" for name, value in said if value is not None]
 
     def complete_from(self, other: Limits) -> Limits:

@@ -21,8 +21,7 @@ from whale_nebula.capture.step import Signature, signature
 from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.feed.inputs import micro_batches
-from whale_nebula.runtime.auto import capture_step
-from whale_nebula.runtime.plan_step import check_pinned
+from whale_nebula.runtime.plan_step import capture_step, check_pinned
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.engine import Engine, engine
 from whale_nebula.runtime.variables.reads import make_all_collective
