@@ -72,7 +72,7 @@ def table(runs: Mapping[str, Ran], title: str) -> Table:
         made.add_column(column, justify="left" if column == "crosses as" else "right")
     first = next(iter(runs.values()))
     for name, ran in runs.items():
-        faster, fewer = f"{first.step / ran.step:.1f} x", f"{first.bytes / ran.bytes:.1f} x"
+        faster, fewer = f"{first.step / ran.step:.1f} x", f"{first.bytes / ran.bytes:.1f} x" if ran.bytes else ""
         score = f"{ran.score.value:.1f}" if ran.score else ""
         loss = f"{ran.losses[-1][1]:.3f}"
         made.add_row(name, f"{ran.step:.3f}", faster, f"{ran.bytes / 1e3:.0f}", fewer, loss, score)

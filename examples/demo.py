@@ -50,8 +50,8 @@ def shown(report: nb.Report) -> Table:
     """The last step: who computed, who waited, what crossed the line."""
     table = Table("", "", title=f"the last step, in {report.micro_batches} micro-batches", show_header=False)
     for name, stage in report.stages.items():
-        spent = f"computes {stage.compute_seconds:.3f} s, waits {stage.wait_seconds:.3f} s"
-        table.add_row(f"stage {name}", spent)
+        if stage.compute_seconds is not None:  # a lone stage is one function with the rest of the step
+            table.add_row(f"stage {name}", f"computes {stage.compute_seconds:.3f} s, waits {stage.wait_seconds:.3f} s")
     for name, link in report.links.items():
         seconds = 8 * link.bytes / BITS_A_SECOND
         table.add_row(f"link {name}", f"carries {link.bytes / 1e3:.0f} kB, which takes {seconds:.3f} s")

@@ -58,5 +58,6 @@ batches = [part.astype("float32") for part in (reals, *noises)]
 print(nb.plan(step, *(part[0] for part in batches)))
 for number in range(STEPS):
     loss, judge_loss = step(*(part[number] for part in batches))
-radius = float(np.mean(np.linalg.norm(generator(batches[1][0]), axis=1)))
+with nb.gathered():
+    radius = float(np.mean(np.linalg.norm(generator(batches[1][0]), axis=1)))
 print(f"loss {float(loss):.6f}, of the judge {float(judge_loss):.6f}, mean radius {radius:.3f}")

@@ -1,4 +1,5 @@
-"""The short examples: each runs; without its scope lines it is, bit for bit, what plain Keras or TensorFlow gives.
+"""The short examples: each runs; without its scope lines it is, bit for bit, what plain Keras or TensorFlow gives; and
+with `nb.auto_parallel()` in their place it trains the same numbers in two clusters.
 
 All run in forks of one process that has TensorFlow loaded, and has seen nothing of whale_nebula.
 """
@@ -8,16 +9,21 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.processes.sites import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ["functional", "subclassed", "custom_loop", "gan", "one_to_many"]
 LOOPS = ("custom_loop", "gan", "one_to_many")
 SECOND = ("functional", "gan", "one_to_many")
 """Trained by the same lines as another of them: whether an import changes their bits, `make soak` looks at alone."""
+AUTO = {"subclassed": "1.1MiB", "custom_loop": "200KiB", "functional": "400KiB", "gan": "64KiB", "one_to_many": "84KiB"}
+"""Memory of a worker that none of these fits into, and a half of each does."""
+SCOPES = {"cluster", "stage", "pipeline", "replica", "compress"}
 # Only where TensorFlow itself is told to be the same twice can bits be compared.
 SAME = "import tensorflow as _tf\n_tf.config.experimental.enable_op_determinism()\n"
 TELL = """
@@ -47,10 +53,27 @@ class Without(ast.NodeTransformer):
         return node
 
 
-def _ours(node: ast.AST) -> bool:
+class WithoutScopes(Without):
+    """Takes the scopes away, and `nb.init`; the plan is still printed."""
+
+    def visit_With(self, node: ast.With) -> ast.AST | list[ast.stmt]:
+        self.generic_visit(node)
+        node.items = [item for item in node.items if not _ours(item.context_expr, SCOPES)]
+        return node if node.items else node.body
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        return None if _ours(node.value, {"init"}) else node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self.generic_visit(node)
+        return node
+
+
+def _ours(node: ast.AST, names: Collection[str] = ()) -> bool:
     if isinstance(node, ast.Call):
         node = node.func
-    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "nb"
+    ours = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "nb"
+    return ours and (not names or node.attr in names)
 
 
 def source(name: str) -> str:
@@ -60,6 +83,14 @@ def source(name: str) -> str:
 def plain(name: str) -> str:
     """The example without its scope lines; `import whale_nebula` is left in it."""
     return ast.unparse(Without().visit(ast.parse(source(name))))
+
+
+def auto(name: str) -> str:
+    """The example with one line in the place of its scopes: the planner puts it into two clusters."""
+    imported = "import whale_nebula as nb\n"
+    lines = "nb.init({'clusters': {'gpu': {}, 'npu': {}}})", f"nb.auto_parallel(memory={AUTO[name]!r}, micro_batch=1)"
+    written = ast.unparse(WithoutScopes().visit(ast.parse(source(name))))
+    return written.replace(imported, imported + "\n".join((*lines, "")), 1)
 
 
 def bare(name: str) -> str:
@@ -102,6 +133,8 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         (folder / name).write_text(source(name))
         if everything or name not in SECOND:
             (folder / f"{name} bare").write_text(SAME + bare(name) + TELL)
+        if everything or name not in SECOND:
+            (folder / f"{name} auto").write_text(SAME + auto(name))
         if everything or name not in SECOND or name in LOOPS:
             (folder / f"{name} plain").write_text(SAME + plain(name) + TELL)
     names = sorted(path.name for path in folder.iterdir())
@@ -139,6 +172,32 @@ def test_without_its_scope_lines_it_is_the_original(ran: Mapping[str, Ended], na
 def numbers(told: str) -> list[float]:
     """Those of the last line that says a loss."""
     return [float(found) for found in re.findall(r"\d+\.\d+", told.split("told:")[0].splitlines()[-1])]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.grid] if name in SECOND else []) for name in EXAMPLES]
+)
+def test_the_planner_trains_the_same_numbers(ran: Mapping[str, Ended], name: str) -> None:
+    told = said(ran, f"{name} auto")
+    assert "chosen by nb.auto_parallel" in told
+    assert re.search(r"gpu +gpu ", told)
+    assert re.search(r"npu +npu ", told)
+    assert numbers(told) == pytest.approx(numbers(said(ran, f"{name} plain")), rel=2e-3)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_two_processes_plan_alike_and_train_the_same(ran: Mapping[str, Ended], name: str, tmp_path: Path) -> None:
+    (tmp_path / "auto.py").write_text(re.sub(r"(?m)^nb\.init\(.*\n", "", auto(name)))
+    workers = {cluster: {"workers": [f"127.0.0.1:{free_port()}"]} for cluster in ("gpu", "npu")}
+    (tmp_path / "two.yaml").write_text(json.dumps({"clusters": workers}))
+    command = [sys.executable, "-m", "whale_nebula", "run", "--all", "--config", "two.yaml", "auto.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ends = [line for line in done.stdout.splitlines() if line.startswith("loss ")]
+    assert len(ends) == 2
+    for line in ends:
+        assert numbers(line) == pytest.approx(numbers(said(ran, f"{name} plain")), rel=2e-3)
 
 
 @pytest.mark.parametrize("name", LOOPS)

@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import whale_nebula as nb
 from tests.parity.cases import CASES, FAMILIES
@@ -84,3 +87,23 @@ def test_what_is_proposed_trains_as_the_uncut_model(name: str, number: int, monk
         found = case.run(Planned(1))
     assert chosen or set(found.stages) <= {"stage0"}, "nothing was planned"
     assert_same(expected, found, case.tolerance, case.length)
+
+
+def test_a_program_that_mixes_rows_runs_with_the_whole_batch_where_the_model_trains_in_micro_batches() -> None:
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Dense(128, activation="tanh")(inputs)))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    x = np.random.default_rng(0).normal(size=(512, 8)).astype("float32")
+
+    @nb.function
+    def best(rows: Any) -> Any:
+        scores = model(rows)
+        return tf.gather(scores, tf.argsort(scores[:, 0]))
+
+    with nb.init({"clusters": SLOW}), nb.auto_parallel(memory="200KiB"):  # of which activations need the most
+        assert " micro-batches of " in str(nb.plan(model, x, x[:, :4]))
+        model.fit(x, x[:, :4], batch_size=512, verbose=0)
+        found = best(x)
+        assert "1 micro-batch of " in str(nb.plan(best, x))
+    scores = model(x).numpy()
+    np.testing.assert_allclose(found, scores[np.argsort(scores[:, 0])], rtol=1e-4, atol=1e-6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from whale_nebula.ir.assignment import Assignment
@@ -69,6 +69,12 @@ class Decision:
     def predicted(self) -> Predicted:
         """What a step of the chosen plan is predicted to cost."""
         return self.considered[0].predicted
+
+    def with_whole_batch(self) -> Decision:
+        """The same stages, each on one worker, for a program whose batch cannot be cut."""
+        parts = tuple(replace(part, replicas=1) for part in self.chosen.parts)
+        whole = replace(self.chosen, shape=replace(self.chosen.shape, parts=parts, micro_batches=1), in_flight=None)
+        return replace(self, candidates=(whole, *self.candidates[1:]))
 
     def _tell(self, candidate: Candidate) -> Considered:
         memory: dict[str, int] = {}

@@ -69,16 +69,29 @@ def search(problem: Problem, most: int = 8, *, relaxed: bool = True) -> Found:
 
 
 def _find_excess(problem: Problem) -> Excess | None:
-    """Where nothing fits: what the plan lacks that fits with the least more memory, among powers of two."""
-    for factor in (2.0**power for power in range(1, 21)):
-        sites = tuple(replace(site, memory=site.memory * factor) for site in problem.sites)
-        found = search(replace(problem, sites=sites), 1, relaxed=False).candidates
-        if found:
-            needs = zip(found[0].parts, found[0].memory, strict=True)
-            part, needed = max(needs, key=lambda each: each[1] / problem.sites[each[0].site].memory)
-            site = problem.sites[part.site]
-            return Excess(site.name, needed, site.memory, part.begin, part.end)
-    return None
+    """Where nothing fits: what the plan lacks that fits with the least more memory, to a sixteenth."""
+    low, high, best = 1.0, None, None
+    for power in range(1, 21):
+        best = _fit_with_more(problem, 2.0**power)
+        if best is not None:
+            low, high = 2.0 ** (power - 1), 2.0**power
+            break
+    if best is None or high is None:
+        return None
+    for _ in range(4):
+        middle = (low + high) / 2
+        found = _fit_with_more(problem, middle)
+        low, high, best = (low, middle, found) if found is not None else (middle, high, best)
+    needs = zip(best.parts, best.memory, strict=True)
+    part, needed = max(needs, key=lambda each: each[1] / problem.sites[each[0].site].memory)
+    site = problem.sites[part.site]
+    return Excess(site.name, needed, site.memory, part.begin, part.end)
+
+
+def _fit_with_more(problem: Problem, factor: float) -> Candidate | None:
+    """The best plan where each worker has so many times its memory."""
+    sites = tuple(replace(site, memory=site.memory * factor) for site in problem.sites)
+    return next(iter(search(replace(problem, sites=sites), 1, relaxed=False).candidates), None)
 
 
 def _recomputes(problem: Problem) -> Sequence[bool]:

@@ -47,22 +47,43 @@ def capture_planned(
     run = current_run()
     decision = _find_decision(run, first)
     if decision is not None:
-        return _with_stages(first, decision, limits, call, layout, options)
+        found, refused = _try_stages(first, decision, limits, call, layout, options, run)
+        if refused is None:
+            return found
+        if limits.micro_batch is not None:
+            raise refused
+        return _with_stages(first, decision.with_whole_batch(), limits, call, layout, options)
     made = _decide(name, first, _shapes(layout, tensors), limits, run)
     if made is None:  # nothing that could be given to stages: one cluster runs all of it
         stage = Stage("stage0", _clusters(limits, run).names[0], str(limits.site))
         return replace(first, program=replace(first.program, stages=(stage,)))
     decision, clusters = made
-    try:
-        found = _with_stages(first, decision, limits, call, layout, options)
-        if decision.chosen.shape.micro_batches > 1:  # the passes may refuse to cut the batch
-            run_passes(prepare_compilation(found, run))
-    except (CaptureError, PlanError) as refused:
+    found, refused = _try_stages(first, decision, limits, call, layout, options, run)
+    if refused is not None:
         decision = _without_micro_batches(decision, clusters, limits, refused)
         found = _with_stages(first, decision, limits, call, layout, options)
     run.decisions.append(decision)
     _LOG.info("%s is planned by nb.auto_parallel:\n%s", name, decision.considered[0])
     return found
+
+
+def _try_stages(
+    first: Captured,
+    decision: Decision,
+    limits: Limits,
+    call: Call,
+    layout: Signature,
+    options: Mapping[str, Any],
+    run: Run,
+) -> tuple[Captured, NebulaError | None]:
+    """The step with the stages of a decision; or as it was, and why the passes refuse to cut its batch."""
+    try:
+        found = _with_stages(first, decision, limits, call, layout, options)
+        if decision.chosen.shape.micro_batches > 1:
+            run_passes(prepare_compilation(found, run))
+    except (CaptureError, PlanError) as refused:
+        return first, refused
+    return found, None
 
 
 def _find_decision(run: Run, captured: Captured) -> Decision | None:
@@ -131,7 +152,7 @@ def _search(layers: Layers, clusters: Clusters, options: Options, limits: Limits
         what, why, mend = (
             ("no plan was found", "", "") if found.excess is None else describe_excess(found.excess, layers)
         )
-        raise PlanError(what, where=str(limits.site), why=why, mend=mend)
+        raise PlanError(what, where=str(limits.site), why="; ".join(filter(None, (why, *reasons))), mend=mend)
     return Decision(layers, problem, found.candidates, grounds_of(layers, clusters), str(limits.site), reasons)
 
 
