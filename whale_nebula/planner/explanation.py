@@ -50,6 +50,8 @@ def _paragraphs(decision: Decision) -> Iterator[str]:
     how = "uncut" if decision.uncut else f"{batches(chosen.shape.micro_batches)}, {chosen.schedule}{held}{again}"
     yield f"chosen: {who} ({how})"
     yield f"A step is predicted to take {duration(chosen.seconds)}. {_binding_text(problem, chosen)}"
+    if decision.seconds_here > chosen.seconds:
+        yield f"Here the clusters share the cores of one process, and it takes about {duration(decision.seconds_here)}."
     yield _memory_text(problem, chosen)
     yield _grounds_text(decision.grounds)
     for reason in decision.reasons:

@@ -119,7 +119,7 @@ def _decide(
     measured = _measure(name, captured, layers, shapes, clusters, options, run, tensors)
     problem, grounds = problem_of(layers, clusters, options, measured), grounds_of(layers, clusters, measured)
     decision = _search(layers, problem, grounds, limits, tuple(reasons))
-    return replace(decision, handles=_handles(captured))
+    return replace(decision, handles=_handles(captured), emulated=run.alone)
 
 
 def _why_whole(captured: Captured, layers: Layers) -> str:
@@ -151,7 +151,8 @@ def _without_micro_batches(before: Decision, limits: Limits, refused: NebulaErro
         raise refused
     reasons = (*before.reasons, f"the batch stays whole: {refused.what}")
     problem = replace(before.problem, options=replace(before.problem.options, micro_batch=1))
-    return replace(_search(before.layers, problem, before.grounds, limits, reasons), handles=before.handles)
+    found = _search(before.layers, problem, before.grounds, limits, reasons)
+    return replace(found, handles=before.handles, emulated=before.emulated)
 
 
 # ---------------------------------------------------------------------- with its stages

@@ -70,7 +70,7 @@ def _by_block(subgraphs: Sequence[Subgraph]) -> dict[int, dict[str, Subgraph]]:
     return found
 
 
-class _UnfitError(Exception):
+class _UnfitError(ValueError):
     """A subgraph that cannot be run by itself."""
 
 
@@ -151,7 +151,7 @@ class _Bench:
                     timed = self._time(functions[kind], given)
                     if needed:
                         values |= zip(subgraph.fragment.fetches, functions[kind](given), strict=True)
-                except (_UnfitError, tf.errors.OpError, ValueError, TypeError, NotImplementedError) as failure:
+                except (tf.errors.OpError, ValueError, TypeError, KeyError, RuntimeError) as failure:
                     _LOG.debug("%s: %s of block %d is not measured: %s", self.name, kind, subgraph.block, failure)
                     break
                 smaller = min((each for each in self.sizes if each > rows), default=rows)
