@@ -1,6 +1,6 @@
 """Predicted seconds of a step beside measured ones: models, plans by the planner and by hand, and lines.
 
-    python benchmarks/planner/prediction.py                  all runs; or some by --runs 0:8, which are added
+    python benchmarks/planner/prediction.py                  all runs; or some by --runs 0,3,5, which are added
     python benchmarks/planner/prediction.py --quick          one run, nothing is written
 
 A run is `training.py` in two sites over tools/wan.py, each with a core of its own, or in one process with an emulated
@@ -97,7 +97,7 @@ def main() -> int:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--runs", default=f"0:{len(RUNS)}")
+    parser.add_argument("--runs", default=",".join(map(str, range(len(RUNS)))))
     parser.add_argument("--steps", type=int, default=16)
     a = parser.parse_args()
     if a.quick:
@@ -105,7 +105,7 @@ def main() -> int:
         return 0
     kept = json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": []}
     rows = {Run(*(row[key] for key in Run._fields)): row for row in kept["rows"]}
-    for run in RUNS[slice(*map(int, a.runs.split(":")))]:
+    for run in (RUNS[int(number)] for number in a.runs.split(",")):
         rows[run] = measure(run, a.steps)
         row = rows[run]
         print(*run, f"{row['predicted']:.3f} {row['measured']:.3f} {row['error']:+.0%}", flush=True)

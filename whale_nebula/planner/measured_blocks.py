@@ -17,11 +17,12 @@ Points = dict[int, float]
 
 @dataclass(frozen=True)
 class MeasuredBlocks:
-    """Two numbers for each block, what a call takes and what each row adds; NaN where it was not measured.
+    """Two numbers for each block, what a call takes and what each row adds, and at the end for all blocks together; NaN
+    where it was not measured.
 
     >>> found = MeasuredBlocks.of({"forward": {1: {4: 6.0, 8: 10.0}}, "backward": {}, "update": {}}, 2)
     >>> found.forward.tolist(), MeasuredBlocks.from_plain(found.to_plain(), 2).forward[1, 1]
-    ([[nan, 2.0], [nan, 1.0]], 1.0)
+    ([[nan, 2.0, nan], [nan, 1.0, nan]], 1.0)
     """
 
     forward: Array
@@ -30,8 +31,8 @@ class MeasuredBlocks:
 
     @classmethod
     def of(cls, points: Mapping[str, Mapping[int, Points]], count: int) -> MeasuredBlocks:
-        """A line through the seconds of each block: `points` are by kind, block and rows."""
-        made = {kind: np.full((2, count), np.nan) for kind in ("forward", "backward", "update")}
+        """A line through the seconds of each block: `points` are by kind, block (-1 for all) and rows."""
+        made = {kind: np.full((2, count + 1), np.nan) for kind in ("forward", "backward", "update")}
         for kind, blocks in points.items():
             for block, seconds in blocks.items():
                 made[kind][:, block] = fit_line([(float(rows), max(each, 1e-9)) for rows, each in seconds.items()])
@@ -53,11 +54,11 @@ class MeasuredBlocks:
     @classmethod
     def from_plain(cls, plain: Any, count: int) -> MeasuredBlocks:
         """What `to_plain` made, or a peer says; what is no such thing is left out."""
-        made = {kind: np.full((2, count), np.nan) for kind in ("forward", "backward", "update")}
+        made = {kind: np.full((2, count + 1), np.nan) for kind in ("forward", "backward", "update")}
         for kind, own in made.items():
             given = plain.get(kind) if isinstance(plain, dict) else None
             for block, pair in (given if isinstance(given, dict) else {}).items():
-                if block.isdecimal() and int(block) < count and len(pair) == 2:
+                if block.isdecimal() and int(block) <= count and len(pair) == 2:
                     own[:, int(block)] = pair
         return cls(**made)
 

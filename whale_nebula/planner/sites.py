@@ -67,21 +67,27 @@ def _site(layers: Layers, cluster: ClusterInfo, options: Options, measured: Meas
     forward, backward = layers.seconds(layers.forward, pace), layers.seconds(layers.backward, pace)
     update = np.array(layers.update) * (3.0 / rate)
     if measured is not None:
-        forward = _prefer(measured.forward, forward, layers.rows)
-        backward = _prefer(measured.backward, backward, layers.rows)
-        update = _prefer(measured.update, np.stack([update, 0.0 * update]), 1)[0]
+        forward = _complete(measured.forward, forward, layers.rows)
+        backward = _complete(measured.backward, backward, layers.rows)
+        update = _complete(measured.update, np.stack([update, 0.0 * update]), 1)[0]
     return Site(
         cluster.name, max(1, len(devices)), forward, backward, update, slowest.call_seconds or CALL,
         float(min(memory, options.memory)), inside,
     )  # fmt: skip
 
 
-def _prefer(measured: Array, estimated: Array, rows: int) -> Array:
-    """What was measured and, in the same proportion to its estimate, what was not."""
-    known = ~np.isnan(measured[0])
-    guess = float((estimated[0] + rows * estimated[1])[known].sum())
-    found = float((measured[0] + rows * measured[1])[known].sum())
-    return np.where(known, measured, estimated * (found / guess if guess and found else 1.0))
+def _complete(measured: Array, estimated: Array, rows: int) -> Array:
+    """What was measured and, in the same proportion to its estimate, what was not; together it takes what all blocks
+    took together: less than one by one, where some run side by side.
+    """
+    blocks, whole = measured[:, :-1], measured[:, -1]
+    known, at = ~np.isnan(blocks[0]), np.array([1.0, rows])
+    guess, found = float((at @ estimated)[known].sum()), float((at @ blocks)[known].sum())
+    line = np.where(known, blocks, estimated * (found / guess if guess and found else 1.0))
+    sums = line.sum(axis=1)
+    if np.isnan(whole).any() or not sums.all():
+        return line
+    return line * (whole / sums)[:, None] if whole.all() else line * float(at @ whole / (at @ sums))
 
 
 def op_seconds(device: Device, kernel: str, flops: float, moved: float) -> float:

@@ -17,6 +17,8 @@ from whale_nebula.planner.chain import BlockOps
 from whale_nebula.spec import Value
 
 KINDS = ("forward", "backward", "update")
+WHOLE = -1
+"""What stands for all blocks together where one has its number."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,13 @@ class Subgraph:
 
 
 def subgraphs_of(program: Program, ops: BlockOps) -> Iterator[Subgraph]:
-    """The subgraphs of a program's blocks; one with an effect that is not only on variables is left out."""
+    """The subgraphs of a program's blocks, and of all together; one with an effect on more than variables is left
+    out.
+    """
     making = _Making(program, ops)
     for kind, blocks in zip(KINDS, (ops.forward, ops.backward, ops.update), strict=True):
-        for block, own in enumerate(blocks):
+        every = tuple(sorted(op for own in blocks for op in own))
+        for block, own in ((WHOLE, every), *enumerate(blocks)):
             fragment = making.fragment(kind, own)
             if fragment is not None:
                 text = subgraph_text(program.graph, fragment.ops, fragment.feeds, fragment.fetches)

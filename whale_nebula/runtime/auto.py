@@ -229,11 +229,11 @@ def _measure(
     if run.alone:
         return {} if found is None else {cluster_of(each.name): found for each in unsaid}
     session = run.ledger.session
-    sheet = {"measured": {} if found is None else found.to_plain()}
+    sheet = {"shared": {} if found is None else found.to_plain()}
     heard = session.exchange(f"the costs of {name!r}", sheet, set(session.links))
     every: dict[str, list[MeasuredBlocks]] = {}
     for worker, each in {session.worker: sheet, **heard}.items():
-        every.setdefault(cluster_of(worker), []).append(MeasuredBlocks.from_plain(each["measured"], count))
+        every.setdefault(cluster_of(worker), []).append(MeasuredBlocks.from_plain(each["shared"], count))
     slowest = {cluster: slowest_of(tables, layers.rows) for cluster, tables in every.items()}
     return {cluster: table for cluster, table in slowest.items() if table is not None}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +23,7 @@ from whale_nebula.ir.graph import INPUT
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.measured_blocks import MeasuredBlocks, Points
-from whale_nebula.planner.subgraphs import KINDS, Subgraph, subgraphs_of
+from whale_nebula.planner.subgraphs import KINDS, WHOLE, Subgraph, subgraphs_of
 from whale_nebula.runtime.step.compiled import Function, Workshop
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
@@ -91,13 +93,15 @@ class _Bench:
     def measure(
         self, blocks: Mapping[int, Mapping[str, Subgraph]], layers: Layers, keys: Mapping[tuple[str, int, int], str]
     ) -> None:
-        """Measure what is not known, the blocks with most work first."""
-        work = {
-            block: sum(op.moved + op.flops for ops in (layers.forward, layers.backward) for op in ops[block])
-            for block in blocks
-        }
-        for block in sorted(blocks, key=lambda each: -work[each]):
+        """Measure what is not known: all blocks together, and then each, those with most work first."""
+        work = [
+            sum(op.moved + op.flops for ops in ways for op in ops)
+            for ways in zip(layers.forward, layers.backward, strict=True)
+        ]
+        for block in sorted(blocks, key=lambda each: -work[each] if each != WHOLE else -math.inf):
             own = blocks[block]
+            if block == WHOLE and _bytes(layers) > _free_memory() / 4:
+                continue
             wanted = {(kind, rows): keys[kind, block, rows] for kind in own for rows in sorted(self.sizes)}
             if self.left > 0 and any(key not in self.known for key in wanted.values()):
                 self._measure_block(own, wanted)
@@ -208,6 +212,16 @@ def _fill(dtype: Any, shape: Any, drawn: bool) -> Any:
     if dtype.is_floating and drawn and len(shape):
         return tf.cast(np.random.default_rng(1).standard_normal(tuple(shape), "float32") * 0.1, dtype)
     return tf.ones(shape, dtype) if dtype.is_floating or dtype.is_bool else tf.zeros(shape, dtype)
+
+
+def _bytes(layers: Layers) -> float:
+    """What all blocks together need for one step."""
+    chain = layers.chain
+    return float((chain.weights + chain.slots + 2 * chain.gradients + layers.rows * chain.held).sum())
+
+
+def _free_memory() -> float:
+    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _has_gpu() -> bool:
