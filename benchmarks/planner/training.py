@@ -85,15 +85,17 @@ MODELS: dict[str, tuple[Callable[[int], Made], int]] = {
 
 def force(plan: str) -> None:
     """Let the planner choose a plan by hand: "0.5,4" has half of the computing in the first cluster, and 4
-    micro-batches; "one" runs on one device.
+    micro-batches; "0.5,4,gpipe" has another schedule, and "one" runs on one device.
     """
 
-    def choose(problem: Problem, most: int = 8, **options: Any) -> Found:
+    def choose(problem: Problem, most: int = 8, **others: Any) -> Found:
         blocks = len(problem.chain)
         if plan == "one":
             shape = Shape((Part(0, 0, blocks),))
         else:
-            share, count = re.fullmatch(r"([\d.]+),(\d+)", plan).groups()  # type: ignore[union-attr]
+            share, count, *schedules = plan.split(",")
+            options = replace(problem.options, schedules=tuple(schedules) or problem.options.schedules)
+            problem = replace(problem, options=options)
             site = problem.sites[0]
             taken = np.cumsum((site.forward + site.backward)[0] + problem.rows * (site.forward + site.backward)[1])
             cuts = [cut for cut in range(1, blocks) if problem.chain.cuttable[cut]]

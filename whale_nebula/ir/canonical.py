@@ -283,7 +283,8 @@ def subgraph_text(graph: Graph, ops: Sequence[int], feeds: Sequence[Value], fetc
     """
     functions, inside = _Functions(graph.functions), set(ops)
     read = dict.fromkeys([*feeds, *(v for op in ops for v in graph.ops[op].inputs if v.op not in inside)])
-    ends = [Op(number, graph.ops[v.op].role or FEED, outputs=(graph.spec(v),)) for number, v in enumerate(read)]
+    roles = (CAPTURE if graph.ops[value.op].role == CAPTURE else FEED for value in read)
+    ends = [Op(n, role, outputs=(graph.spec(v),)) for n, (v, role) in enumerate(zip(read, roles, strict=True))]
     numbers = {value: Value(number) for number, value in enumerate(read)}
     places = {op: number for number, op in enumerate(ops, len(ends))}
     numbers |= {value: Value(places[op], value.out) for op in ops for value in graph.ops[op].values}

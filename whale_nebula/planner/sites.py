@@ -65,14 +65,15 @@ def _site(layers: Layers, cluster: ClusterInfo, options: Options, measured: Meas
             inside = Wire(share / each.beta_s_per_byte, each.alpha_s / (2.0 * (each.workers - 1)))
     rate = slowest.memory_bytes_per_s or MEMORY_RATE
     forward, backward = layers.seconds(layers.forward, pace), layers.seconds(layers.backward, pace)
-    update = np.array(layers.update) * (3.0 / rate)
+    update, adding = np.array(layers.update) * (3.0 / rate), 3.0 / rate
     if measured is not None:
+        adding = adding if math.isnan(measured.adding) else measured.adding
         forward = _complete(measured.forward, forward, layers.rows)
         backward = _complete(measured.backward, backward, layers.rows)
         update = _complete(measured.update, np.stack([update, 0.0 * update]), 1)[0]
     return Site(
         cluster.name, max(1, len(devices)), forward, backward, update, slowest.call_seconds or CALL,
-        float(min(memory, options.memory)), inside,
+        float(min(memory, options.memory)), inside, adding,
     )  # fmt: skip
 
 

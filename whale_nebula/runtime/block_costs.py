@@ -62,7 +62,8 @@ def measure_blocks(
     for (kind, block, rows), key in keys.items():
         if key in known:
             found[kind].setdefault(block, {})[rows] = known[key].seconds
-    return MeasuredBlocks.of(found, len(layers.chain))
+    adding = known[ADDING].seconds if ADDING in known else math.nan
+    return MeasuredBlocks.of(found, len(layers.chain), adding)
 
 
 def _by_block(subgraphs: Sequence[Subgraph]) -> dict[int, dict[str, Subgraph]]:
@@ -70,6 +71,10 @@ def _by_block(subgraphs: Sequence[Subgraph]) -> dict[int, dict[str, Subgraph]]:
     for each in subgraphs:
         found.setdefault(each.block, {})[each.kind] = each
     return found
+
+
+ADDING = "adding"
+"""The key of the seconds that adding takes for a byte of a gradient."""
 
 
 class _UnfitError(ValueError):
@@ -105,6 +110,10 @@ class _Bench:
             wanted = {(kind, rows): keys[kind, block, rows] for kind in own for rows in sorted(self.sizes)}
             if self.left > 0 and any(key not in self.known for key in wanted.values()):
                 self._measure_block(own, wanted)
+        if ADDING not in self.known:
+            tensor = tf.ones([1 << 21])
+            timed = time_calls(lambda: tensor + tensor)
+            self._keep(ADDING, timed.seconds / (4 << 21), timed.spread)
         count = len(self.fresh)
         _LOG.info("%s: %d subgraphs of blocks were measured in %.1f s", self.name, count, self._spent)
 
@@ -160,12 +169,11 @@ class _Bench:
                     break
                 smaller = min((each for each in self.sizes if each > rows), default=rows)
                 lasted[kind] = timed.seconds * smaller / rows
-                self._note(key, timed)
+                self._keep(key, max(timed.seconds - self._call, _LEAST * timed.seconds), timed.spread)
 
-    def _note(self, key: str, timed: Timed) -> None:
+    def _keep(self, key: str, seconds: float, spread: float) -> None:
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        seconds = max(timed.seconds - self._call, _LEAST * timed.seconds)
-        self.known[key] = self.fresh[key] = BlockTime(seconds, timed.spread, date)
+        self.known[key] = self.fresh[key] = BlockTime(seconds, spread, date)
 
     def _time(self, function: Function, given: Sequence[Any]) -> Timed:
         """Time a call until the device has done it."""

@@ -63,7 +63,8 @@ def test_blocks_that_are_alike_are_measured_once_and_not_again(monkeypatch: pyte
     site = first.problem.sites[0]
     assert site.forward[:, 1].tolist() == site.forward[:, 2].tolist() and site.update[1] == site.update[2]
     kept = json.loads(blocks_path().read_text())["blocks"]
-    assert 0 < len(kept) < 3 * 7  # three numbers of rows; forward, backward and update of four blocks would be more
+    # of 4 blocks 2 forwards and 3 backwards, each with three numbers of rows, and 2 updates; of the whole; of adding
+    assert len(kept) == 3 * (2 + 3) + 2 + (3 + 3 + 1) + 1
     monkeypatch.setattr(block_costs, "time_calls", None)
     again, _ = decide(*alike())
     assert np.array_equal(again.problem.sites[0].backward, site.backward)
@@ -100,7 +101,7 @@ def test_variables_stay_as_they_are_and_what_has_other_effects_is_not_run() -> N
 def test_nothing_is_measured_where(config: dict[str, Any]) -> None:
     decision, _ = decide(*alike(), **config)
     assert decision.grounds.measured == 0.0 and not blocks_path().exists()
-    assert decision.grounds.said == ("clusters" in config)
+    assert (decision.grounds.said > 0.5) == ("clusters" in config)
 
 
 def test_one_cluster_may_be_said_and_the_other_measured() -> None:
