@@ -15,6 +15,7 @@ from whale_nebula.config import quantities
 from whale_nebula.config.place import Place, address, device
 from whale_nebula.config.schema import (
     GATEWAY_GRACE_SECONDS,
+    MEASURE_SECONDS,
     PATIENCE_SECONDS,
     SHOWS,
     Cluster,
@@ -123,6 +124,7 @@ def _config(place: Place) -> Config:
         weights=root.key("weights").read_or(lambda place: place.choice(("everywhere", "own")), "everywhere"),
         patience=patience,
         gateway_grace=root.key("gateway_grace").read_or(quantities.seconds, GATEWAY_GRACE_SECONDS),
+        measure=root.key("measure").read_or(quantities.seconds, MEASURE_SECONDS),
         seed=root.key("seed").read_or(lambda place: int(place.number(least=0, most=_SEEDS, whole=True)), None),
         plan=root.key("plan").read_or(_paths, ()),
         show=root.key("show").read_or(lambda place: place.choice(SHOWS), SHOWS[0]),

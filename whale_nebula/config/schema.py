@@ -145,6 +145,8 @@ def cluster_of(worker: str) -> str:
 
 PATIENCE_SECONDS = 120.0
 GATEWAY_GRACE_SECONDS = 30.0
+MEASURE_SECONDS = 10.0
+"""For so long the planner measures blocks of a program at most."""
 SHOWS = ("none", "lines", "live")
 """What may be shown of the steps of a run while it trains."""
 
@@ -217,6 +219,7 @@ class Config:
     weights: str = "everywhere"
     patience: float = PATIENCE_SECONDS
     gateway_grace: float = GATEWAY_GRACE_SECONDS
+    measure: float = MEASURE_SECONDS
     seed: int | None = None
     plan: tuple[str, ...] = ()
     show: str = SHOWS[0]

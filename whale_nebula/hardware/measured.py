@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import os
 import platform
@@ -15,7 +16,9 @@ from pathlib import Path
 from whale_nebula.hardware.clusters import ClusterInfo, Clusters, Collective, Device, Provenance
 from whale_nebula.plain import from_plain, to_plain, write_json
 
-FORMAT = "whale_nebula measured 1"
+FORMAT, BLOCKS = "whale_nebula measured 1", "whale_nebula blocks 1"
+MOST_BLOCKS = 4000
+"""So many subgraphs are remembered, those that were measured last."""
 
 
 @dataclass(frozen=True)
@@ -128,3 +131,41 @@ def read_kept(path: Path | None = None) -> tuple[Measurement | None, str]:
     if found.machine != fingerprint():
         return None, f"{source} was measured on another machine: {found.machine}; this one is {fingerprint()}"
     return found, ""
+
+
+# ---------------------------------------------------------------------- subgraphs
+@dataclass(frozen=True)
+class BlockTime:
+    """Seconds of one run of a subgraph, the spread of them, and when it was measured."""
+
+    seconds: float
+    spread: float
+    date: str
+
+
+def blocks_path() -> Path:
+    """The file of the subgraphs that were measured here; machines that share a cache have one each."""
+    number = hashlib.sha256(fingerprint().encode()).hexdigest()[:12]
+    return cache_path().with_name(f"blocks-{number}.json")
+
+
+def read_blocks(path: Path | None = None) -> dict[str, BlockTime]:
+    """The subgraphs that were measured on this machine, by their keys; none where a file is of another one, or broken:
+    they are measured again.
+    """
+    try:
+        document = json.loads((path or blocks_path()).read_text("utf-8"))
+        if (document["format"], document["machine"]) == (BLOCKS, fingerprint()):
+            return {key: from_plain(BlockTime, each) for key, each in document["blocks"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        pass
+    return {}
+
+
+def keep_blocks(found: Mapping[str, BlockTime], path: Path | None = None) -> None:
+    """Add to the subgraphs that were measured on this machine."""
+    target = path or blocks_path()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    every = {**read_blocks(target), **found}
+    newest = dict(sorted(every.items(), key=lambda item: item[1].date)[-MOST_BLOCKS:])
+    write_json(target, {"format": BLOCKS, "machine": fingerprint(), "blocks": to_plain(newest)})

@@ -270,6 +270,35 @@ def digest_lines(lines: Iterable[str]) -> str:
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
 
+def subgraph_text(graph: Graph, ops: Sequence[int], feeds: Sequence[Value], fetches: Sequence[Value]) -> str:
+    """What some ops of a graph compute, whatever they and what they read are called: the same for all that compute the
+    same in the same order.
+
+    >>> from whale_nebula.ir.text import from_text
+    >>> lines = ["%0 = input x float32[?]", *(f"%{n} = Neg(%{n - 1}) float32[?]" for n in (1, 2))]
+    >>> graph = from_text(chr(10).join(lines))
+    >>> one, two = (subgraph_text(graph, [n], [Value(n - 1)], [Value(n)]) for n in (1, 2))
+    >>> one == two
+    True
+    """
+    functions, inside = _Functions(graph.functions), set(ops)
+    read = dict.fromkeys([*feeds, *(v for op in ops for v in graph.ops[op].inputs if v.op not in inside)])
+    roles = (CAPTURE if graph.ops[value.op].role == CAPTURE else FEED for value in read)
+    ends = [Op(n, role, outputs=(graph.spec(v),)) for n, (v, role) in enumerate(zip(read, roles, strict=True))]
+    numbers = {value: Value(number) for number, value in enumerate(read)}
+    places = {op: number for number, op in enumerate(ops, len(ends))}
+    numbers |= {value: Value(places[op], value.out) for op in ops for value in graph.ops[op].values}
+    made = [
+        Op(
+            places[op.index], op.type, tuple(numbers[value] for value in op.inputs), op.outputs, stateful=op.stateful,
+            attributes=_attributes(graph, op), constant=op.constant, functions=tuple(map(functions.name, op.functions)),
+        )
+        for op in (graph.ops[index] for index in ops)
+    ]  # fmt: skip
+    text = to_text(Graph((*ends, *made), functions.graphs))
+    return f"{text}\nreturn {_list(map(str, (numbers[value] for value in fetches)))}"
+
+
 HERE, THERE = "here", "there"
 Words = tuple[str, str]
 """How the two sides are called where their difference is told."""

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from whale_nebula.errors import StateError
 from whale_nebula.hardware.clusters import Collective
+from whale_nebula.hardware.timing import RUNS, WARM_UP, fit_line, summarise
 from whale_nebula.ir.layout import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL
 from whale_nebula.launch import attach, spawn
-from whale_nebula.measure.timing import RUNS, WARM_UP, fit_line, summarise
 
 
 class Sizes(NamedTuple):

@@ -8,7 +8,7 @@ could cross between the two layers.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -43,11 +43,21 @@ class OpWork:
 
 
 @dataclass(frozen=True)
+class BlockOps:
+    """The ops of each block by what they are for, in the order of the trace."""
+
+    forward: tuple[tuple[int, ...], ...] = ()
+    backward: tuple[tuple[int, ...], ...] = ()
+    update: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
 class Layers:
     """A program's chain, and the work of its blocks; `rows` are those that sizes were counted with.
 
     `variables` are the paths of each block's variables with the number of the reader that lies in it; `forward`,
-    `backward` and `update` the work of each block's ops. `draws` says that the forward draws random numbers.
+    `backward` and `update` the work of each block's ops, and `ops` which these are. `draws` says that the forward draws
+    random numbers.
     """
 
     chain: Chain
@@ -57,6 +67,7 @@ class Layers:
     backward: tuple[tuple[OpWork, ...], ...]
     update: tuple[float, ...]
     draws: bool = False
+    ops: BlockOps = BlockOps()
 
     def seconds(self, works: Sequence[Sequence[OpWork]], pace: Pace) -> Array:
         """Seconds of blocks at the pace of a device: what a call costs, and what each row adds."""
@@ -73,6 +84,13 @@ def layers_of(program: Program, rows: int, shapes: Sequence[tuple[int, ...]]) ->
     return _Chaining(program, rows, shapes).build()
 
 
+def size_values(program: Program, rows: int, shapes: Sequence[tuple[int, ...]]) -> Sizes:
+    """The shapes of all values of a program for a batch whose leaves have such shapes."""
+    leaves = {Value(leaf.op): shape for leaf, shape in zip(program.leaves, shapes, strict=True)}
+    like = {feed: arrival.boundary for feed, (_, arrival) in program.arrivals.items()}
+    return Sizes(program.graph, rows, leaves, like=like).follow(range(len(program.graph)))
+
+
 @dataclass
 class _Chaining:
     program: Program
@@ -81,10 +99,8 @@ class _Chaining:
     block: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        graph = self.graph = self.program.graph
-        leaves = {Value(leaf.op): shape for leaf, shape in zip(self.program.leaves, self.shapes, strict=True)}
-        like = {feed: arrival.boundary for feed, (_, arrival) in self.program.arrivals.items()}
-        self.sizes = Sizes(graph, self.rows, leaves, like=like).follow(range(len(graph)))
+        self.graph = self.program.graph
+        self.sizes = size_values(self.program, self.rows, self.shapes)
         self.effort = Effort(self.sizes)
         self.batch = self.program.of_batch
         self.requests = self.program.requests[:1]
@@ -110,10 +126,11 @@ class _Chaining:
             tuple(self._name(each) for each in variables), weights, slots, gradients, held, transient,
             there, back, tied, cuttable,
         )  # fmt: skip
-        forward, backward = self._work(count)
+        ops = self._list_ops(variables, count)
+        forward, backward = self._work(ops.forward), self._work(ops.backward)
         update = [float(weights[n] + slots[n] + gradients[n]) * bool(self.requests) for n in range(count)]
         draws = any(is_random(op) for op in self.graph.with_bodies(self.graph.ops[index] for index in order))
-        return Layers(chain, self.rows, variables, forward, backward, tuple(update), draws)
+        return Layers(chain, self.rows, variables, forward, backward, tuple(update), draws, ops)
 
     # ------------------------------------------------------------------ order
     def _ends(self) -> list[int]:
@@ -279,14 +296,10 @@ class _Chaining:
                 cuttable[min(blocks) + 1 : max(blocks) + 1] = False
 
     # ------------------------------------------------------------------ work
-    def _work(self, count: int) -> tuple[tuple[tuple[OpWork, ...], ...], tuple[tuple[OpWork, ...], ...]]:
+    def _list_ops(self, variables: Sequence[Sequence[tuple[str, int]]], count: int) -> BlockOps:
         """The ops of each block; one of the backward belongs to the block of the op whose gradient it computes, which
         its name tells, else to that of the backward's ops that it reads.
         """
-        forward: list[list[OpWork]] = [[] for _ in range(count)]
-        backward: list[list[OpWork]] = [[] for _ in range(count)]
-        for number, block in self.block.items():
-            forward[block].append(self._of(self.graph.ops[number]))
         names = {self.graph.ops[op].name: block for op, block in self.block.items()}
         homes: dict[int, int] = {}
         for index in sorted(self.behind):
@@ -294,8 +307,52 @@ class _Chaining:
             above = min((homes[value.op] for value in op.inputs if value.op in homes), default=count - 1)
             made = _GRADIENT.match(op.name)
             homes[index] = names.get(made[1], above) if made else above
-            backward[homes[index]].append(self._of(op))
-        return tuple(map(tuple, forward)), tuple(map(tuple, backward))
+        return BlockOps(*(_by_block(each, count) for each in (self.block, homes, self._list_updates(variables))))
+
+    def _list_updates(self, variables: Sequence[Sequence[tuple[str, int]]]) -> dict[int, int]:
+        """The ops of updates with the block of the variable that they are about: that which is joined to it by tensors
+        that are no numbers, as slots are. What several blocks share is left out.
+        """
+        first: dict[str, int] = {}
+        for block, own in enumerate(variables):
+            for path, _ in own:
+                first.setdefault(path, block)
+        roots = {
+            Value(op): first[v.path] for op, v in self.program.variable_ops.items() if v.trainable and v.path in first
+        }
+        for request in self.requests:
+            for holder in request.holders:
+                source = self.program.variable_ops.get(request.origins[holder.source])
+                if source is not None and source.path in first:
+                    roots |= dict.fromkeys(holder.values, first[source.path])
+        after = sorted(self.graph.descend(self.program.holders) - self.behind - self.block.keys())
+        joined: dict[Value, Value] = {}
+
+        def find(value: Value) -> Value:
+            while (above := joined.setdefault(value, value)) != value:
+                value = above
+            return value
+
+        for op in (self.graph.ops[index] for index in after):
+            for place, value in enumerate(op.inputs):  # an IdentityN keeps its values apart
+                if not self._is_number(value):
+                    joined[find(self._end(value))] = find(self._end(Value(op.index, place)))
+        homes: dict[Value, set[int]] = {}
+        for value, block in roots.items():
+            homes.setdefault(find(value), set()).add(block)
+        found = {op: homes.get(find(self._end(Value(op))), set()) for op in after if not self.graph.ops[op].role}
+        return {op: next(iter(blocks)) for op, blocks in found.items() if len(blocks) == 1}
+
+    def _end(self, value: Value) -> Value:
+        return value if self.graph.ops[value.op].type == "IdentityN" else Value(value.op)
+
+    def _is_number(self, value: Value) -> bool:
+        """Whether a value is a number, or a variable that is one."""
+        held = self.program.variable_ops.get(value.op)
+        return (self.graph.spec(value) if held is None else held.spec).scalar
+
+    def _work(self, ops: Sequence[Sequence[int]]) -> tuple[tuple[OpWork, ...], ...]:
+        return tuple(tuple(self._of(self.graph.ops[index]) for index in own) for own in ops)
 
     def _of(self, op: Op) -> OpWork:
         moved = sum(map(self.sizes.nbytes, (*dict.fromkeys(op.inputs), *op.values)))
@@ -310,6 +367,13 @@ class _Chaining:
 
 _FREE = frozenset({"Identity", "Reshape", "Shape", "ReadVariableOp", "Const", "Placeholder", "ExpandDims", "Squeeze",
                    "StopGradient", "NoOp", "IdentityN"})  # fmt: skip
+
+
+def _by_block(homes: Mapping[int, int], count: int) -> tuple[tuple[int, ...], ...]:
+    found: list[list[int]] = [[] for _ in range(count)]
+    for op, block in sorted(homes.items()):
+        found[block].append(op)
+    return tuple(map(tuple, found))
 
 
 def _kernel(op: Op) -> str:

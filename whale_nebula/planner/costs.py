@@ -37,6 +37,8 @@ class Costs:
         backward = np.stack([site.backward[0] + self.rows * site.backward[1] for site in self.problem.sites])
         if self.recompute:
             backward = backward + forward
+        share = 1.0 - 1.0 / self.micro_batches
+        backward += share * np.outer([site.adding for site in self.problem.sites], self.problem.chain.gradients)
         return _sums(forward), _sums(backward)
 
     @cached_property

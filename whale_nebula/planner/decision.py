@@ -21,7 +21,7 @@ class Decision:
     """A program's candidates, of which the first was chosen, and what they were found by.
 
     `reasons` say why something was not free to choose. `handles` are the variables that it is about, by the id of
-    their handle, with their paths.
+    their handle, with their paths. Clusters that are `emulated` share the cores of one process.
     """
 
     layers: Layers
@@ -31,11 +31,21 @@ class Decision:
     where: str
     reasons: tuple[str, ...] = ()
     handles: Mapping[int, str] = field(default_factory=dict)
+    emulated: bool = False
 
     @property
     def chosen(self) -> Candidate:
         """The candidate that is run."""
         return self.candidates[0]
+
+    @property
+    def seconds_here(self) -> float:
+        """Seconds of a step of the chosen plan in this process: where clusters share its cores, at least all that their
+        stages compute.
+        """
+        chosen, sites = self.chosen, self.problem.sites
+        update = sum(float(sites[part.site].update[part.begin : part.end].sum()) for part in chosen.parts)
+        return max(chosen.seconds, (sum(chosen.compute) * chosen.shape.micro_batches + update) * self.emulated)
 
     @property
     def uncut(self) -> bool:

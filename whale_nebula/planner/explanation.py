@@ -50,6 +50,8 @@ def _paragraphs(decision: Decision) -> Iterator[str]:
     how = "uncut" if decision.uncut else f"{batches(chosen.shape.micro_batches)}, {chosen.schedule}{held}{again}"
     yield f"chosen: {who} ({how})"
     yield f"A step is predicted to take {duration(chosen.seconds)}. {_binding_text(problem, chosen)}"
+    if decision.seconds_here > chosen.seconds:
+        yield f"Here the clusters share the cores of one process, and it takes about {duration(decision.seconds_here)}."
     yield _memory_text(problem, chosen)
     yield _grounds_text(decision.grounds)
     for reason in decision.reasons:
@@ -103,12 +105,15 @@ def _memory_text(problem: Problem, chosen: Candidate) -> str:
 def _grounds_text(grounds: Grounds) -> str:
     """What the seconds rest on.
 
-    >>> _grounds_text(Grounds(0.25, 0.0, 0.75))
-    'Rates of devices: 25% measured, 75% guessed; whale-nebula measure finds them.'
+    >>> _grounds_text(Grounds(0.25, 0.0, 0.0, 0.75))
+    'Seconds of blocks: 25% measured, 75% guessed; whale-nebula measure finds rates to go by.'
     """
-    shares = ((grounds.measured, "measured"), (grounds.said, "from the config"), (grounds.guessed, "guessed"))
+    shares = (
+        (grounds.measured, "measured"), (grounds.fitted, "by measured rates"),
+        (grounds.said, "by what the config says"), (grounds.guessed, "guessed"),
+    )  # fmt: skip
     said = ", ".join(f"{share:.0%} {how}" for share, how in shares if share >= 0.005)
-    return f"Rates of devices: {said}{'; whale-nebula measure finds them' * (grounds.guessed > 0.5)}."
+    return f"Seconds of blocks: {said}{'; whale-nebula measure finds rates to go by' * (grounds.guessed > 0.5)}."
 
 
 # ---------------------------------------------------------------------- the candidates

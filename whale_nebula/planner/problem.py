@@ -41,7 +41,8 @@ class Site:
 
     `forward` and `backward` are seconds of each block on one worker: a row for what a call costs and a row for what
     each row of the micro-batch adds. `call` is what it costs to call a stage's forward or backward, `update` what a
-    block's update takes once a step. `inside` joins the cluster's workers.
+    block's update takes once a step, `adding` a byte of a gradient that is added to that of the micro-batches before.
+    `inside` joins the cluster's workers.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Site:
     call: float = 0.0
     memory: float = math.inf
     inside: Wire = Wire()
+    adding: float = 0.0
 
 
 @dataclass(frozen=True)

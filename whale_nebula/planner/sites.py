@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
 
-from whale_nebula.hardware import ClusterInfo, Clusters, Device, LinkRate
+from whale_nebula.hardware import ClusterInfo, Clusters, Device, LinkRate, WorkerInfo
 from whale_nebula.plan.timing import CALL, SPEED
 from whale_nebula.planner.chain import Layers, OpWork
-from whale_nebula.planner.problem import Options, Problem, Site, Wire
+from whale_nebula.planner.measured_blocks import MeasuredBlocks
+from whale_nebula.planner.problem import Array, Options, Problem, Site, Wire
 
 OP_SECONDS = 5e-6
 """What an op costs besides: to be scheduled and called."""
@@ -21,16 +23,23 @@ MEMORY_RATE = 2e10
 
 @dataclass(frozen=True)
 class Grounds:
-    """What a prediction rests on: the shares of its computing time whose rates were measured, said, or guessed."""
+    """What a prediction rests on, as shares of its computing time: of blocks that were measured; of ops whose seconds
+    follow from their FLOPs and bytes by rates that were measured, that the config says, or that are guessed.
+    """
 
     measured: float = 0.0
+    fitted: float = 0.0
     said: float = 0.0
     guessed: float = 1.0
 
 
-def problem_of(layers: Layers, clusters: Clusters, options: Options) -> Problem:
-    """The problem of planning a program for clusters."""
-    sites = tuple(_site(layers, cluster, options) for cluster in clusters.clusters)
+Measured = Mapping[str, MeasuredBlocks]
+"""Seconds of blocks by the name of the cluster."""
+
+
+def problem_of(layers: Layers, clusters: Clusters, options: Options, measured: Measured | None = None) -> Problem:
+    """The problem of planning a program for clusters, some of which have measured its blocks."""
+    sites = tuple(_site(layers, cluster, options, (measured or {}).get(cluster.name)) for cluster in clusters.clusters)
     pairs = permutations(enumerate(clusters.names), 2)
     lines = {(a, b): _wire(clusters.between(one, other)) for (a, one), (b, other) in pairs}
     return Problem(layers.chain, sites, layers.rows, lines, options)
@@ -40,7 +49,7 @@ def _wire(link: LinkRate) -> Wire:
     return Wire(link.rate_bytes_per_s or math.inf, link.delay_s)
 
 
-def _site(layers: Layers, cluster: ClusterInfo, options: Options) -> Site:
+def _site(layers: Layers, cluster: ClusterInfo, options: Options, measured: MeasuredBlocks | None) -> Site:
     """A cluster is as fast as its slowest worker, and has the memory of the smallest."""
     devices = [worker.device for worker in cluster.workers]
     slowest = min(devices, key=lambda device: device.rate_of("matmul") or SPEED)
@@ -55,12 +64,31 @@ def _site(layers: Layers, cluster: ClusterInfo, options: Options) -> Site:
             share = 2.0 * (each.workers - 1) / each.workers
             inside = Wire(share / each.beta_s_per_byte, each.alpha_s / (2.0 * (each.workers - 1)))
     rate = slowest.memory_bytes_per_s or MEMORY_RATE
+    forward, backward = layers.seconds(layers.forward, pace), layers.seconds(layers.backward, pace)
+    update, adding = np.array(layers.update) * (3.0 / rate), 3.0 / rate
+    if measured is not None:
+        adding = adding if math.isnan(measured.adding) else measured.adding
+        forward = _complete(measured.forward, forward, layers.rows)
+        backward = _complete(measured.backward, backward, layers.rows)
+        update = _complete(measured.update, np.stack([update, 0.0 * update]), 1)[0]
     return Site(
-        cluster.name, max(1, len(devices)), layers.seconds(layers.forward, pace),
-        layers.seconds(layers.backward, pace),
-        np.array(layers.update) * (3.0 / rate),
-        slowest.call_seconds or CALL, float(min(memory, options.memory)), inside,
+        cluster.name, max(1, len(devices)), forward, backward, update, slowest.call_seconds or CALL,
+        float(min(memory, options.memory)), inside, adding,
     )  # fmt: skip
+
+
+def _complete(measured: Array, estimated: Array, rows: int) -> Array:
+    """What was measured and, in the same proportion to its estimate, what was not; together it takes what all blocks
+    took together: less than one by one, where some run side by side.
+    """
+    blocks, whole = measured[:, :-1], measured[:, -1]
+    known, at = ~np.isnan(blocks[0]), np.array([1.0, rows])
+    guess, found = float((at @ estimated)[known].sum()), float((at @ blocks)[known].sum())
+    line = np.where(known, blocks, estimated * (found / guess if guess and found else 1.0))
+    sums = line.sum(axis=1)
+    if np.isnan(whole).any() or not sums.all():
+        return line
+    return line * (whole / sums)[:, None] if whole.all() else line * float(at @ whole / (at @ sums))
 
 
 def op_seconds(device: Device, kernel: str, flops: float, moved: float) -> float:
@@ -75,22 +103,30 @@ def op_seconds(device: Device, kernel: str, flops: float, moved: float) -> float
     return OP_SECONDS + max(compute, moved / (device.memory_bytes_per_s or MEMORY_RATE))
 
 
-def grounds_of(layers: Layers, clusters: Clusters) -> Grounds:
+def grounds_of(layers: Layers, clusters: Clusters, measured: Measured | None = None) -> Grounds:
     """What the predictions for these clusters rest on."""
-    shares = np.zeros(3)
-    ops = [op for works in (*layers.forward, *layers.backward) for op in works]
-    for worker in (cluster.workers[0] for cluster in clusters.clusters if cluster.workers):
-        for op in ops:
-            taken = op_seconds(worker.device, op.kernel, op.flops, op.moved)
-            shares[_ground(clusters, worker.name, worker.device, op)] += taken
+    shares = np.zeros(4)
+    for cluster in clusters.clusters:
+        blocks = (measured or {}).get(cluster.name)
+        for place, works in enumerate((layers.forward, layers.backward) if cluster.workers else ()):
+            worker = cluster.workers[0]
+            for block, op in ((block, op) for block, ops in enumerate(works) for op in ops):
+                known = blocks is not None and blocks.has(place, block)
+                ground = 0 if known else 1 + _ground(clusters, worker, op)
+                shares[ground] += op_seconds(worker.device, op.kernel, op.flops, op.moved)
     total = float(shares.sum()) or 1.0
     return Grounds(*(float(share) / total for share in shares))
 
 
-def _ground(clusters: Clusters, worker: str, device: Device, op: OpWork) -> int:
+def _ground(clusters: Clusters, worker: WorkerInfo, op: OpWork) -> int:
     """Of one op: 0 where its rate was measured, 1 where the config says it, 2 where it is guessed."""
     name = "memory_bytes_per_s" if op.kernel == "elementwise" else f"rates.{op.kernel}"
-    if f"{worker}.{name}" in clusters.measured:
+    if f"{worker.name}.{name}" in clusters.measured:
         return 0
-    known = device.memory_bytes_per_s if op.kernel == "elementwise" else device.rate_of(op.kernel)
+    known = worker.device.memory_bytes_per_s if op.kernel == "elementwise" else worker.device.rate_of(op.kernel)
     return 2 if known is None else 1
+
+
+def told_by_nobody(clusters: Clusters, worker: WorkerInfo) -> bool:
+    """Whether the config is silent on how fast a worker computes."""
+    return worker.device.flops_per_s is None or f"{worker.name}.flops_per_s" in clusters.measured

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from whale_nebula.capture.step import Captured, Signature, capture
+from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import CaptureError, NebulaError, PlanError
 from whale_nebula.hardware import Clusters
 from whale_nebula.ir.program import Stage
+from whale_nebula.launch.placement import is_local
 from whale_nebula.passes.pipeline import run_passes
-from whale_nebula.planner.chain import Layers, layers_of
+from whale_nebula.planner.chain import Layers, layers_of, size_values
 from whale_nebula.planner.decision import Decision, describe_excess
-from whale_nebula.planner.problem import Options
+from whale_nebula.planner.measured_blocks import MeasuredBlocks, slowest_of
+from whale_nebula.planner.problem import Options, Problem
 from whale_nebula.planner.search import search
-from whale_nebula.planner.sites import grounds_of, problem_of
+from whale_nebula.planner.sites import Grounds, grounds_of, problem_of, told_by_nobody
+from whale_nebula.runtime.block_costs import measure_blocks
 from whale_nebula.runtime.clusters import complete, config_of, told_by_config
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.engine import prepare_compilation
@@ -53,14 +58,13 @@ def capture_planned(
         if limits.micro_batch is not None:
             raise refused
         return _with_stages(first, decision.with_whole_batch(), limits, call, layout, options)
-    made = _decide(name, first, _shapes(layout, tensors), limits, run)
-    if made is None:  # nothing that could be given to stages: one cluster runs all of it
+    decision = _decide(name, first, _shapes(layout, tensors), limits, run, tensors)
+    if decision is None:  # nothing that could be given to stages: one cluster runs all of it
         stage = Stage("stage0", _clusters(limits, run).names[0], str(limits.site))
         return replace(first, program=replace(first.program, stages=(stage,)))
-    decision, clusters = made
     found, refused = _try_stages(first, decision, limits, call, layout, options, run)
     if refused is not None:
-        decision = _without_micro_batches(decision, clusters, limits, refused)
+        decision = _without_micro_batches(decision, limits, refused)
         found = _with_stages(first, decision, limits, call, layout, options)
     run.decisions.append(decision)
     _LOG.info("%s is planned by nb.auto_parallel:\n%s", name, decision.considered[0])
@@ -114,8 +118,13 @@ def _shapes(layout: Signature, tensors: Sequence[Any] | None) -> list[tuple[int,
 
 
 def _decide(
-    name: str, captured: Captured, shapes: Sequence[tuple[int, ...]], limits: Limits, run: Run
-) -> tuple[Decision, Clusters] | None:
+    name: str,
+    captured: Captured,
+    shapes: Sequence[tuple[int, ...]],
+    limits: Limits,
+    run: Run,
+    tensors: Sequence[Any] | None,
+) -> Decision | None:
     """Search for a plan among clusters; None where the step has nothing that could be given to stages."""
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     clusters, rows = _agree(name, _clusters(limits, run), rows, run)
@@ -128,8 +137,10 @@ def _decide(
     whole = _why_whole(captured, layers)
     if limits.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [f"the batch stays whole: {whole}"]
-    decision = _search(layers, clusters, options, limits, tuple(reasons))
-    return replace(decision, handles=_handles(captured)), clusters
+    measured = _measure(name, captured, layers, shapes, clusters, options, run, tensors)
+    problem, grounds = problem_of(layers, clusters, options, measured), grounds_of(layers, clusters, measured)
+    decision = _search(layers, problem, grounds, limits, tuple(reasons))
+    return replace(decision, handles=_handles(captured), emulated=run.alone)
 
 
 def _why_whole(captured: Captured, layers: Layers) -> str:
@@ -145,24 +156,24 @@ def _why_whole(captured: Captured, layers: Layers) -> str:
     return ""
 
 
-def _search(layers: Layers, clusters: Clusters, options: Options, limits: Limits, reasons: tuple[str, ...]) -> Decision:
-    problem = problem_of(layers, clusters, options)
+def _search(layers: Layers, problem: Problem, grounds: Grounds, limits: Limits, reasons: tuple[str, ...]) -> Decision:
     found = search(problem)
     if not found.candidates:
         what, why, mend = (
             ("no plan was found", "", "") if found.excess is None else describe_excess(found.excess, layers)
         )
         raise PlanError(what, where=str(limits.site), why="; ".join(filter(None, (why, *reasons))), mend=mend)
-    return Decision(layers, problem, found.candidates, grounds_of(layers, clusters), str(limits.site), reasons)
+    return Decision(layers, problem, found.candidates, grounds, str(limits.site), reasons)
 
 
-def _without_micro_batches(before: Decision, clusters: Clusters, limits: Limits, refused: NebulaError) -> Decision:
+def _without_micro_batches(before: Decision, limits: Limits, refused: NebulaError) -> Decision:
     """Decide again where the passes have refused what was chosen: with the whole batch, or for one worker."""
     if limits.micro_batch is not None or before.chosen.shape.micro_batches == 1:
         raise refused
     reasons = (*before.reasons, f"the batch stays whole: {refused.what}")
-    found = _search(before.layers, clusters, replace(before.problem.options, micro_batch=1), limits, reasons)
-    return replace(found, handles=before.handles)
+    problem = replace(before.problem, options=replace(before.problem.options, micro_batch=1))
+    found = _search(before.layers, problem, before.grounds, limits, reasons)
+    return replace(found, handles=before.handles, emulated=before.emulated)
 
 
 # ---------------------------------------------------------------------- with its stages
@@ -211,6 +222,49 @@ def _agree(name: str, told: Clusters, rows: int, run: Run) -> tuple[Clusters, in
     for worker in sorted(every):
         told = told.complete_from(Clusters.from_json(every[worker]["shared"]["clusters"], where=worker))
     return told, max(int(every[worker]["shared"]["rows"]) for worker in every)
+
+
+def _measure(
+    name: str,
+    captured: Captured,
+    layers: Layers,
+    shapes: Sequence[tuple[int, ...]],
+    clusters: Clusters,
+    options: Options,
+    run: Run,
+    tensors: Sequence[Any] | None,
+) -> dict[str, MeasuredBlocks]:
+    """Seconds of the blocks by cluster, measured here for the workers that this process is, or stands for, and whose
+    FLOP/s the config does not say; those of the others come from them.
+    """  # fmt: skip
+    own = [each for each in clusters.workers if is_local(each.machine)]
+    if not run.alone:
+        own = [each for each in clusters.workers if each.name == run.ledger.session.worker]
+    unsaid = [each for each in own if told_by_nobody(clusters, each)]
+    program, count = captured.program, len(layers.chain)
+    found = None
+    if unsaid:
+        points = _points(options, layers)
+        sizes = {rows: size_values(program, rows, _with_rows(captured, shapes, rows)) for rows in points}
+        found = measure_blocks(name, captured, layers, sizes, run.config.measure, tensors)
+    if run.alone:
+        return {} if found is None else {cluster_of(each.name): found for each in unsaid}
+    session = run.ledger.session
+    sheet = {"shared": {} if found is None else found.to_plain()}
+    heard = session.exchange(f"the costs of {name!r}", sheet, set(session.links))
+    every: dict[str, list[MeasuredBlocks]] = {}
+    for worker, each in {session.worker: sheet, **heard}.items():
+        every.setdefault(cluster_of(worker), []).append(MeasuredBlocks.from_plain(each["shared"], count))
+    slowest = {cluster: slowest_of(tables, layers.rows) for cluster, tables in every.items()}
+    return {cluster: table for cluster, table in slowest.items() if table is not None}
+
+
+def _points(options: Options, layers: Layers) -> list[int]:
+    """The rows for which blocks are measured: those of micro-batches, as far as these are known."""
+    if options.micro_batch is not None:
+        rows = math.ceil(layers.rows / max(1, min(options.micro_batch, layers.rows)))
+        return sorted({rows, math.ceil(rows / 2)})
+    return sorted({math.ceil(layers.rows / parts) for parts in (1, 4, 16)})
 
 
 def _with_rows(captured: Captured, shapes: Sequence[tuple[int, ...]], rows: int) -> list[tuple[int, ...]]:

@@ -16,11 +16,11 @@ from tests.unit.transport.crossing import free_address
 from whale_nebula.cli import arguments, measure
 from whale_nebula.config import load
 from whale_nebula.errors import NebulaWarning
-from whale_nebula.hardware import ClusterInfo, Clusters, Collective, Device, LinkRate, Provenance, WorkerInfo
+from whale_nebula.hardware import ClusterInfo, Clusters, Collective, Device, LinkRate, Provenance, WorkerInfo, timing
 from whale_nebula.hardware import measured as hardware_measured
 from whale_nebula.hardware.measured import Measurement, cache_path, fingerprint, keep, read_kept
 from whale_nebula.launch.link_advice import Crossing, LineFound, path_of, save
-from whale_nebula.measure import device, timing
+from whale_nebula.measure import device
 from whale_nebula.runtime.clusters import with_lines
 from whale_nebula.security import Identity
 

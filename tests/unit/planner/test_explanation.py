@@ -45,7 +45,7 @@ def decide(problem: Problem, shapes: tuple[Shape, ...] = (), **options: Any) -> 
     """The decision for a problem: the best candidates, or these."""
     found = tuple(score(problem, shape) for shape in shapes) or search(problem, 6).candidates
     layers = Layers(problem.chain, ROWS, tuple(((name, 0),) for name in NAMES), (), (), ())
-    grounds = options.pop("grounds", Grounds(0.25, 0.75, 0.0))
+    grounds = options.pop("grounds", Grounds(0.25, 0.0, 0.75, 0.0))
     return Decision(layers, problem, found, grounds, "train.py:3", **options)
 
 

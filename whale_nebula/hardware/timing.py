@@ -21,15 +21,15 @@ class Timed(NamedTuple):
     spread: float
 
 
-def time_calls(call: Callable[[], Any], runs: int = RUNS) -> Timed:
-    """Time a call after a warm-up, in so many runs; fewer, but three, where they would take longer than two seconds."""
+def time_calls(call: Callable[[], Any], runs: int = RUNS, most: float = _MOST_SECONDS) -> Timed:
+    """Time a call after a warm-up, in so many runs; fewer, but three, where they take longer than `most` seconds."""
     call()
     started = time.perf_counter()
     call()
     once = max(time.perf_counter() - started, 1e-9)
     count = max(1, round(_LEAST_SECONDS / once))
     found = []
-    for _ in range(max(min(runs, int(_MOST_SECONDS / once)), _FEWEST)):
+    for _ in range(max(min(runs, int(most / once)), _FEWEST)):
         started = time.perf_counter()
         for _ in range(count):
             call()

@@ -1,0 +1,120 @@
+"""Predicted seconds of a step beside measured ones: models, plans by the planner and by hand, and lines.
+
+    python benchmarks/planner/prediction.py                  all runs; or some by --runs 0,3,5, which are added
+    python benchmarks/planner/prediction.py --quick          one run, nothing is written
+
+A run is `training.py` in two sites over tools/wan.py, each with a core of its own, or in one process with an emulated
+line, or on one device. Needs root for the sites.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+import two_sites  # noqa: E402
+from common import machine  # noqa: E402
+
+RESULT = HERE / "prediction.json"
+SCRIPT = str(HERE / "training.py")
+
+
+class Run(NamedTuple):
+    """A model, a plan, a line, and where it runs."""
+
+    model: str
+    plan: str
+    rate: str = "free"
+    where: str = "sites"
+
+
+RUNS = (
+    Run("transformer", "one", where="process"),
+    Run("transformer", "planner", "60mbit"),
+    Run("transformer", "0.5,4", "60mbit"),
+    Run("transformer", "0.3,8", "120mbit"),
+    Run("transformer", "0.5,4", "60mbit", "process"),
+    Run("translator", "one", where="process"),
+    Run("translator", "planner", "60mbit"),
+    Run("translator", "0.5,4", "120mbit"),
+    Run("translator", "0.5,8", "free"),
+    Run("translator", "0.5,4", "120mbit", "process"),
+    Run("convolutions", "one", where="process"),
+    Run("convolutions", "planner", "60mbit"),
+    Run("convolutions", "0.5,8", "120mbit"),
+    Run("convolutions", "0.5,4", "60mbit", "process"),
+    Run("classes", "one", where="process"),
+    Run("classes", "planner", "120mbit"),
+    Run("classes", "0.3,4", "60mbit"),
+    Run("classes", "0.3,4", "free"),
+)
+DELAY = "5ms"
+
+
+def measure(run: Run, steps: int) -> dict[str, Any]:
+    """Train so many steps; what was told by the site that ends a step last."""
+    words = [SCRIPT, run.model, run.plan, "--steps", str(steps)]
+    if run.where == "process":
+        line = "free" if run.rate == "free" else f"{run.rate},{DELAY}"
+        done = subprocess.run([sys.executable, *words, "--line", line], capture_output=True, text=True, check=False)
+        told = [json.loads(each) for each in done.stdout.splitlines() if each.startswith('{"site"')]
+        if not told:
+            raise SystemExit(f"{run} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    else:
+        line = two_sites.FREE if run.rate == "free" else (run.rate, DELAY)
+        given = {"links": [{"between": list(two_sites.CLUSTERS), "rate": line[0], "delay": line[1]}]}
+        with tempfile.TemporaryDirectory() as folder:
+            told, _ = two_sites.run(line, words, Path(folder), **(given if run.rate != "free" else {}))
+    last = max(told, key=lambda each: each["measured"])
+    return {**run._asdict(), **last, "error": last["predicted"] / last["measured"] - 1, "sites": told}
+
+
+def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean error, and pairs of the same model that differ by more than a tenth and come in the predicted order."""
+    pairs = [
+        (a, b)
+        for a, b in itertools.combinations(rows, 2)
+        if a["model"] == b["model"] and max(a["measured"], b["measured"]) > 1.1 * min(a["measured"], b["measured"])
+    ]
+    right = sum((a["predicted"] < b["predicted"]) == (a["measured"] < b["measured"]) for a, b in pairs)
+    found: dict[str, Any] = {"pairs": len(pairs), "pairs_right": right}
+    for where in ("sites", "process"):
+        own = [abs(row["error"]) for row in rows if row["where"] == where]
+        found[f"mean_error_{where}"] = round(sum(own) / len(own), 4) if own else None
+    found["mean_error"] = round(sum(abs(row["error"]) for row in rows) / len(rows), 4)
+    return found
+
+
+def main() -> int:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--runs", default=",".join(map(str, range(len(RUNS)))))
+    parser.add_argument("--steps", type=int, default=16)
+    a = parser.parse_args()
+    if a.quick:
+        print(measure(RUNS[-1], 6))
+        return 0
+    kept = json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": []}
+    rows = {Run(*(row[key] for key in Run._fields)): row for row in kept["rows"]}
+    for run in (RUNS[int(number)] for number in a.runs.split(",")):
+        rows[run] = measure(run, a.steps)
+        row = rows[run]
+        print(*run, f"{row['predicted']:.3f} {row['measured']:.3f} {row['error']:+.0%}", flush=True)
+        ordered = [rows[each] for each in RUNS if each in rows]
+        result = {"machine": machine(), "steps": a.steps, **summarise(ordered), "rows": ordered}
+        RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    print(summarise([rows[each] for each in RUNS if each in rows]))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

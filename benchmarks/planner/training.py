@@ -1,0 +1,185 @@
+"""A model that trains by a plan, and what the planner had predicted of it; prediction.py and grid.py start it.
+
+It runs in one process with an emulated line (--line), or in each site by `whale-nebula run`. Prints a line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+if "WAN_SITE" in os.environ:  # a site has a core of its own, as TensorFlow sees it when it starts
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(os.environ["WAN_SITE"]) % len(cores)]})
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.models import BertSizes, Translator
+from whale_nebula.models.transformer import Sizes, transformer
+from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
+from whale_nebula.planner.score import score
+from whale_nebula.planner.search import Found, search
+from whale_nebula.runtime import auto
+from whale_nebula.runtime.run import current_run
+
+CLUSTERS = ("gpu", "npu")
+SKIPPED = 3
+Made = tuple[keras.Model, Any, Any, str]
+"""A model, a batch of inputs and targets, and its loss."""
+
+
+def make_transformer(rows: int) -> Made:
+    """A language model of six blocks."""
+    sizes = Sizes(2000, 32, 192, 4, 6)
+    draw = np.random.default_rng(2)
+    tokens, targets = (draw.integers(0, 2000, (rows, 32), dtype="int32") for _ in range(2))
+    return transformer(sizes), tokens, targets, "words"
+
+
+def make_translator(rows: int) -> Made:
+    """An encoder and a decoder of three layers each."""
+    sizes = BertSizes(vocabulary=1500, length=24, width=192, heads=4, layers=3, inner=512, dropout=0.0)
+    draw = np.random.default_rng(2)
+    source, target, words = (draw.integers(1, 1500, (rows, 24), dtype="int32") for _ in range(3))
+    return Translator(sizes, sizes, tied=False), {"source": source, "target": target}, words, "words"
+
+
+def make_convolutions(rows: int) -> Made:
+    """Eight convolutions and a classifier."""
+    found: list[keras.Layer] = [keras.Input((24, 24, 3))]
+    for width in (24, 24, 48, 48, 96, 96, 96, 96):
+        found.append(keras.layers.Conv2D(width, 3, strides=1 + (width != 24) * (len(found) in (3, 5)), padding="same"))
+        found.append(keras.layers.ReLU())
+    model = keras.Sequential([*found, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(10)])
+    draw = np.random.default_rng(2)
+    images = draw.standard_normal((rows, 24, 24, 3)).astype("float32")
+    return model, images, draw.integers(0, 10, rows), "words"
+
+
+def make_classes(rows: int) -> Made:
+    """A few dense layers and very many classes."""
+    dense = [keras.layers.Dense(512, activation="relu") for _ in range(3)]
+    model = keras.Sequential([keras.Input((256,)), *dense, keras.layers.Dense(20_000)])
+    draw = np.random.default_rng(2)
+    return model, draw.standard_normal((rows, 256)).astype("float32"), draw.integers(0, 20_000, rows), "words"
+
+
+MODELS: dict[str, tuple[Callable[[int], Made], int]] = {
+    "transformer": (make_transformer, 32),
+    "translator": (make_translator, 32),
+    "convolutions": (make_convolutions, 64),
+    "classes": (make_classes, 64),
+}
+
+
+def force(plan: str) -> None:
+    """Let the planner choose a plan by hand: "0.5,4" has half of the computing in the first cluster, and 4
+    micro-batches; "0.5,4,gpipe" has another schedule, and "one" runs on one device.
+    """
+
+    def choose(problem: Problem, most: int = 8, **others: Any) -> Found:
+        blocks = len(problem.chain)
+        if plan == "one":
+            shape = Shape((Part(0, 0, blocks),))
+        else:
+            share, count, *schedules = plan.split(",")
+            options = replace(problem.options, schedules=tuple(schedules) or problem.options.schedules)
+            problem = replace(problem, options=options)
+            site = problem.sites[0]
+            taken = np.cumsum((site.forward + site.backward)[0] + problem.rows * (site.forward + site.backward)[1])
+            cuts = [cut for cut in range(1, blocks) if problem.chain.cuttable[cut]]
+            cut = min(cuts, key=lambda each: abs(taken[each - 1] / taken[-1] - float(share)))
+            shape = Shape((Part(0, 0, cut), Part(1, cut, blocks)), int(count))
+        found = score(problem, shape)
+        return Found((found,)) if isinstance(found, Candidate) else Found((), found)
+
+    auto.search = choose if plan != "planner" else search
+
+
+class Timer(keras.callbacks.Callback):
+    """Keeps what the report says of every step, and how long it takes from one to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reports: list[Any] = []
+        self.ends: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        """A step has ended."""
+        self.reports.append(nb.last_report())
+        self.ends.append(time.perf_counter())
+        if batch == SKIPPED:
+            Path("/proc/self/clear_refs").write_text("5")
+
+
+def main() -> None:
+    """Train, and tell."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("plan")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--line", help="emulate this line in one process")
+    a = parser.parse_args()
+    keras.utils.set_random_seed(1)
+    if a.line is not None:
+        rate, _, delay = a.line.partition(",")
+        link = {"between": list(CLUSTERS)} | ({"rate": rate, "delay": delay} if rate != "free" else {})
+        nb.init({"clusters": {name: {} for name in CLUSTERS}, "links": [link]})
+    make, rows = MODELS[a.model]
+    force(a.plan)
+    nb.auto_parallel()
+    model, x, y, _ = make(rows)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    began, base = time.perf_counter(), _memory("VmRSS")
+    dataset = tf.data.Dataset.from_tensors((x, y)).repeat(a.steps)
+    timer = Timer()
+    model.fit(dataset, epochs=1, verbose=0, callbacks=[timer])
+    decision = current_run().decisions[0]
+    chosen, reports = decision.chosen, timer.reports[SKIPPED:]
+    seconds = [each.step_seconds for each in reports]
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    walls = np.diff(timer.ends[SKIPPED:])
+    count = chosen.shape.micro_batches
+    told = {
+        "site": nb.here().cluster,
+        "predicted": chosen.seconds,
+        "measured": middle, "low": low, "high": high, "wall": float(np.median(walls)),
+        "planned_in": timer.ends[0] - began,
+        "shape": repr(replace(chosen.shape)),
+        "stages": [part.end for part in chosen.parts], "micro_batches": count, "binds": chosen.binds,
+        "share_measured": decision.predicted.share_measured,
+        "compute_predicted": [each * count for each in chosen.compute],
+        "update_predicted": [float(decision.problem.sites[p.site].update[p.begin : p.end].sum()) for p in chosen.parts],
+        "compute_measured": {
+            name: statistics.median(each.stages[name].compute_seconds or 0.0 for each in reports)
+            for name in reports[-1].stages
+        },
+        "by_report": reports[-1].predicted_seconds,
+        "memory_predicted": dict(decision.predicted.memory),
+        "memory_measured": _memory("VmHWM") - base,
+        "variables": {name: each.variable_bytes for name, each in reports[-1].workers.items()},
+        "bytes_predicted": dict(chosen.bytes),
+        "bytes_measured": {name: each.bytes for name, each in reports[-1].links.items()},
+    }  # fmt: skip
+    print(json.dumps(told), flush=True)
+
+
+def _memory(name: str) -> int:
+    """Bytes that this process has (VmRSS) or had at most (VmHWM)."""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return 1024 * int(found[1]) if found else 0
+
+
+if __name__ == "__main__":
+    main()

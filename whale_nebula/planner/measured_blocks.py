@@ -1,0 +1,77 @@
+"""Seconds of a program's blocks as they were measured on one device, for each call and each row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whale_nebula.hardware.timing import fit_line
+from whale_nebula.planner.problem import Array
+
+Points = dict[int, float]
+"""Seconds by the rows of the batch."""
+
+
+@dataclass(frozen=True)
+class MeasuredBlocks:
+    """Two numbers for each block, what a call takes and what each row adds, and at the end for all blocks together; NaN
+    where it was not measured. `adding` are seconds of adding two tensors for each byte of one.
+
+    >>> found = MeasuredBlocks.of({"forward": {1: {4: 6.0, 8: 10.0}}, "backward": {}, "update": {}}, 2)
+    >>> found.forward.tolist(), MeasuredBlocks.from_plain(found.to_plain(), 2).forward[1, 1]
+    ([[nan, 2.0, nan], [nan, 1.0, nan]], 1.0)
+    """
+
+    forward: Array
+    backward: Array
+    update: Array
+    adding: float = math.nan
+
+    @classmethod
+    def of(cls, points: Mapping[str, Mapping[int, Points]], count: int, adding: float = math.nan) -> MeasuredBlocks:
+        """A line through the seconds of each block: `points` are by kind, block (-1 for all) and rows."""
+        made = {kind: np.full((2, count + 1), np.nan) for kind in ("forward", "backward", "update")}
+        for kind, blocks in points.items():
+            for block, seconds in blocks.items():
+                made[kind][:, block] = fit_line([(float(rows), max(each, 1e-9)) for rows, each in seconds.items()])
+                if kind == "update":  # it has no rows
+                    made[kind][:, block] = min(seconds.values()), 0.0
+        return cls(**made, adding=adding)
+
+    def has(self, way: int, block: int) -> bool:
+        """Whether the forward (0) or the backward (1) of a block was measured."""
+        return not np.isnan((self.forward, self.backward)[way][0, block])
+
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON has it, without blocks that were not measured."""
+        return {"adding": None if math.isnan(self.adding) else self.adding} | {
+            kind: {str(block): [float(each) for each in own[:, block]] for block in np.flatnonzero(~np.isnan(own[0]))}
+            for kind, own in (("forward", self.forward), ("backward", self.backward), ("update", self.update))
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Any, count: int) -> MeasuredBlocks:
+        """What `to_plain` made, or a peer says; what is no such thing is left out."""
+        made = {kind: np.full((2, count + 1), np.nan) for kind in ("forward", "backward", "update")}
+        for kind, own in made.items():
+            given = plain.get(kind) if isinstance(plain, dict) else None
+            for block, pair in (given if isinstance(given, dict) else {}).items():
+                if block.isdecimal() and int(block) <= count and len(pair) == 2:
+                    own[:, int(block)] = pair
+        adding = plain.get("adding") if isinstance(plain, dict) else None
+        return cls(**made, adding=adding if isinstance(adding, float) else math.nan)
+
+
+def slowest_of(every: Sequence[MeasuredBlocks], rows: int) -> MeasuredBlocks | None:
+    """Of the devices of a cluster the one that takes longest; None where none has measured."""
+    known = [each for each in every if not np.isnan(each.forward[0]).all()]
+    return max(known, key=lambda each: _total(each, rows), default=None)
+
+
+def _total(each: MeasuredBlocks, rows: int) -> float:
+    ways = (each.forward, each.backward)
+    return float(sum(np.nansum(way[0]) + rows * np.nansum(way[1]) for way in ways))

@@ -1,0 +1,236 @@
+"""Measure the blocks of a captured step: each is run as a subgraph on this device, with copies of its variables."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.capture.step import Captured
+from whale_nebula.hardware.measured import BlockTime, keep_blocks, read_blocks
+from whale_nebula.hardware.timing import Timed, time_calls
+from whale_nebula.ir.graph import INPUT
+from whale_nebula.ir.sizes import Sizes
+from whale_nebula.planner.chain import Layers
+from whale_nebula.planner.measured_blocks import MeasuredBlocks, Points
+from whale_nebula.planner.subgraphs import KINDS, WHOLE, Subgraph, subgraphs_of
+from whale_nebula.runtime.step.compiled import Function, Workshop
+from whale_nebula.spec import Value
+from whale_nebula.tf import private as tf_private
+
+_LOG = logging.getLogger("whale_nebula.runtime.run")
+_TOLD_SECONDS = 2.0
+"""What takes longer is told."""
+_LEAST = 0.1
+"""So much of a measurement is work, and not the call."""
+_CALLS = 6
+"""A measurement makes at least so many calls."""
+
+
+def measure_blocks(
+    name: str,
+    captured: Captured,
+    layers: Layers,
+    sizes: Mapping[int, Sizes],
+    budget: float,
+    tensors: Sequence[Any] | None = None,
+) -> MeasuredBlocks:
+    """Seconds of the blocks of a step with batches of so many rows, by `sizes`: those that were measured on this
+    machine before, and what can be measured within a budget of seconds. `tensors` are a batch, if there is one.
+    """  # fmt: skip
+    subgraphs = list(subgraphs_of(captured.program, layers.ops))
+    keys = {(each.kind, each.block, rows): each.key(own) for each in subgraphs for rows, own in sizes.items()}
+    known = read_blocks()
+    if budget and any(key not in known for key in keys.values()):
+        bench = _Bench(name, captured, sizes, tensors, budget, dict(known))
+        bench.measure(_by_block(subgraphs), layers, keys)
+        if bench.fresh:
+            with suppress(OSError):  # a cache that cannot be written is none
+                keep_blocks(bench.fresh)
+        known = bench.known
+    found: dict[str, dict[int, Points]] = {kind: {} for kind in KINDS}
+    for (kind, block, rows), key in keys.items():
+        if key in known:
+            found[kind].setdefault(block, {})[rows] = known[key].seconds
+    adding = known[ADDING].seconds if ADDING in known else math.nan
+    return MeasuredBlocks.of(found, len(layers.chain), adding)
+
+
+def _by_block(subgraphs: Sequence[Subgraph]) -> dict[int, dict[str, Subgraph]]:
+    found: dict[int, dict[str, Subgraph]] = {}
+    for each in subgraphs:
+        found.setdefault(each.block, {})[each.kind] = each
+    return found
+
+
+ADDING = "adding"
+"""The key of the seconds that adding takes for a byte of a gradient."""
+
+
+class _UnfitError(ValueError):
+    """A subgraph that cannot be run by itself."""
+
+
+@dataclass
+class _Bench:
+    """Runs subgraphs, each as long as what is left of the budget allows."""
+
+    name: str
+    captured: Captured
+    sizes: Mapping[int, Sizes]
+    tensors: Sequence[Any] | None
+    budget: float
+    known: dict[str, BlockTime]
+    fresh: dict[str, BlockTime] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+    said: bool = False
+
+    def measure(
+        self, blocks: Mapping[int, Mapping[str, Subgraph]], layers: Layers, keys: Mapping[tuple[str, int, int], str]
+    ) -> None:
+        """Measure what is not known: all blocks together, and then each, those with most work first."""
+        work = [
+            sum(op.moved + op.flops for ops in ways for op in ops)
+            for ways in zip(layers.forward, layers.backward, strict=True)
+        ]
+        for block in sorted(blocks, key=lambda each: -work[each] if each != WHOLE else -math.inf):
+            own = blocks[block]
+            if block == WHOLE and _bytes(layers) > _free_memory() / 4:
+                continue
+            wanted = {(kind, rows): keys[kind, block, rows] for kind in own for rows in sorted(self.sizes)}
+            if self.left > 0 and any(key not in self.known for key in wanted.values()):
+                self._measure_block(own, wanted)
+        if ADDING not in self.known:
+            tensor = tf.ones([1 << 21])
+            timed = time_calls(lambda: tensor + tensor)
+            self._keep(ADDING, timed.seconds / (4 << 21), timed.spread)
+        count = len(self.fresh)
+        _LOG.info("%s: %d subgraphs of blocks were measured in %.1f s", self.name, count, self._spent)
+
+    @property
+    def _spent(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def left(self) -> float:
+        """Seconds of the budget."""
+        if self._spent > _TOLD_SECONDS and not self.said:
+            self.said = True
+            _LOG.info("%s: blocks are measured, for at most %.0f s", self.name, self.budget)
+        return self.budget - self._spent
+
+    @cached_property
+    def _variables(self) -> dict[int, Any]:
+        """The variables of the step by the id of their handles."""
+        return {id(variable.handle): variable for variable in self.captured.variables.values()}
+
+    @cached_property
+    def _workshop(self) -> Workshop:
+        return Workshop(self.captured.graph, self.captured.aliases)
+
+    @cached_property
+    def _call(self) -> float:
+        """Seconds of a call that does nothing, at best."""
+        empty = tf.function(lambda x: x, autograph=False).get_concrete_function(tf.TensorSpec([1]))
+        x = tf.zeros([1])
+        return min(time_calls(lambda: tf_private.call_flat(empty, [x], [])).seconds for _ in range(5))
+
+    def _measure_block(self, own: Mapping[str, Subgraph], wanted: Mapping[tuple[str, int], str]) -> None:
+        """Forward and backward with the fewest rows first: it tells whether there is time for more."""
+        copies: dict[int, Any] = {}
+        functions: dict[str, Function] = {}
+        lasted: dict[str, float] = {}
+        for rows in sorted(self.sizes):
+            values: dict[Value, Any] = {}
+            for kind in (kind for kind in KINDS if kind in own):
+                key, subgraph = wanted[kind, rows], own[kind]
+                needed = kind == "forward" and "backward" in own and wanted["backward", rows] not in self.known
+                if self.left < _CALLS * lasted.get(kind, 0.0) or (key in self.known and not needed):
+                    continue
+                try:
+                    if kind not in functions:
+                        functions[kind] = self._make(subgraph, copies)
+                    given = [self._draw(value, rows, values) for value in subgraph.fragment.feeds]
+                    timed = self._time(functions[kind], given)
+                    if needed:
+                        values |= zip(subgraph.fragment.fetches, functions[kind](given), strict=True)
+                except (tf.errors.OpError, ValueError, TypeError, KeyError, RuntimeError) as failure:
+                    _LOG.debug("%s: %s of block %d is not measured: %s", self.name, kind, subgraph.block, failure)
+                    break
+                smaller = min((each for each in self.sizes if each > rows), default=rows)
+                lasted[kind] = timed.seconds * smaller / rows
+                self._keep(key, max(timed.seconds - self._call, _LEAST * timed.seconds), timed.spread)
+
+    def _keep(self, key: str, seconds: float, spread: float) -> None:
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        self.known[key] = self.fresh[key] = BlockTime(seconds, spread, date)
+
+    def _time(self, function: Function, given: Sequence[Any]) -> Timed:
+        """Time a call until the device has done it."""
+        wait: Callable[[], Any] = tf.test.experimental.sync_devices if _has_gpu() else lambda: None
+
+        def run() -> None:
+            function(given)
+            wait()
+
+        return time_calls(run, most=self.left / 8)
+
+    def _make(self, subgraph: Subgraph, copies: dict[int, Any]) -> Function:
+        """The function of a subgraph, which reads and writes copies of variables."""
+        made = self._workshop.make(subgraph.fragment)
+        captured = []
+        for tensor in made.captured:
+            variable = self._variables.get(id(tensor))
+            if variable is None and tensor.dtype == tf.resource:
+                raise _UnfitError(f"{tensor!r} is no variable of the step")
+            if variable is not None and id(tensor) not in copies:
+                copies[id(tensor)] = tf.Variable(_fill(variable.dtype, variable.shape, variable.trainable))
+            captured.append(tensor if variable is None else copies[id(tensor)].handle)
+        return Function(made.fragment, made.concrete, captured)
+
+    def _draw(self, value: Value, rows: int, values: Mapping[Value, Any]) -> Any:
+        """A tensor like one that comes into a subgraph."""
+        if value in values:
+            return values[value]
+        graph, sizes = self.captured.program.graph, self.sizes[rows]
+        spec, shape, numbers = graph.spec(value), sizes.shape(value), sizes.numbers.get(value)
+        if spec.dtype in ("variant", "resource", "string"):
+            raise _UnfitError(f"{spec.dtype} comes in")
+        if numbers is not None and len(numbers) == int(np.prod(shape)):
+            return tf.constant(np.reshape(numbers, shape), spec.dtype)
+        if graph.ops[value.op].role == INPUT and self.tensors is not None:
+            given = self.tensors[self.captured.program.leaf_ops[value.op]]
+            if isinstance(given, tf.Tensor) and given.shape[1:] == shape[1:] and (given.shape[:1] or [0])[0] >= rows:
+                return given[:rows]
+        return _fill(tf.as_dtype(spec.dtype), shape, True)
+
+
+def _fill(dtype: Any, shape: Any, drawn: bool) -> Any:
+    """Numbers that are drawn, ones, or zeros where they count something."""
+    if dtype.is_floating and drawn and len(shape):
+        return tf.cast(np.random.default_rng(1).standard_normal(tuple(shape), "float32") * 0.1, dtype)
+    return tf.ones(shape, dtype) if dtype.is_floating or dtype.is_bool else tf.zeros(shape, dtype)
+
+
+def _bytes(layers: Layers) -> float:
+    """What all blocks together need for one step."""
+    chain = layers.chain
+    return float((chain.weights + chain.slots + 2 * chain.gradients + layers.rows * chain.held).sum())
+
+
+def _free_memory() -> float:
+    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _has_gpu() -> bool:
+    return bool(tf.config.list_physical_devices("GPU"))
