@@ -60,6 +60,7 @@ def _site(layers: Layers, cluster: ClusterInfo, options: Options) -> Site:
         layers.seconds(layers.backward, pace),
         np.array(layers.update) * (3.0 / rate),
         slowest.call_seconds or CALL, float(min(memory, options.memory)), inside,
+        layers.seconds(layers.backward, pace, later=True),
     )  # fmt: skip
 
 
