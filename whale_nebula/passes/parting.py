@@ -6,12 +6,12 @@ the forward all that this gives. The second is the rest of the gradients. What i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NamedTuple
 
-from whale_nebula.ir.graph import CAPTURE, REPLICA_SUM, Op
+from whale_nebula.ir.graph import CAPTURE, REPLICA_SUM, Graph, Op
 from whale_nebula.ir.program import GradientPart, Program, Request
 from whale_nebula.passes.cut import Draft
 from whale_nebula.passes.effects import is_read, resources
@@ -27,6 +27,22 @@ _MOVES = frozenset({
     "Transpose", "Unpack",
 })  # fmt: skip
 """Ops that do little more than move what others have made."""
+
+
+def ascend(graph: Graph, ops: Iterable[int], within: Container[int]) -> set[int]:
+    """These ops and those that they need, as far as they are `within` some."""
+    pending, found = list(ops), set[int]()
+    while pending:
+        number = pending.pop()
+        if number in within and number not in found:
+            found.add(number)
+            pending += [value.op for value in graph.ops[number].inputs]
+    return found
+
+
+def only_move(graph: Graph, ops: Iterable[int]) -> bool:
+    """Whether ops do little more than move what others have made: to put them off gains nothing."""
+    return all(graph.ops[number].type in _MOVES for number in ops)
 
 
 class Gradient(NamedTuple):
@@ -90,19 +106,11 @@ class Parting:
 
     def _ascend(self, values: Iterable[Value], ops: Iterable[int] = ()) -> set[int]:
         """The ops of the draft that make values, or that these ops need."""
-        pending = [*(value.op for value in values), *ops]
-        found: set[int] = set()
-        while pending:
-            number = pending.pop()
-            if number in self.draft.ops and number not in found:
-                found.add(number)
-                pending += [value.op for value in self.program.graph.ops[number].inputs]
-        return found
+        return ascend(self.program.graph, [*(value.op for value in values), *ops], self.draft.ops)
 
     def _is_made(self, part: GradientPart) -> bool:
         """Whether the first part has done what there is to compute for a gradient."""
-        rest = self._ascend(part.values) - self.first
-        return all(self.program.graph.ops[number].type in _MOVES for number in rest)
+        return only_move(self.program.graph, self._ascend(part.values) - self.first)
 
     def _explain(self, together: list[Gradient]) -> str:
         """Why one function does all, with the op that makes most of the gradients of weights and its line."""

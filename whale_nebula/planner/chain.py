@@ -8,7 +8,7 @@ could cross between the two layers.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -18,6 +18,7 @@ from whale_nebula.ir.graph import Op
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.passes.effects import is_effect, is_random, is_read, written_handles
+from whale_nebula.passes.parting import ascend, only_move
 from whale_nebula.plan.flops import Effort
 from whale_nebula.planner.problem import Array, Chain
 from whale_nebula.spec import Value
@@ -34,12 +35,15 @@ Pace = Callable[[str, float, float], float]
 
 @dataclass(frozen=True)
 class OpWork:
-    """What one op costs: its kernel, FLOPs and moved bytes in a batch, and whether that grows with the rows."""
+    """What one op costs: its kernel, FLOPs and moved bytes in a batch, and whether that grows with the rows; of an op
+    of a backward, whether it computes gradients of weights alone.
+    """
 
     kernel: str
     flops: float
     moved: float
     by_rows: bool
+    later: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,11 +73,13 @@ class Layers:
     draws: bool = False
     ops: BlockOps = BlockOps()
 
-    def seconds(self, works: Sequence[Sequence[OpWork]], pace: Pace) -> Array:
-        """Seconds of blocks at the pace of a device: what a call costs, and what each row adds."""
+    def seconds(self, works: Sequence[Sequence[OpWork]], pace: Pace, *, later: bool = False) -> Array:
+        """Seconds of blocks at the pace of a device: what a call costs, and what each row adds; of all ops, or of those
+        that may come `later`.
+        """
         found = np.zeros((2, len(works)))
         for block, ops in enumerate(works):
-            for op in ops:
+            for op in (op for op in ops if op.later or not later):
                 taken = pace(op.kernel, op.flops, op.moved)
                 found[int(op.by_rows), block] += taken / self.rows if op.by_rows else taken
         return found
@@ -122,12 +128,14 @@ class _Chaining:
         weights, slots, gradients, tied, apart = self._memory(variables, count)
         held, transient = self._held(count)
         self._join_written(cuttable, apart)
+        homes = self._find_homes(count)
+        later, parted = self._find_later(homes, count)
         chain = Chain(
             tuple(self._name(each) for each in variables), weights, slots, gradients, held, transient,
-            there, back, tied, cuttable,
+            there, back, tied, cuttable, parted,
         )  # fmt: skip
-        ops = self._list_ops(variables, count)
-        forward, backward = self._work(ops.forward), self._work(ops.backward)
+        ops = self._list_ops(homes, variables, count)
+        forward, backward = self._work(ops.forward), self._work(ops.backward, later)
         update = [float(weights[n] + slots[n] + gradients[n]) * bool(self.requests) for n in range(count)]
         draws = any(is_random(op) for op in self.graph.with_bodies(self.graph.ops[index] for index in order))
         return Layers(chain, self.rows, variables, forward, backward, tuple(update), draws, ops)
@@ -296,9 +304,9 @@ class _Chaining:
                 cuttable[min(blocks) + 1 : max(blocks) + 1] = False
 
     # ------------------------------------------------------------------ work
-    def _list_ops(self, variables: Sequence[Sequence[tuple[str, int]]], count: int) -> BlockOps:
-        """The ops of each block; one of the backward belongs to the block of the op whose gradient it computes, which
-        its name tells, else to that of the backward's ops that it reads.
+    def _find_homes(self, count: int) -> dict[int, int]:
+        """The block of each op of the backward: that of the op whose gradient it computes, which its name tells, else
+        that of the backward's ops that it reads.
         """
         names = {self.graph.ops[op].name: block for op, block in self.block.items()}
         homes: dict[int, int] = {}
@@ -307,6 +315,12 @@ class _Chaining:
             above = min((homes[value.op] for value in op.inputs if value.op in homes), default=count - 1)
             made = _GRADIENT.match(op.name)
             homes[index] = names.get(made[1], above) if made else above
+        return homes
+
+    def _list_ops(
+        self, homes: Mapping[int, int], variables: Sequence[Sequence[tuple[str, int]]], count: int
+    ) -> BlockOps:
+        """The ops of each block."""
         return BlockOps(*(_by_block(each, count) for each in (self.block, homes, self._list_updates(variables))))
 
     def _list_updates(self, variables: Sequence[Sequence[tuple[str, int]]]) -> dict[int, int]:
@@ -351,13 +365,35 @@ class _Chaining:
         held = self.program.variable_ops.get(value.op)
         return (self.graph.spec(value) if held is None else held.spec).scalar
 
-    def _work(self, ops: Sequence[Sequence[int]]) -> tuple[tuple[OpWork, ...], ...]:
-        return tuple(tuple(self._of(self.graph.ops[index]) for index in own) for own in ops)
+    def _find_later(self, homes: Mapping[int, int], count: int) -> tuple[set[int], Array]:
+        """The ops of the backward that gradients of weights alone come from; and by block the bytes of these gradients.
+        They are those that `passes.parting` puts off in a stage that begins with their block or before it.
+        """
+        graph, lowest = self.graph, dict.fromkeys(homes, count)  # the first block that an op is computed for
+        for index in sorted(homes, reverse=True):
+            if graph.ops[index].stateful and not is_read(graph.ops[index]):
+                lowest[index] = -1
+            for value in graph.ops[index].inputs:
+                if value.op in homes:
+                    lowest[value.op] = min(lowest[value.op], lowest[index], homes[index])
+        rest = {index for index in homes if lowest[index] >= homes[index]}
+        later, parted = set[int](), np.zeros(count)
+        for request in self.requests:
+            for part in request.parts:
+                variable = self.program.variable_ops.get(request.origins[part.source])
+                made = ascend(graph, (value.op for value in part.values), rest)
+                if variable is not None and not only_move(graph, made):
+                    later |= made
+                    parted[homes[max(made)]] += variable.spec.nbytes()
+        return later, parted
 
-    def _of(self, op: Op) -> OpWork:
+    def _work(self, ops: Sequence[Sequence[int]], later: Container[int] = ()) -> tuple[tuple[OpWork, ...], ...]:
+        return tuple(tuple(self._of(self.graph.ops[index], index in later) for index in own) for own in ops)
+
+    def _of(self, op: Op, later: bool = False) -> OpWork:
         moved = sum(map(self.sizes.nbytes, (*dict.fromkeys(op.inputs), *op.values)))
         by_rows = any(shape and self.rows > 1 and prod(shape) >= self.rows for shape in self._list_shapes(op))
-        return OpWork(_kernel(op), float(self.effort.of(op)), 0.0 if op.type in _FREE else float(moved), by_rows)
+        return OpWork(_kernel(op), float(self.effort.of(op)), 0.0 if op.type in _FREE else float(moved), by_rows, later)
 
     def _list_shapes(self, op: Op) -> list[tuple[int, ...]]:
         """The shapes of what an op reads and gives that have rows of the batch."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from whale_nebula.passes.parting import LEAST
 from whale_nebula.planner.problem import Array, Part, Problem, Wire
 
 
@@ -40,6 +41,17 @@ class Costs:
         share = 1.0 - 1.0 / self.micro_batches
         backward += share * np.outer([site.adding for site in self.problem.sites], self.problem.chain.gradients)
         return _sums(forward), _sums(backward)
+
+    @cached_property
+    def _later(self) -> tuple[Array, Array]:
+        """Seconds of gradients of weights alone up to each cut, a row for each site; and the bytes of those gradients
+        beyond the share with which a backward is parted.
+        """
+        chain, sites = self.problem.chain, self.problem.sites
+        none = np.zeros((2, len(chain)))
+        given = [none if site.later is None else site.later for site in sites]
+        later = np.stack([each[0] + self.rows * each[1] for each in given])
+        return _sums(later), _sums((0.0 if chain.apart is None else chain.apart) - LEAST * chain.gradients)
 
     @cached_property
     def trains(self) -> bool:
@@ -117,6 +129,15 @@ class Costs:
         forward, backward = (way[part.site][part.end] - way[part.site][part.begin] for way in self.ways)
         call = self.problem.sites[part.site].call
         return float(forward) + call, float(backward) + call * self.trains
+
+    def part_later(self, part: Part) -> float:
+        """Seconds of a stage's backward that may come later, where it is parted: see `passes.parting`. Nothing goes
+        back from the first stage, so there it is not.
+        """
+        seconds, beyond = self._later
+        if part.begin == 0 or beyond[part.end] < beyond[part.begin]:
+            return 0.0
+        return float(seconds[part.site][part.end] - seconds[part.site][part.begin])
 
     def part_bytes(self, part: Part, in_flight: int) -> float:
         """What a worker of one stage needs."""

@@ -42,7 +42,7 @@ class Site:
     `forward` and `backward` are seconds of each block on one worker: a row for what a call costs and a row for what
     each row of the micro-batch adds. `call` is what it costs to call a stage's forward or backward, `update` what a
     block's update takes once a step, `adding` a byte of a gradient that is added to that of the micro-batches before.
-    `inside` joins the cluster's workers.
+    `inside` joins the cluster's workers. `later` is what of `backward` is for gradients of weights alone.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Site:
     memory: float = math.inf
     inside: Wire = Wire()
     adding: float = 0.0
+    later: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Chain:
     the backward keeps of a forward (`held`), and that it needs besides while it runs (`transient`).
     By cut, of which there is one before each block and one at the end: bytes a row that cross `there` and `back`, bytes
     that cross once a step because both sides hold a weight (`tied`), and whether one may cut there at all.
+    `apart` are the bytes of those of a block's gradients that are not computed together with what goes back.
     """
 
     names: tuple[str, ...]
@@ -76,6 +78,7 @@ class Chain:
     back: Array
     tied: Array
     cuttable: NDArray[np.bool_]
+    apart: Array | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -84,13 +87,13 @@ class Chain:
 @dataclass(frozen=True)
 class Options:
     """What the user has decided; None leaves it to the search. At most so many micro-batches are tried, and no worker
-    may need more than `memory`.
+    may need more than `memory`. Of `schedules` a later one is taken only where it is clearly faster.
     """
 
     micro_batch: int | None = None
     replica: int | None = None
     recompute: bool | None = None
-    schedules: tuple[str, ...] = ("eager-1f1b",)
+    schedules: tuple[str, ...] = ("eager-1f1b", "zero-bubble")
     most: int = 64
     memory: float = math.inf
 

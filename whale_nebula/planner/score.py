@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
 
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import Candidate, Excess, Part, Problem, Shape, Wire
 from whale_nebula.schedule.lines import Hop, Hops, Line, Work, pace
-from whale_nebula.schedule.schedules import limits
+from whale_nebula.schedule.schedules import PARTED, Pace, delays, limits
 from whale_nebula.schedule.simulate import Timeline, simulate
+
+CLEARLY = 0.98
+"""Another schedule has to take less than this share of the time of those before it."""
 
 
 def score(problem: Problem, shape: Shape, costs: Costs | None = None, *, simulated: bool = True) -> Candidate | Excess:
@@ -23,26 +27,25 @@ def score(problem: Problem, shape: Shape, costs: Costs | None = None, *, simulat
     costs = costs or Costs(problem, shape.micro_batches, shape.recompute)
     schedules = problem.options.schedules if simulated else problem.options.schedules[:1]
     found = [_score(problem, shape, costs, schedule, simulated) for schedule in schedules]
-    fitting = [each for each in found if isinstance(each, Candidate)]
-    return min(fitting, key=lambda each: each.seconds) if fitting else found[0]
+    best = found[0]
+    for each in found[1:]:
+        if isinstance(each, Candidate) and (isinstance(best, Excess) or each.seconds < CLEARLY * best.seconds):
+            best = each
+    return best
 
 
 def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulated: bool) -> Candidate | Excess:
     parts, count = shape.parts, shape.micro_batches
-    works = [_work(costs, part) for part in parts]
+    works = [_work(costs, part, schedule in PARTED) for part in parts]
     hops = {(place, place + 1): _hop(problem, costs, parts, place) for place in range(len(parts) - 1)}
-    own = limits(
-        schedule, len(parts), count, pace=pace(works, hops), replicas=[part.replicas for part in parts],
-        orders=[()] * len(parts),
-    )  # fmt: skip
-    fit = _fit_in_memory(problem, shape, costs, own)
+    fit = _fit_in_memory(problem, shape, costs, _Holding(schedule, works, pace(works, hops), count, shape.recompute))
     if isinstance(fit, Excess):
         return fit
     in_flight, memory = fit
     once = [costs.part_update(part) for part in parts]
     tied = max((_tied_seconds(problem, one, other) for one, other in pairwise(parts)), default=0.0)
     if simulated:
-        timeline = simulate(works, hops, count, name=schedule, in_flight=in_flight)
+        timeline = simulate(works, hops, count, name=schedule, in_flight=in_flight, recompute=shape.recompute)
         busy = _busy(timeline)
         seconds = timeline.seconds + max(once) + tied
     else:
@@ -89,9 +92,14 @@ def _holding_seconds(line: Line | None, size: float) -> float:
     return 0.0 if line is None else line.seconds(size)
 
 
-def _work(costs: Costs, part: Part) -> Work:
+def _work(costs: Costs, part: Part, parted: bool) -> Work:
+    """What a stage computes; of a backward in two parts the second is a call of its own."""
     forward, backward = costs.part_seconds(part)
-    return Work(forward, backward or None, replicas=part.replicas)
+    later = costs.part_later(part) if parted else 0.0
+    if not later:
+        return Work(forward, backward or None, replicas=part.replicas)
+    call = costs.problem.sites[part.site].call
+    return Work(forward, backward - later, replicas=part.replicas, weights=later + call)
 
 
 def _hop(problem: Problem, costs: Costs, parts: Sequence[Part], place: int) -> Hop:
@@ -108,29 +116,54 @@ def _hop(problem: Problem, costs: Costs, parts: Sequence[Part], place: int) -> H
     return Hop(*lines, float(costs.there[other.begin]), back_size)
 
 
+@dataclass(frozen=True)
+class _Holding:
+    """How many micro-batches each replica of a stage holds under a schedule."""
+
+    schedule: str
+    works: Sequence[Work]
+    pace: Pace
+    count: int
+    recompute: bool
+
+    def count_held(self, in_flight: int | None) -> list[int]:
+        """By stage, with so many in flight, or as many as the schedule asks for; what waits for its gradients of
+        weights is held, too.
+        """
+        stages, replicas = len(self.works), [work.replicas for work in self.works]
+        own = limits(
+            self.schedule, stages, self.count, pace=self.pace, in_flight=in_flight, replicas=replicas,
+            orders=[()] * stages,
+        )  # fmt: skip
+        whole = [place == stages - 1 for place in range(stages)]
+        later = delays(own, self.count, whole, pace=self.pace, in_flight=in_flight, recompute=self.recompute)
+        return [
+            ceil(((1 if last else limit) + delay * (work.weights is not None)) / work.replicas)
+            for limit, delay, work, last in zip(own, later, self.works, whole, strict=True)
+        ]
+
+
 def _fit_in_memory(
-    problem: Problem, shape: Shape, costs: Costs, own: tuple[int, ...]
+    problem: Problem, shape: Shape, costs: Costs, holding: _Holding
 ) -> tuple[int | None, list[float]] | Excess:
     """The limit that memory sets on what is in flight, or none where what the schedule asks for fits."""
-    last = len(shape.parts) - 1
-
-    def needed(place: int, limit: int) -> float:
-        part = shape.parts[place]
-        each = -(-limit // part.replicas)
-        return costs.part_bytes(part, 1 if place == last else max(1, each))
-
     allowed = [problem.sites[part.site].memory for part in shape.parts]
-    memory = [needed(place, limit) for place, limit in enumerate(own)]
-    if all(has >= needs for has, needs in zip(allowed, memory, strict=True)):
+
+    def needed(in_flight: int | None) -> tuple[bool, list[float]]:
+        held = holding.count_held(in_flight)
+        memory = [costs.part_bytes(part, each) for part, each in zip(shape.parts, held, strict=True)]
+        return all(has >= needs for has, needs in zip(allowed, memory, strict=True)), memory
+
+    fits, memory = needed(None)
+    if fits:
         return None, memory
-    for limit in range(max(own) - 1, 0, -1):
-        memory = [needed(place, limit * shape.parts[place].replicas) for place in range(last + 1)]
-        if all(has >= needs for has, needs in zip(allowed, memory, strict=True)):
-            return limit, memory
-    least = [needed(place, 1) for place in range(last + 1)]
-    place = max(range(last + 1), key=lambda n: least[n] / allowed[n] if allowed[n] else 0.0)
+    limit = bisect_left(range(1, shape.micro_batches + 1), True, key=lambda limit: not needed(limit)[0])
+    fits, memory = needed(max(limit, 1))
+    if fits:
+        return limit, memory
+    place = max(range(len(memory)), key=lambda n: memory[n] / allowed[n] if allowed[n] else 0.0)
     part = shape.parts[place]
-    return Excess(problem.sites[part.site].name, least[place], allowed[place], part.begin, part.end)
+    return Excess(problem.sites[part.site].name, memory[place], allowed[place], part.begin, part.end)
 
 
 def _tied_seconds(problem: Problem, one: Part, other: Part) -> float:

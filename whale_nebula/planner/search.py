@@ -56,7 +56,7 @@ class Found:
 def search(problem: Problem, most: int = 8, *, relaxed: bool = True) -> Found:
     """The best plans for a problem, at most so many of them; where none fits, `relaxed` asks what stands in the way."""
     coarse, cuts = group_blocks(problem)
-    orders = list_orders(coarse)
+    orders = list_orders(problem)
     best, few = _Pool(SCORED), list[Shape]()
     for recompute in _recomputes(coarse):
         for count in problem.counts:
@@ -125,7 +125,7 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
         chain.tied[ends], np.ones(len(ends), bool),
     )  # fmt: skip
     sites = tuple(
-        replace(site, forward=add(site.forward), backward=add(site.backward), update=add(site.update))
+        replace(site, forward=add(site.forward), backward=add(site.backward), update=add(site.update), later=None)
         for site in problem.sites
     )
     return replace(problem, chain=grouped, sites=sites), ends
@@ -188,11 +188,11 @@ def _kinds(problem: Problem) -> list[int]:
             other.call,
             other.inside,
         )
-        pairs = ((one.forward, other.forward), (one.backward, other.backward), (one.update, other.update))
+        costs = ("forward", "backward", "update", "later")
         rest = [site for site in range(count) if site not in (a, b)]
         return (
             same
-            and all(np.array_equal(x, y) for x, y in pairs)
+            and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in costs)
             and problem.line(a, b) == problem.line(b, a)
             and all(problem.line(a, c) == problem.line(b, c) and problem.line(c, a) == problem.line(c, b) for c in rest)
         )

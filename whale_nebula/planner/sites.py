@@ -65,6 +65,9 @@ def _site(layers: Layers, cluster: ClusterInfo, options: Options, measured: Meas
             inside = Wire(share / each.beta_s_per_byte, each.alpha_s / (2.0 * (each.workers - 1)))
     rate = slowest.memory_bytes_per_s or MEMORY_RATE
     forward, backward = layers.seconds(layers.forward, pace), layers.seconds(layers.backward, pace)
+    at = np.array([1.0, layers.rows])
+    later, whole = at @ layers.seconds(layers.backward, pace, later=True), at @ backward
+    share_later = np.divide(later, whole, where=whole > 0, out=np.zeros_like(later))
     update, adding = np.array(layers.update) * (3.0 / rate), 3.0 / rate
     if measured is not None:
         adding = adding if math.isnan(measured.adding) else measured.adding
@@ -73,7 +76,7 @@ def _site(layers: Layers, cluster: ClusterInfo, options: Options, measured: Meas
         update = _complete(measured.update, np.stack([update, 0.0 * update]), 1)[0]
     return Site(
         cluster.name, max(1, len(devices)), forward, backward, update, slowest.call_seconds or CALL,
-        float(min(memory, options.memory)), inside, adding,
+        float(min(memory, options.memory)), inside, adding, backward * share_later,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from whale_nebula.planner.score import score
 
 
 def draw_problem(seed: int) -> Problem:
-    """Three to five blocks, two or three clusters, unequal lines, and memory that may be short."""
+    """Three to five blocks, two or three clusters, unequal lines, short memory, gradients that may come later."""
     draw = np.random.default_rng(seed)
     blocks, clusters = int(draw.integers(3, 6)), int(draw.integers(2, 4))
     seconds, weights = draw.uniform(0.2, 3, blocks) * 1e-3, draw.uniform(0.1, 2, blocks) * 1e6
@@ -30,6 +31,9 @@ def draw_problem(seed: int) -> Problem:
         for pair in itertools.permutations(range(clusters), 2)
     }
     sites = tuple(_draw_site(draw, number, seconds) for number in range(clusters))
+    share = draw.choice([0.0, 0.5, 0.5], blocks)  # of each block's backward what is for gradients of weights alone
+    sites = tuple(replace(site, later=share * site.backward) for site in sites)
+    chain = replace(chain, apart=weights * (share > 0))
     return Problem(chain, sites, int(draw.choice([8, 16])), lines, Options(most=8))
 
 

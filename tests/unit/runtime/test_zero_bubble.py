@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -14,7 +16,12 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.parity.crossing import CODECS, crossed
 from tests.same import Cut, assert_same, data
+from whale_nebula.planner.costs import Costs
+from whale_nebula.planner.problem import Problem
+from whale_nebula.planner.search import Found, search
 from whale_nebula.report.records import Span
+from whale_nebula.runtime import auto
+from whale_nebula.runtime.run import current_run
 
 layers = keras.layers
 Middle = Callable[[], list[keras.layers.Layer]]
@@ -150,6 +157,53 @@ def test_gradients_of_weights_wait_until_the_memory_of_the_first_stage_is_full()
     assert "W weights" in str(nb.last_report().timeline())
     found = nb.last_report().prediction
     assert found is not None and found.stages["c2"].compute_seconds > 0.0
+
+
+# ---------------------------------------------------------------------- chosen by the planner
+def slow(flops: str) -> dict[str, Any]:
+    """Three clusters so slow that a model is cut."""
+    return {"clusters": {f"c{number}": {"flops": flops} for number in range(3)}}
+
+
+@pytest.mark.parametrize("middle", MIDDLES)
+def test_the_planner_promises_what_is_parted(middle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage has a function for gradients of weights just where the planner counts seconds for it."""
+
+    def choose(problem: Problem, most: int = 8) -> Found:
+        free = replace(problem, sites=tuple(replace(site, call=0.0) for site in problem.sites))
+        several = next(each for each in search(free, 24).candidates if len(each.parts) > 1)
+        return Found((replace(several, schedule="zero-bubble"),))
+
+    monkeypatch.setattr(auto, "search", choose)
+    nb.shutdown()
+    nb.init(slow("1M"), links="10gbit,0ms")
+    with nb.auto_parallel(micro_batch=4):
+        plan = nb.plan(model(middle, 0, ""), np.zeros((8, 6)), np.zeros((8, 3)))
+    (decision,) = current_run().decisions
+    costs = Costs(decision.problem, 4)
+    promised = [costs.part_later(part) > 0.0 for part in decision.chosen.parts]
+    assert promised == [stage.runs == ("FBW",) for stage in plan.stages.values()]
+    assert promised[0] is False and any(promised)
+
+
+def test_the_planner_chooses_it_where_it_is_clearly_faster_and_it_trains_as_the_uncut_model() -> None:
+    def trained(flops: str | None) -> Any:
+        nb.shutdown()
+        keras.utils.set_random_seed(5)
+        found = keras.Sequential([keras.Input((64,)), *(layers.Dense(64, "relu") for _ in range(6)), layers.Dense(1)])
+        found.compile(keras.optimizers.SGD(0.1), "mse")
+        nb.init(None if flops is None else slow(flops), links="10gbit,0ms")
+        with nb.auto_parallel() if flops else contextlib.nullcontext():
+            plan = nb.plan(found, data(16, 64), data(16, 1)) if flops else None
+            history = found.fit(data(32, 64), data(32, 1, seed=1), 16, epochs=2, shuffle=False, verbose=0).history
+        return [history, [np.array(each) for each in found.weights]], plan
+
+    uncut, _ = trained(None)
+    found, plan = trained("1M")
+    assert plan.schedule == "zero-bubble" and [stage.runs for stage in plan.stages.values()][1:] == [("FBW",)] * 2
+    assert "zero-bubble" in plan.explain()
+    assert_same(uncut, found, "sums", 0.6)
+    assert trained("100G")[1].schedule != "zero-bubble"
 
 
 # ---------------------------------------------------------------------- what is written meanwhile
