@@ -1,4 +1,5 @@
-"""Every plan that the planner proposes trains as the uncut model: scripts without a scope, and clusters of many kinds.
+"""Every plan that the planner proposes trains as the uncut model: scripts without a scope, or with some of which little
+is said, and clusters of many kinds.
 
 `make test` runs a sample of the scripts with one plan each; `--grid` all of them with several.
 """
@@ -22,6 +23,8 @@ from whale_nebula.runtime import auto
 SAMPLE = {"zoo": 2, "keras": 24, "loops": 28}
 """Of each family, every n-th script is in the sample. Placed models say themselves what is where."""
 PLANS = 4
+SAID = 12
+"""Of the scripts whose scopes say little, every n-th is in the sample."""
 SLOW = {
     name: {"flops": "1G", "workers": [f"{name}.example:{7000 + number}" for number in range(count)]}
     for name, count in (("c0", 1), ("c1", 2), ("c2", 1))
@@ -40,6 +43,21 @@ class Planned(Cut):
     def at(self, third: int) -> contextlib.AbstractContextManager[Any]:
         """Nothing."""
         return contextlib.nullcontext()
+
+
+@dataclass(frozen=True)
+class PartlySaid(Cut):
+    """Scopes of which little is said: a stage on any cluster, what stands in none, and a stage on the last cluster."""
+
+    @contextlib.contextmanager
+    def program(self, **options: Any) -> Iterator[None]:
+        """A pipeline without a number, and with one where the case has a number for it."""
+        with nb.cluster(), nb.pipeline(None if self.micro_batches > 1 else 1, **options):
+            yield
+
+    def at(self, third: int) -> contextlib.AbstractContextManager[Any]:
+        """One third of a model."""
+        return (nb.stage(name="first"), contextlib.nullcontext(), nb.stage(cluster="c2"))[third]
 
 
 @functools.cache
@@ -83,4 +101,25 @@ def test_what_is_proposed_trains_as_the_uncut_model(name: str, number: int, monk
     with nb.auto_parallel(micro_batch=None if max(case.micro) > 1 else 1):
         found = case.run(Planned(1))
     assert chosen or set(found.stages) <= {"stage0"}, "nothing was planned"
+    assert_same(expected, found, case.tolerance, case.length)
+
+
+def partly_said() -> Iterator[Any]:
+    """A parameter for each script that can be cut into three stages."""
+    names = [f"{family} {name}" for family in SAMPLE for name in FAMILIES[family]]
+    names = [name for name in names if 3 in CASES[name].stages]
+    for place, name in enumerate(names):
+        yield pytest.param(name, place % PLANS, marks=() if place % SAID == 1 else (pytest.mark.grid,), id=name)
+
+
+@pytest.mark.parametrize(("name", "number"), list(partly_said()))
+def test_what_scopes_leave_open_is_completed(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, expected = CASES[name], plain(name)
+    nb.shutdown()
+    nb.init({"clusters": SLOW}, links="1gbit,0ms")
+    chosen = proposals(monkeypatch, number)
+    with nb.auto_parallel():
+        found = case.run(PartlySaid(3, min(max(case.micro), 2)))
+    assert {"first", "c2"} <= set(found.stages), found.stages
+    assert chosen, "nothing was planned"
     assert_same(expected, found, case.tolerance, case.length)

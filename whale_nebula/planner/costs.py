@@ -10,6 +10,8 @@ import numpy as np
 
 from whale_nebula.planner.problem import Array, Part, Problem, Wire
 
+_MIXED = -2
+
 
 def _sums(values: Array) -> Array:
     """Running sums, from 0 on, along the last axis."""
@@ -83,11 +85,35 @@ class Costs:
 
     @cached_property
     def upper(self) -> np.ndarray:
-        """Where a range has at least one block."""
+        """Where a range has at least one block, and may be one stage."""
         cuts = len(self.problem.chain) + 1
-        return np.triu(np.ones((cuts, cuts), bool), 1)
+        return np.triu(np.ones((cuts, cuts), bool), 1) & (self._written != _MIXED)
 
-    def bytes(self, in_flight: int) -> Array:
+    @cached_property
+    def _written(self) -> np.ndarray:
+        """Which stage that the user has written the blocks from each cut to each other one hold: its number, -1 where
+        they hold none, `_MIXED` where they hold several, or not all of one.
+        """
+        cuts = len(self.problem.chain) + 1
+        begin, end = np.ogrid[:cuts, :cuts]
+        found = np.full((cuts, cuts), -1)
+        for number, each in enumerate(self.problem.fixed):
+            whole = (begin <= each.begin) & (each.end <= end) & (found == -1)
+            found = np.where((begin < each.end) & (each.begin < end), np.where(whole, number, _MIXED), found)
+        return found
+
+    def open_at(self, site: int) -> np.ndarray:
+        """Which ranges may be a stage of a site."""
+        admitted = np.array([*(each.admits(site) for each in self.problem.fixed), True])
+        return self.upper & admitted[np.maximum(self._written, -1)]
+
+    def copies(self, replicas: int) -> Array:
+        """How many replicas each range has, where it has so many unless the user says it."""
+        return np.array([*(each.replicas or replicas for each in self.problem.fixed), replicas])[
+            np.maximum(self._written, -1)
+        ]
+
+    def bytes(self, in_flight: Any) -> Array:
         """What a worker needs for the blocks from each cut to each other one, with so many micro-batches in flight."""
         held = self._count_held(self._held[None, :] - self._held[:, None], self.there[:, None], in_flight)
         resident = self._resident[None, :] - self._resident[:, None]
@@ -129,14 +155,12 @@ class Costs:
         size = float(self.gradients[part.end] - self.gradients[part.begin])
         return update + _sum_seconds(size, part.replicas, self.problem.sites[part.site].inside)
 
-    def reduction(self, site: int, replicas: int) -> Array:
+    def reduction(self, site: int, replicas: Any) -> Array:
         """Seconds that replicas need to sum the gradients of the blocks from each cut to each other one."""
         size = self.gradients[None, :] - self.gradients[:, None]
         return np.where(self.upper, _sum_seconds(size, replicas, self.problem.sites[site].inside), 0.0)
 
 
-def _sum_seconds(size: Any, replicas: int, inside: Wire) -> Any:
-    """An all-reduce of so many bytes in a ring of replicas."""
-    if replicas == 1:
-        return 0.0 * size
+def _sum_seconds(size: Any, replicas: Any, inside: Wire) -> Any:
+    """An all-reduce of so many bytes in a ring of replicas; nothing where there is one."""
     return size * (2.0 * (replicas - 1) / replicas / inside.rate) + 2.0 * (replicas - 1) * inside.delay

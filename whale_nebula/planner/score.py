@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import ceil
@@ -35,7 +35,8 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
         schedule, len(parts), count, pace=pace(works, hops), replicas=[part.replicas for part in parts],
         orders=[()] * len(parts),
     )  # fmt: skip
-    fit = _fit_in_memory(problem, shape, costs, own)
+    sharing = _find_sharing(problem, parts)
+    fit = _fit_in_memory(problem, shape, costs, own, sharing)
     if isinstance(fit, Excess):
         return fit
     in_flight, memory = fit
@@ -48,6 +49,9 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
     else:
         busy = {f"stage {place}": ceil(count / w.replicas) * w.seconds for place, w in enumerate(works)}
         seconds = _estimate(works, hops, count, in_flight, once) + tied
+    alone = [ceil(count / len(own)) * work.seconds for own, work in zip(sharing, works, strict=True)]
+    if (shared := _share(alone, sharing)) != [ceil(count / work.replicas) * work.seconds for work in works]:
+        seconds = max(seconds, max(shared) + max(once) + tied)
     slowest = max(busy, key=lambda name: busy[name])
     binds = slowest if busy[slowest] > 0.7 * seconds else "updates" if max(once) > 0.5 * seconds else "trips"
     return Candidate(
@@ -108,26 +112,43 @@ def _hop(problem: Problem, costs: Costs, parts: Sequence[Part], place: int) -> H
     return Hop(*lines, float(costs.there[other.begin]), back_size)
 
 
+def _find_sharing(problem: Problem, parts: Sequence[Part]) -> list[list[list[int]]]:
+    """Of each stage, for each of its workers, the stages that this one runs."""
+    workers = problem.workers_of(parts)
+    runs: dict[tuple[int, int], list[int]] = {}
+    for place, own in enumerate(workers):
+        for worker in own:
+            runs.setdefault(worker, []).append(place)
+    return [[runs[worker] for worker in own] for own in workers]
+
+
+def _share(values: Sequence[float], sharing: Sequence[Sequence[Sequence[int]]]) -> list[float]:
+    """Of each stage, the sum of what the stages of one of its workers have, the most of them."""
+    return [max(sum(values[place] for place in places) for places in own) for own in sharing]
+
+
 def _fit_in_memory(
-    problem: Problem, shape: Shape, costs: Costs, own: tuple[int, ...]
+    problem: Problem, shape: Shape, costs: Costs, own: tuple[int, ...], sharing: Sequence[Sequence[Sequence[int]]]
 ) -> tuple[int | None, list[float]] | Excess:
     """The limit that memory sets on what is in flight, or none where what the schedule asks for fits."""
     last = len(shape.parts) - 1
 
-    def needed(place: int, limit: int) -> float:
-        part = shape.parts[place]
-        each = -(-limit // part.replicas)
-        return costs.part_bytes(part, 1 if place == last else max(1, each))
+    def list_needed(limits: Iterable[int]) -> list[float]:
+        found = []
+        for place, (part, limit) in enumerate(zip(shape.parts, limits, strict=True)):
+            each = -(-limit // min(part.replicas, problem.sites[part.site].workers))
+            found.append(costs.part_bytes(part, 1 if place == last else max(1, each)))
+        return _share(found, sharing)
 
     allowed = [problem.sites[part.site].memory for part in shape.parts]
-    memory = [needed(place, limit) for place, limit in enumerate(own)]
+    memory = list_needed(own)
     if all(has >= needs for has, needs in zip(allowed, memory, strict=True)):
         return None, memory
     for limit in range(max(own) - 1, 0, -1):
-        memory = [needed(place, limit * shape.parts[place].replicas) for place in range(last + 1)]
+        memory = list_needed(limit * part.replicas for part in shape.parts)
         if all(has >= needs for has, needs in zip(allowed, memory, strict=True)):
             return limit, memory
-    least = [needed(place, 1) for place in range(last + 1)]
+    least = list_needed([1] * (last + 1))
     place = max(range(last + 1), key=lambda n: least[n] / allowed[n] if allowed[n] else 0.0)
     part = shape.parts[place]
     return Excess(problem.sites[part.site].name, least[place], allowed[place], part.begin, part.end)

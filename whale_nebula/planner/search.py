@@ -27,6 +27,7 @@ import numpy as np
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import Array, Candidate, Chain, Excess, Part, Problem, Shape, Site
 from whale_nebula.planner.score import score
+from whale_nebula.planner.written import follow_written, group_written
 
 SCORED = 48
 """So many candidates are given to the simulator; and of each number of micro-batches the best `FEW`."""
@@ -69,16 +70,21 @@ def search(problem: Problem, most: int = 8, *, relaxed: bool = True) -> Found:
 
 
 def _find_excess(problem: Problem) -> Excess | None:
-    """Where nothing fits: what the plan lacks that fits with the least more memory, among powers of two."""
-    for factor in (2.0**power for power in range(1, 21)):
-        sites = tuple(replace(site, memory=site.memory * factor) for site in problem.sites)
+    """Where nothing fits: what the plan lacks that fits with about the least more memory."""
+    low, high, closest = 1.0, 2.0, None
+    while high < 2.0**20 and (closest is None or high - low > 0.1 * low):
+        sites = tuple(replace(site, memory=site.memory * high) for site in problem.sites)
         found = search(replace(problem, sites=sites), 1, relaxed=False).candidates
         if found:
-            needs = zip(found[0].parts, found[0].memory, strict=True)
-            part, needed = max(needs, key=lambda each: each[1] / problem.sites[each[0].site].memory)
-            site = problem.sites[part.site]
-            return Excess(site.name, needed, site.memory, part.begin, part.end)
-    return None
+            closest, high = found[0], (low + high) / 2
+        else:
+            low, high = high, 2 * high if closest is None else high + (high - low) / 2
+    if closest is None:
+        return None
+    needs = zip(closest.parts, closest.memory, strict=True)
+    part, needed = max(needs, key=lambda each: each[1] / problem.sites[each[0].site].memory)
+    site = problem.sites[part.site]
+    return Excess(site.name, needed, site.memory, part.begin, part.end)
 
 
 def _recomputes(problem: Problem) -> Sequence[bool]:
@@ -98,7 +104,8 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
     chain = problem.chain
     starts: Sequence[int] = [0, *(cut for cut in range(1, len(chain)) if chain.cuttable[cut])]
     if len(starts) > WIDEST:
-        starts = _spread(problem, starts)
+        edges = {edge for each in problem.fixed for edge in (each.begin, each.end)}
+        starts = sorted({*_spread(problem, starts), *edges.intersection(starts)})
     ends = [*starts, len(chain)]
     if len(starts) == len(chain):
         return problem, ends
@@ -115,7 +122,7 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
         replace(site, forward=add(site.forward), backward=add(site.backward), update=add(site.update))
         for site in problem.sites
     )
-    return replace(problem, chain=grouped, sites=sites), ends
+    return replace(problem, chain=grouped, sites=sites, fixed=group_written(problem, ends)), ends
 
 
 def _spread(problem: Problem, starts: Sequence[int]) -> Sequence[int]:
@@ -147,6 +154,8 @@ def list_orders(problem: Problem) -> list[Order]:
     """
     sites = range(len(problem.sites))
     kinds = _kinds(problem)
+    if written := follow_written(problem):
+        return written
     if len(sites) > ALL_ORDERS:
         firsts = [site for site in sites if kinds[site] == site]
         found = {_follow(problem, first, fast) for first in firsts for fast in (False, True)}
@@ -169,16 +178,12 @@ def _kinds(problem: Problem) -> list[int]:
 
     def alike(a: int, b: int) -> bool:
         one, other = sites[a], sites[b]
-        same = (one.workers, one.memory, one.call, one.inside) == (
-            other.workers,
-            other.memory,
-            other.call,
-            other.inside,
-        )
+        same = all(getattr(one, name) == getattr(other, name) for name in ("workers", "memory", "call", "inside"))
         pairs = ((one.forward, other.forward), (one.backward, other.backward), (one.update, other.update))
         rest = [site for site in range(count) if site not in (a, b)]
         return (
             same
+            and all(each.admits(a) == each.admits(b) for each in problem.fixed)
             and all(np.array_equal(x, y) for x, y in pairs)
             and problem.line(a, b) == problem.line(b, a)
             and all(problem.line(a, c) == problem.line(b, c) and problem.line(c, a) == problem.line(c, b) for c in rest)
@@ -270,19 +275,21 @@ class _Search:
     def run(self, orders: Sequence[Order]) -> None:
         """Try all orders, and all numbers in flight where memory is short."""
         sites = range(len(self.problem.sites))
+        self.copies = {d: self.costs.copies(d) for site in sites for d in self._replicas(site)}
+        self.open = [self.costs.open_at(site) for site in sites]
         self.times = [self.costs.seconds(site) for site in sites]
         self.trips = {(a, b): self._trip(a, b) for a in sites for b in sites}
         self.once = [self._once(site) for site in sites]
         memory = self.costs.bytes(1)
         for limit in self._limits():
-            held = {d: self.costs.bytes(math.ceil(limit / d)) for site in sites for d in self._replicas(site)}
+            held = {d: self.costs.bytes(np.ceil(limit / copies)) for d, copies in self.copies.items()}
             self._extend(orders, limit, held, memory)
 
     def _replicas(self, site: int) -> list[int]:
         """Numbers of replicas that are tried: each of a few, else powers of two and all."""
         workers, asked = self.problem.sites[site].workers, self.problem.options.replica
         if asked is not None:
-            return [min(asked, workers)]
+            return [asked]
         most = min(workers, self.costs.micro_batches)
         if most <= 4:
             return list(range(1, most + 1))
@@ -301,7 +308,7 @@ class _Search:
         """By number of replicas, the seconds of what a stage does once a step: its update, and the sum of gradients."""
         updates = self.costs.updates[site]
         update = updates[None, :] - updates[:, None]
-        return {d: update + self.costs.reduction(site, d) for d in self._replicas(site)}
+        return {d: update + self.costs.reduction(site, self.copies[d]) for d in self._replicas(site)}
 
     def _trip(self, source: int, destination: int) -> tuple[Array, Array]:
         """At each cut the seconds that a micro-batch is on its way, there and back, and that it holds the line."""
@@ -335,16 +342,16 @@ class _Search:
         self, site: int, step: Array, single: Array, limit: int, held: Mapping[int, Array], last: Array | None
     ) -> _Node:
         """Put stages of one site before what is known; where nothing comes after it, the `last` one holds little."""
-        allowed, workers = self.problem.sites[site].memory, self.problem.sites[site].workers
+        allowed, room, may = self.problem.sites[site].memory, self.problem.room(site), self.open[site]
         times, count, cuts = self.times[site], self.costs.micro_batches, len(step)
         trip, holds = self.trips[site, site]
         places = np.arange(cuts)
         best = _Node(np.full(cuts, math.inf), np.full(cuts, 1e30), np.full(cuts, -1), [], [])
         for replicas, once in self.once[site].items():
-            fits = self.costs.upper & (held[replicas] <= allowed)
-            own = np.where(fits, math.ceil(count / replicas) * times + once, math.inf)
+            turns = np.ceil(count / self.copies[replicas])
+            own = np.where(may & (held[replicas] <= allowed), turns * times + once, math.inf)
             after, way = step, single
-            depth = min(max(1, workers // replicas), DEEPEST)
+            depth = min(max(1, room // replicas), DEEPEST)
             for number in range(1, depth + 1):
                 if number > 1:
                     way = way + trip
@@ -353,8 +360,8 @@ class _Search:
                 if limit < count:
                     ways = np.maximum(ways, (count / limit) * (times + way[None, :]))
                 if number == 1 and last is not None:
-                    closing = last[:, -1] <= allowed
-                    whole = np.where(closing, math.ceil(count / replicas) * times[:, -1] + once[:, -1], math.inf)
+                    closing = may[:, -1] & (last[:, -1] <= allowed)
+                    whole = np.where(closing, turns[:, -1] * times[:, -1] + once[:, -1], math.inf)
                     ways[:, -1] = np.where(places < cuts - 1, whole, math.inf)
                 goes = np.argmin(ways, axis=1)
                 after, way = ways[places, goes], times[places, goes] + way[goes]
@@ -377,7 +384,7 @@ class _Search:
             replicas, stages = node.choices[choice]
             for number in range(stages):
                 end = int(node.goes[choice - number][begin])
-                parts.append(Part(site, begin, end, replicas))
+                parts.append(Part(site, begin, end, int(self.copies[replicas][begin, end])))
                 begin = end
         return Shape(tuple(parts), self.costs.micro_batches, self.costs.recompute)
 
@@ -400,7 +407,7 @@ class _Ranking:
     def rank(self, shapes: Sequence[Shape], most: int) -> Found:
         """Score the shapes, improve the best ones, and sort."""
         for shape in shapes:
-            self.score(self._in_order(shape))
+            self.score(self._in_order(shape if self.problem.keeps(shape) else self.problem.with_fewest(shape)))
         for best in self._fitting(False)[:4]:
             self._improve(best, False)
         for each in self._fitting(False)[:SCORED]:
@@ -444,7 +451,7 @@ class _Ranking:
     def _improve(self, best: Candidate, simulated: bool) -> None:
         """Take the best neighbour as long as one is better."""
         for _ in range(24):
-            near = [s for s in self._neighbours(best) if not simulated or self._affords(s)]
+            near = [s for s in self._neighbours(best) if self.problem.keeps(s) and (not simulated or self._affords(s))]
             found = [self.score(shape, simulated) for shape in near]
             better = [e for e in found if isinstance(e, Candidate) and e.seconds < best.seconds * 0.9999]
             if not better:
@@ -472,7 +479,7 @@ class _Ranking:
                 if after[0].site == part.site:
                     yield replace(shape, parts=(*before, replace(part, end=after[0].end), *after[1:]))
             if self.problem.options.replica is None:
-                more = part.replicas + 1 if free and part.replicas < shape.micro_batches else part.replicas
+                more = part.replicas + 1 if free > 0 and part.replicas < shape.micro_batches else part.replicas
                 for replicas in sorted({more, max(part.replicas - 1, 1)} - {part.replicas}):
                     yield replace(shape, parts=(*before, replace(part, replicas=replicas), *after))
             if free >= part.replicas and inside:

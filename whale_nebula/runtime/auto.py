@@ -9,18 +9,21 @@ from dataclasses import replace
 from typing import Any
 
 from whale_nebula.capture.step import Captured, Signature, capture
-from whale_nebula.errors import CaptureError, NebulaError, PlanError
+from whale_nebula.errors import CaptureError, NebulaError, OptionError, PlanError
 from whale_nebula.hardware import Clusters
+from whale_nebula.ir.assignment import Constraints
 from whale_nebula.ir.program import Stage
 from whale_nebula.passes.pipeline import run_passes
 from whale_nebula.planner.chain import Layers, layers_of
-from whale_nebula.planner.decision import Decision, describe_excess
+from whale_nebula.planner.decision import Decision, Unplanned, describe_excess
 from whale_nebula.planner.problem import Options
 from whale_nebula.planner.search import search
 from whale_nebula.planner.sites import grounds_of, problem_of
+from whale_nebula.planner.written import fix_stages
 from whale_nebula.runtime.clusters import complete, config_of, told_by_config
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.engine import prepare_compilation
+from whale_nebula.schedule.schedules import DEFAULT
 from whale_nebula.scopes import public
 from whale_nebula.scopes.auto import Limits
 
@@ -44,13 +47,18 @@ def capture_planned(
 
     `tensors` are its first batch, if there is one; `options` are those of `capture`.
     """
-    run = current_run()
+    run, said = current_run(), first.constraints
+    if said.unplanned:
+        return replace(first, decision=Unplanned(str(limits.site), said.unplanned))
     decision = _find_decision(run, first)
     if decision is not None:
         return _with_stages(first, decision, limits, call, layout, options)
+    _check_said(said, limits, run)
     made = _decide(name, first, _shapes(layout, tensors), limits, run)
     if made is None:  # nothing that could be given to stages: one cluster runs all of it
-        stage = Stage("stage0", _clusters(limits, run).names[0], str(limits.site))
+        if first.program.stages[0].where:
+            return first
+        stage = Stage("stage0", _clusters(limits, said, run).names[0], str(limits.site))
         return replace(first, program=replace(first.program, stages=(stage,)))
     decision, clusters = made
     try:
@@ -97,18 +105,37 @@ def _decide(
 ) -> tuple[Decision, Clusters] | None:
     """Search for a plan among clusters; None where the step has nothing that could be given to stages."""
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
-    clusters, rows = _agree(name, _clusters(limits, run), rows, run)
+    said = captured.constraints
+    clusters, rows = _agree(name, _clusters(limits, said, run), rows, run)
     layers = layers_of(captured.program, rows, _with_rows(captured, shapes, rows))
     if layers is None:
         return None
-    options, reasons = Options(limits.micro_batch, limits.replica, limits.recompute), []
+    options = Options(
+        said.micro_batch or limits.micro_batch, said.replicas or limits.replica,
+        said.pipeline.recompute or limits.recompute,
+    )  # fmt: skip
+    if said.pipeline.schedule != DEFAULT:
+        options = replace(options, schedules=(said.pipeline.schedule,))
     if limits.memory is not None:
         options = replace(options, memory=float(limits.memory))
+    reasons = [f"scopes say what holds: {'; '.join(words)}"] if (words := said.words()) else []
     whole = _why_whole(captured, layers)
-    if limits.micro_batch is None and whole:
-        options, reasons = replace(options, micro_batch=1), [f"the batch stays whole: {whole}"]
-    decision = _search(layers, clusters, options, limits, tuple(reasons))
+    if options.micro_batch is None and whole:
+        options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
+    decision = _search(layers, clusters, options, limits, tuple(reasons), said)
     return replace(decision, handles=_handles(captured)), clusters
+
+
+def _check_said(said: Constraints, limits: Limits, run: Run) -> None:
+    """Refuse scopes and limits that cannot both hold, and clusters that the config does not name."""
+    run.check_named({name: each.said for each in said.stages for name in each.clusters})
+    if limits.compress is not None and (said.stages or said.clusters):
+        raise OptionError(
+            f"nb.auto_parallel(compress={limits.compress!r}) meets scopes, the first is {said.words()[0]}",
+            where=str(limits.site),
+            why="in a script with scopes nb.compress says what crosses smaller",
+            mend="nb.compress(...) inside nb.cluster, around what crosses, and no compress= here",
+        )
 
 
 def _why_whole(captured: Captured, layers: Layers) -> str:
@@ -124,23 +151,26 @@ def _why_whole(captured: Captured, layers: Layers) -> str:
     return ""
 
 
-def _search(layers: Layers, clusters: Clusters, options: Options, limits: Limits, reasons: tuple[str, ...]) -> Decision:
-    problem = problem_of(layers, clusters, options)
+def _search(
+    layers: Layers, clusters: Clusters, options: Options, limits: Limits, reasons: tuple[str, ...], said: Constraints
+) -> Decision:
+    problem = fix_stages(problem_of(layers, clusters, options), layers, said)
     found = search(problem)
     if not found.candidates:
-        what, why, mend = (
-            ("no plan was found", "", "") if found.excess is None else describe_excess(found.excess, layers)
-        )
+        what, why, mend = describe_excess(found.excess, problem)
         raise PlanError(what, where=str(limits.site), why=why, mend=mend)
-    return Decision(layers, problem, found.candidates, grounds_of(layers, clusters), str(limits.site), reasons)
+    grounds = grounds_of(layers, clusters)
+    return Decision(layers, problem, found.candidates, grounds, str(limits.site), reasons, said=said)
 
 
 def _without_micro_batches(before: Decision, clusters: Clusters, limits: Limits, refused: NebulaError) -> Decision:
     """Decide again where the passes have refused what was chosen: with the whole batch, or for one worker."""
-    if limits.micro_batch is not None or before.chosen.shape.micro_batches == 1:
+    asked = limits.micro_batch or before.said.micro_batch
+    if asked or before.chosen.shape.micro_batches == before.problem.counts[0]:
         raise refused
     reasons = (*before.reasons, f"the batch stays whole: {refused.what}")
-    found = _search(before.layers, clusters, replace(before.problem.options, micro_batch=1), limits, reasons)
+    options = replace(before.problem.options, micro_batch=1)
+    found = _search(before.layers, clusters, options, limits, reasons, before.said)
     return replace(found, handles=before.handles)
 
 
@@ -173,9 +203,14 @@ def _compress_crossings(limits: Limits) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------- clusters
-def _clusters(limits: Limits, run: Run) -> Clusters:
-    """The clusters that may take part, by what the config says."""
-    return told_by_config(run, limits.clusters)
+def _clusters(limits: Limits, said: Constraints, run: Run) -> Clusters:
+    """The clusters that may take part, by what the config says; without one, also those that scopes name."""
+    names = list(limits.clusters or run.here().clusters)
+    if limits.clusters is None and run.alone and not run.config.clusters:
+        named = [*said.clusters, *(name for each in said.stages for name in each.clusters)]
+        names = list(dict.fromkeys([*(named or names), *run.clusters]))
+    chosen = [name for name in names if name in said.clusters] if said.clusters else names
+    return told_by_config(run, chosen or names)
 
 
 def _agree(name: str, told: Clusters, rows: int, run: Run) -> tuple[Clusters, int]:
