@@ -43,13 +43,13 @@ class Decision:
     @property
     def uncut(self) -> bool:
         """Whether one device does all of it at once."""
-        shape = self.chosen.shape
-        return (
-            not self.problem.fixed
-            and len(shape.parts) == 1
-            and shape.parts[0].replicas == 1
-            and shape.micro_batches == 1
-        )
+        shape, free = self.chosen.shape, not self.problem.fixed
+        return free and sum(part.seats for part in shape.parts) == 1 and shape.micro_batches == 1
+
+    @property
+    def splits(self) -> bool:
+        """Whether a stage has its variables in pieces."""
+        return any(part.shards > 1 for part in self.chosen.parts)
 
     @cached_property
     def assignment(self) -> Assignment:
@@ -61,7 +61,7 @@ class Decision:
                 for path, reader in self.layers.variables[block]:
                     found.setdefault(path, {})[reader] = name
         stages = tuple(
-            Stage(name, self.problem.sites[part.site].name, self.where, replicas=part.replicas, first=first)
+            Stage(name, self.problem.sites[part.site].name, self.where, part.replicas, (), part.shards, first=first)
             for part, name, first in zip(self.chosen.parts, names, seats, strict=True)
         )
         shape = self.chosen.shape

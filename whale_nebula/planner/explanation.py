@@ -63,8 +63,10 @@ def _clusters_and_layers(problem: Problem, parts: Sequence[Part]) -> Iterator[tu
         own = list(group)
         first, last = labels[own[0].begin], labels[own[-1].end - 1]
         replicas = {part.replicas for part in own}
+        pieces = max(part.shards for part in own)
         copies = f" of {max(replicas)} replicas" if max(replicas) > 1 else ""
         stages = f" in {len(own)} stages{copies}" if len(own) > 1 else f" in {max(replicas)} replicas" * bool(copies)
+        stages += f" split over {pieces} workers" * (pieces > 1)
         yield problem.sites[site].name, (first if first == last else f"{first} to {last}") + stages
 
 
@@ -246,7 +248,8 @@ def describe_parts(problem: Problem, parts: Sequence[Part]) -> str:
     labels, said = short_names(problem.chain.names), []
     for part, name in zip(parts, stage_names(problem, parts), strict=True):
         begins = f" from {labels[part.begin]}" if part.begin else ""
-        said.append(f"{name}{f' x {part.replicas}' * (part.replicas > 1)}{begins}")
+        taken = f" x {part.replicas}" * (part.replicas > 1) + f" split {part.shards}" * (part.shards > 1)
+        said.append(f"{name}{taken}{begins}")
     return " | ".join(said)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,13 @@ class Site:
     call: float = 0.0
     memory: float = math.inf
     inside: Wire = Wire()
+
+
+class Way(NamedTuple):
+    """How a stage takes its workers: as copies, or with its variables in pieces."""
+
+    replicas: int = 1
+    shards: int = 1
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,8 @@ class Fixed:
 @dataclass(frozen=True)
 class Options:
     """What the user has decided; None leaves it to the search. At most so many micro-batches are tried, and no worker
-    may need more than `memory`.
+    may need more than `memory`. With `split` stages of several workers have their variables in pieces, and are not
+    copied; left open, that is tried where memory is short or gradients of copies take long to be summed.
     """
 
     micro_batch: int | None = None
@@ -110,6 +119,7 @@ class Options:
     schedules: tuple[str, ...] = ("eager-1f1b",)
     most: int = 64
     memory: float = math.inf
+    split: bool | None = False
 
 
 @dataclass(frozen=True)
@@ -172,7 +182,7 @@ class Problem:
             return True
         used = [0] * len(self.sites)
         for part in shape.parts:
-            used[part.site] += part.replicas
+            used[part.site] += part.seats
             for each in self.inside(part)[:2]:
                 whole = part.begin <= each.begin and each.end <= part.end and each.admits(part.site)
                 if len(self.inside(part)) > 1 or not whole or each.replicas not in (None, part.replicas):
@@ -186,7 +196,7 @@ class Problem:
         parts = []
         for part in shape.parts:
             asked = [each.replicas for each in self.inside(part) if each.replicas is not None]
-            parts.append(replace(part, replicas=asked[0] if asked else self.options.replica or 1))
+            parts.append(replace(part, replicas=asked[0] if asked else self.options.replica or 1, shards=1))
         return replace(shape, parts=tuple(parts))
 
     def seat_parts(self, parts: Sequence[Part]) -> list[int]:
@@ -196,9 +206,9 @@ class Problem:
         used, found = [0] * len(self.sites), []
         for part in parts:
             first = used[part.site]
-            if first + part.replicas > self.sites[part.site].workers:
+            if first + part.seats > self.sites[part.site].workers:
                 first = 0
-            used[part.site] = first + part.replicas
+            used[part.site] = first + part.seats
             found.append(first)
         return found
 
@@ -206,19 +216,27 @@ class Problem:
         """The workers of each stage, each once: their site and their number in it."""
         found = []
         for part, first in zip(parts, self.seat_parts(parts), strict=True):
-            hosts = min(part.replicas, self.sites[part.site].workers)
+            hosts = min(part.seats, self.sites[part.site].workers)
             found.append([(part.site, first + number) for number in range(hosts)])
         return found
 
 
 @dataclass(frozen=True)
 class Part:
-    """A stage of a candidate: blocks from `begin` to `end` on so many `replicas`, each a worker of a site."""
+    """A stage of a candidate: blocks from `begin` to `end` on so many `replicas`, each a worker of a site, or so many
+    workers as there are `shards` of its variables.
+    """
 
     site: int
     begin: int
     end: int
     replicas: int = 1
+    shards: int = 1
+
+    @property
+    def seats(self) -> int:
+        """How many workers it takes."""
+        return self.replicas * self.shards
 
 
 @dataclass(frozen=True)

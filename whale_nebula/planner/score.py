@@ -49,7 +49,10 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
     else:
         busy = {f"stage {place}": ceil(count / w.replicas) * w.seconds for place, w in enumerate(works)}
         seconds = _estimate(works, hops, count, in_flight, once) + tied
-    alone = [ceil(count / len(own)) * work.seconds for own, work in zip(sharing, works, strict=True)]
+    alone = [
+        ceil(count * part.shards / len(own)) * work.seconds
+        for part, own, work in zip(parts, sharing, works, strict=True)
+    ]
     if (shared := _share(alone, sharing)) != [ceil(count / work.replicas) * work.seconds for work in works]:
         seconds = max(seconds, max(shared) + max(once) + tied)
     slowest = max(busy, key=lambda name: busy[name])

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from whale_nebula.planner.costs import Costs
-from whale_nebula.planner.problem import Array, Candidate, Chain, Excess, Part, Problem, Shape, Site
+from whale_nebula.planner.costs import DEEPEST, Costs
+from whale_nebula.planner.problem import Array, Candidate, Chain, Excess, Part, Problem, Shape, Site, Way
 from whale_nebula.planner.score import score
 from whale_nebula.planner.written import follow_written, group_written
 
@@ -39,8 +39,6 @@ WIDEST = 72
 """A longer chain is searched in so many groups of blocks first, or in some more where memory is short."""
 ALL_ORDERS = 4
 """Up to so many clusters all orders of each subset are tried."""
-DEEPEST = 24
-"""So many stages are tried within one cluster."""
 FAR = 8
 """Of more stages than this, cuts are moved only around those that take longest."""
 
@@ -92,7 +90,7 @@ def _recomputes(problem: Problem) -> Sequence[bool]:
     asked = problem.options.recompute
     if asked is not None:
         return (asked,)
-    everything = float(Costs(problem, 1).bytes(problem.rows)[0, -1])
+    everything = Costs(problem, 1).whole_bytes(problem.rows)
     return (False, True) if any(site.memory < everything for site in problem.sites) else (False,)
 
 
@@ -144,6 +142,7 @@ def _ungroup(shape: Shape, cuts: Sequence[int]) -> Shape:
 
 # ---------------------------------------------------------------------- orders of clusters
 Order = tuple[int, ...]
+_ByWay = Mapping[Way, Array]
 
 
 def list_orders(problem: Problem) -> list[Order]:
@@ -261,7 +260,7 @@ class _Node:
     single: Array
     took: np.ndarray
     goes: list[np.ndarray]
-    choices: list[tuple[int, int]]
+    choices: list[tuple[Way, int]]
 
 
 @dataclass
@@ -275,40 +274,32 @@ class _Search:
     def run(self, orders: Sequence[Order]) -> None:
         """Try all orders, and all numbers in flight where memory is short."""
         sites = range(len(self.problem.sites))
-        self.copies = {d: self.costs.copies(d) for site in sites for d in self._replicas(site)}
+        self.copies = {way: self.costs.copies(way.replicas) for site in sites for way in self.costs.list_ways(site)}
         self.open = [self.costs.open_at(site) for site in sites]
-        self.times = [self.costs.seconds(site) for site in sites]
+        self.times = [
+            {way: self.costs.seconds(site, way.shards) for way in self.costs.list_ways(site)} for site in sites
+        ]
         self.trips = {(a, b): self._trip(a, b) for a in sites for b in sites}
         self.once = [self._once(site) for site in sites]
-        memory = self.costs.bytes(1)
+        memory = {way: self.costs.bytes(1, way.shards) for way in self.copies}
         for limit in self._limits():
-            held = {d: self.costs.bytes(np.ceil(limit / copies)) for d, copies in self.copies.items()}
+            held = {way: self.costs.bytes(np.ceil(limit / n), way.shards) for way, n in self.copies.items()}
             self._extend(orders, limit, held, memory)
-
-    def _replicas(self, site: int) -> list[int]:
-        """Numbers of replicas that are tried: each of a few, else powers of two and all."""
-        workers, asked = self.problem.sites[site].workers, self.problem.options.replica
-        if asked is not None:
-            return [asked]
-        most = min(workers, self.costs.micro_batches)
-        if most <= 4:
-            return list(range(1, most + 1))
-        powers = {2**power for power in range(most.bit_length()) if 2**power <= most} | {most}
-        return sorted(d for d in powers if d * DEEPEST * 2 >= workers)
 
     def _limits(self) -> list[int]:
         """Numbers in flight that memory is counted for: all, where memory is no limit."""
         count = self.costs.micro_batches
-        everything = float(self.costs.bytes(count)[0, -1])
+        everything = self.costs.whole_bytes(count)
         if all(everything <= site.memory for site in self.problem.sites):
             return [count]
         return sorted({min(limit, count) for limit in (1, 2, 4, 8, count)})
 
-    def _once(self, site: int) -> dict[int, Array]:
+    def _once(self, site: int) -> dict[Way, Array]:
         """By number of replicas, the seconds of what a stage does once a step: its update, and the sum of gradients."""
         updates = self.costs.updates[site]
         update = updates[None, :] - updates[:, None]
-        return {d: update + self.costs.reduction(site, self.copies[d]) for d in self._replicas(site)}
+        sums = {way: self.costs.reduction(site, self.copies[way]) for way in self.costs.list_ways(site)}
+        return {way: (update + added) / way.shards for way, added in sums.items()}
 
     def _trip(self, source: int, destination: int) -> tuple[Array, Array]:
         """At each cut the seconds that a micro-batch is on its way, there and back, and that it holds the line."""
@@ -319,7 +310,7 @@ class _Search:
             trip = trip + self.problem.chain.tied / min(there.rate, back.rate)
         return trip, np.maximum(*held)
 
-    def _extend(self, orders: Sequence[Order], limit: int, held: Mapping[int, Array], last: Array) -> None:
+    def _extend(self, orders: Sequence[Order], limit: int, held: _ByWay, last: _ByWay) -> None:
         """Add clusters from the end of each order on; orders that end alike share that end."""
         cuts, count = len(self.problem.chain) + 1, self.costs.micro_batches
         known: dict[Order, _Node] = {}
@@ -338,20 +329,19 @@ class _Search:
             if seconds < self.pool.worst:
                 self.pool.add(seconds, self._trace(order, known))
 
-    def _stages(
-        self, site: int, step: Array, single: Array, limit: int, held: Mapping[int, Array], last: Array | None
-    ) -> _Node:
+    def _stages(self, site: int, step: Array, single: Array, limit: int, held: _ByWay, last: _ByWay | None) -> _Node:
         """Put stages of one site before what is known; where nothing comes after it, the `last` one holds little."""
-        allowed, room, may = self.problem.sites[site].memory, self.problem.room(site), self.open[site]
-        times, count, cuts = self.times[site], self.costs.micro_batches, len(step)
+        allowed, room = self.problem.sites[site].memory, self.problem.room(site)
+        count, cuts = self.costs.micro_batches, len(step)
         trip, holds = self.trips[site, site]
         places = np.arange(cuts)
         best = _Node(np.full(cuts, math.inf), np.full(cuts, 1e30), np.full(cuts, -1), [], [])
-        for replicas, once in self.once[site].items():
-            turns = np.ceil(count / self.copies[replicas])
-            own = np.where(may & (held[replicas] <= allowed), turns * times + once, math.inf)
+        for how, once in self.once[site].items():
+            times, turns = self.times[site][how], np.ceil(count / self.copies[how])
+            may = self.open[site] & ((self.copies[how] == 1) | (how.shards == 1))
+            own = np.where(may & (held[how] <= allowed), turns * times + once, math.inf)
             after, way = step, single
-            depth = min(max(1, room // replicas), DEEPEST)
+            depth = min(max(1, room // (how.replicas * how.shards)), DEEPEST)
             for number in range(1, depth + 1):
                 if number > 1:
                     way = way + trip
@@ -360,7 +350,7 @@ class _Search:
                 if limit < count:
                     ways = np.maximum(ways, (count / limit) * (times + way[None, :]))
                 if number == 1 and last is not None:
-                    closing = may[:, -1] & (last[:, -1] <= allowed)
+                    closing = may[:, -1] & (last[how][:, -1] <= allowed)
                     whole = np.where(closing, turns[:, -1] * times[:, -1] + once[:, -1], math.inf)
                     ways[:, -1] = np.where(places < cuts - 1, whole, math.inf)
                 goes = np.argmin(ways, axis=1)
@@ -371,7 +361,7 @@ class _Search:
                 best.took[better] = len(best.choices)
                 best.step, best.single = np.where(better, after, best.step), np.where(better, way, best.single)
                 best.goes.append(goes)
-                best.choices.append((replicas, number))
+                best.choices.append((how, number))
         return best
 
     def _trace(self, order: Order, known: Mapping[Order, _Node]) -> Shape:
@@ -381,10 +371,10 @@ class _Search:
         for place, site in enumerate(order):
             node = known[order[place:]]
             choice = int(node.took[begin])
-            replicas, stages = node.choices[choice]
+            how, stages = node.choices[choice]
             for number in range(stages):
                 end = int(node.goes[choice - number][begin])
-                parts.append(Part(site, begin, end, int(self.copies[replicas][begin, end])))
+                parts.append(Part(site, begin, end, int(self.copies[how][begin, end]), how.shards))
                 begin = end
         return Shape(tuple(parts), self.costs.micro_batches, self.costs.recompute)
 
@@ -466,7 +456,7 @@ class _Ranking:
         near = {place + step for place in slowest[:2] for step in (-1, 0, 1)} if len(parts) > FAR else range(len(parts))
         used = Counter[int]()
         for part in parts:
-            used[part.site] += part.replicas
+            used[part.site] += part.seats
         for place in sorted(place for place in near if 0 <= place < len(parts)):
             part, before, after = parts[place], parts[:place], parts[place + 1 :]
             free = self.problem.sites[part.site].workers - used[part.site]
@@ -478,11 +468,11 @@ class _Ranking:
                     yield replace(shape, parts=(*before, *moved, *after[1:]))
                 if after[0].site == part.site:
                     yield replace(shape, parts=(*before, replace(part, end=after[0].end), *after[1:]))
-            if self.problem.options.replica is None:
+            if self.problem.options.replica is None and part.shards == 1:
                 more = part.replicas + 1 if free > 0 and part.replicas < shape.micro_batches else part.replicas
                 for replicas in sorted({more, max(part.replicas - 1, 1)} - {part.replicas}):
                     yield replace(shape, parts=(*before, replace(part, replicas=replicas), *after))
-            if free >= part.replicas and inside:
+            if free >= part.seats and inside:
                 halves = replace(part, end=inside[len(inside) // 2]), replace(part, begin=inside[len(inside) // 2])
                 yield replace(shape, parts=(*before, *halves, *after))
         counts = self.problem.counts
@@ -495,5 +485,5 @@ class _Ranking:
 def _preference(candidate: Candidate) -> tuple[float, int, int, str]:
     """Sort by seconds, what is as fast by simplicity, and the rest in the same way everywhere."""
     shape = candidate.shape
-    workers = sum(part.replicas for part in shape.parts)
+    workers = sum(part.seats for part in shape.parts)
     return float(f"{candidate.seconds:.4g}"), workers, shape.micro_batches, repr(shape)

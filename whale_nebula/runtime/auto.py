@@ -9,17 +9,22 @@ from dataclasses import replace
 from typing import Any
 
 from whale_nebula.capture.step import Captured, Signature, capture
-from whale_nebula.errors import CaptureError, NebulaError, OptionError, PlanError
+from whale_nebula.errors import CaptureError, NebulaError, NotYetError, OptionError, PlanError
+from whale_nebula.feed.rows import sizes
 from whale_nebula.hardware import Clusters
 from whale_nebula.ir.assignment import Constraints
-from whale_nebula.ir.program import Stage
+from whale_nebula.ir.cut import Cut
+from whale_nebula.ir.program import Leaf, Stage
 from whale_nebula.passes.pipeline import run_passes
+from whale_nebula.plan.splits import Crossed, list_collectives
 from whale_nebula.planner.chain import Layers, layers_of
+from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.decision import Decision, Unplanned, describe_excess
 from whale_nebula.planner.problem import Options
 from whale_nebula.planner.search import search
 from whale_nebula.planner.sites import grounds_of, problem_of
 from whale_nebula.planner.written import fix_stages
+from whale_nebula.report.records import size
 from whale_nebula.runtime.clusters import complete, config_of, told_by_config
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.engine import prepare_compilation
@@ -61,13 +66,17 @@ def capture_planned(
         stage = Stage("stage0", _clusters(limits, said, run).names[0], str(limits.site))
         return replace(first, program=replace(first.program, stages=(stage,)))
     decision, clusters = made
-    try:
-        found = _with_stages(first, decision, limits, call, layout, options)
-        if decision.chosen.shape.micro_batches > 1:  # the passes may refuse to cut the batch
-            run_passes(prepare_compilation(found, run))
-    except (CaptureError, PlanError) as refused:
-        decision = _without_micro_batches(decision, clusters, limits, refused)
-        found = _with_stages(first, decision, limits, call, layout, options)
+    found: Captured | None = None
+    while found is None:
+        try:
+            found = _with_stages(first, decision, limits, call, layout, options)
+            if decision.chosen.shape.micro_batches > 1 or decision.splits:  # the passes may refuse to cut
+                compiled = run_passes(prepare_compilation(found, run))
+                if decision.splits:
+                    decision = _recount(decision, compiled.known("cut"), _shapes(layout, tensors))
+                    found = replace(found, decision=decision) if decision.splits else None
+        except (CaptureError, PlanError, NotYetError) as refused:
+            found, decision = None, _decide_again(decision, clusters, limits, refused)
     run.decisions.append(decision)
     _LOG.info("%s is planned by nb.auto_parallel:\n%s", name, decision.considered[0])
     return found
@@ -107,12 +116,12 @@ def _decide(
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     said = captured.constraints
     clusters, rows = _agree(name, _clusters(limits, said, run), rows, run)
-    layers = layers_of(captured.program, rows, _with_rows(captured, shapes, rows))
+    layers = layers_of(captured.program, rows, _with_rows(captured.program.leaves, shapes, rows))
     if layers is None:
         return None
     options = Options(
         said.micro_batch or limits.micro_batch, said.replicas or limits.replica,
-        said.pipeline.recompute or limits.recompute,
+        said.pipeline.recompute or limits.recompute, split=limits.split,
     )  # fmt: skip
     if said.pipeline.schedule != DEFAULT:
         options = replace(options, schedules=(said.pipeline.schedule,))
@@ -151,6 +160,28 @@ def _why_whole(captured: Captured, layers: Layers) -> str:
     return ""
 
 
+def _recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> Decision:
+    """With the seconds of split stages by the bytes that the passes have found; with another plan, where that is faster
+    then.
+    """
+    problem, chosen = decision.problem, decision.chosen
+    rows = sizes(problem.rows, chosen.shape.micro_batches)
+    crossed = Crossed(cut, rows, _with_rows(cut.program.leaves, shapes, problem.rows))
+    sent = list_collectives(cut, crossed, len(rows))
+    more = 0.0
+    for part, stage in zip(chosen.parts, decision.assignment.stages, strict=True):
+        inside, own = problem.sites[part.site].inside, [each for each in sent if each.stage == stage.key]
+        counted = sum(each.times * (inside.seconds(each.bytes) + (part.shards - 1) * inside.delay) for each in own)
+        more += counted - Costs(problem, len(rows)).collect_seconds(part) * len(rows)
+    told = size(sum(each.times * each.bytes for each in sent))
+    reasons = (*decision.reasons, f"to have variables in pieces a worker sends {told} to others of its stage in a step")
+    first = replace(chosen, seconds=max(chosen.seconds + more, 0.0))
+    others = [each for each in decision.candidates[1:] if all(part.shards == 1 for part in each.parts)]
+    if problem.options.split is None and others and others[0].seconds < first.seconds:
+        return replace(decision, candidates=tuple(others))
+    return replace(decision, candidates=(first, *decision.candidates[1:]), reasons=reasons)
+
+
 def _search(
     layers: Layers, clusters: Clusters, options: Options, limits: Limits, reasons: tuple[str, ...], said: Constraints
 ) -> Decision:
@@ -163,13 +194,16 @@ def _search(
     return Decision(layers, problem, found.candidates, grounds, str(limits.site), reasons, said=said)
 
 
-def _without_micro_batches(before: Decision, clusters: Clusters, limits: Limits, refused: NebulaError) -> Decision:
-    """Decide again where the passes have refused what was chosen: with the whole batch, or for one worker."""
+def _decide_again(before: Decision, clusters: Clusters, limits: Limits, refused: NebulaError) -> Decision:
+    """Decide again where the passes have refused what was chosen: without splits, then with the whole batch."""
     asked = limits.micro_batch or before.said.micro_batch
-    if asked or before.chosen.shape.micro_batches == before.problem.counts[0]:
+    if before.splits and not limits.split:
+        options, why = replace(before.problem.options, split=False), "variables are not split"
+    elif not asked and before.chosen.shape.micro_batches > before.problem.counts[0]:
+        options, why = replace(before.problem.options, micro_batch=1), "the batch stays whole"
+    else:
         raise refused
-    reasons = (*before.reasons, f"the batch stays whole: {refused.what}")
-    options = replace(before.problem.options, micro_batch=1)
+    reasons = (*before.reasons, f"{why}: {refused.what}")
     found = _search(before.layers, clusters, options, limits, reasons, before.said)
     return replace(found, handles=before.handles)
 
@@ -227,6 +261,6 @@ def _agree(name: str, told: Clusters, rows: int, run: Run) -> tuple[Clusters, in
     return told, max(int(every[worker]["shared"]["rows"]) for worker in every)
 
 
-def _with_rows(captured: Captured, shapes: Sequence[tuple[int, ...]], rows: int) -> list[tuple[int, ...]]:
-    pairs = zip(shapes, captured.program.leaves, strict=True)
+def _with_rows(leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> list[tuple[int, ...]]:
+    pairs = zip(shapes, leaves, strict=True)
     return [(rows, *shape[1:]) if leaf.batched and shape else shape for shape, leaf in pairs]

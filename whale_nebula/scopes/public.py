@@ -192,7 +192,7 @@ def auto_parallel(
     memory: int | str | None = None,
     micro_batch: int | None = None,
     replica: int | None = None,
-    split: int | None = None,
+    split: bool | None = None,
     compress: Codecs = "none",
     recompute: bool | None = None,
     replan: bool = False,
@@ -221,11 +221,10 @@ def auto_parallel(
         replica=replica,
         compress=compress,
         recompute=recompute,
+        split=split,
     )
-    asked = [name for name, value in (("split", split), ("replan", replan or None)) if value is not None]
-    if asked:
-        mend = "leave it out" if asked == ["replan"] else "with nb.split(...): around the layers that are to be divided"
-        raise Missing(f"nb.auto_parallel({asked[0]}=)", mend).error(site)
+    if replan:
+        raise Missing("nb.auto_parallel(replan=)", "leave it out").error(site)
     stack = current_stack()
     if stack.recorder is not None:
         stack.recorder.statement(" ".join(["auto_parallel", *limits.words()]), stack.frames, None)

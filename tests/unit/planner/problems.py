@@ -15,9 +15,9 @@ from whale_nebula.planner.problem import Candidate, Chain, Fixed, Options, Part,
 from whale_nebula.planner.score import score
 
 
-def draw_problem(seed: int, written: bool = False) -> Problem:
+def draw_problem(seed: int, kind: str = "") -> Problem:
     """Three to five blocks, two or three clusters, unequal lines, and memory that may be short; with stages that were
-    `written`, of which little is open, or much.
+    "written", of which little is open, or much, or where variables may be "split".
     """
     draw = np.random.default_rng(seed)
     blocks, clusters = int(draw.integers(3, 6)), int(draw.integers(2, 4))
@@ -34,7 +34,9 @@ def draw_problem(seed: int, written: bool = False) -> Problem:
     }
     sites = tuple(_draw_site(draw, number, seconds) for number in range(clusters))
     problem = Problem(chain, sites, int(draw.choice([8, 16])), lines, Options(most=8))
-    return _draw_written(draw, problem) if written else problem
+    if kind == "split":
+        return replace(problem, options=Options(most=8, split=None))
+    return _draw_written(draw, problem) if kind == "written" else problem
 
 
 def _draw_written(draw: Any, problem: Problem) -> Problem:
@@ -70,15 +72,22 @@ def _shapes(problem: Problem) -> Iterator[tuple[Shape, Costs]]:
         costs = Costs(problem, count, recompute)
         for order in _orders(problem):
             ways = [
-                [(stages, d) for d in range(1, min(n, count) + 1) for stages in range(1, n // d + 1)]
-                for n in (problem.sites[site].workers for site in order)
+                [(stages, d, s) for d, s in _seats(costs, site) for stages in range(1, n // (d * s) + 1)]
+                for site, n in ((site, problem.sites[site].workers) for site in order)
             ]
             for way in itertools.product(*ways):
-                homes = [(site, d) for site, (stages, d) in zip(order, way, strict=True) for _ in range(stages)]
+                homes = [(site, d, s) for site, (stages, d, s) in zip(order, way, strict=True) for _ in range(stages)]
                 for cuts in itertools.combinations(range(1, blocks), len(homes) - 1):
                     ends = itertools.pairwise([0, *cuts, blocks])
-                    parts = (Part(site, *end, d) for (site, d), end in zip(homes, ends, strict=True))
+                    parts = (Part(site, *end, d, s) for (site, d, s), end in zip(homes, ends, strict=True))
                     yield Shape(tuple(parts), count, recompute), costs
+
+
+def _seats(costs: Costs, site: int) -> list[tuple[int, int]]:
+    """Replicas and pieces of variables that a stage may have on a cluster."""
+    workers = costs.problem.sites[site].workers
+    split = costs.problem.options.split is None and costs.split_pays(site)
+    return [(d, 1) for d in range(1, min(workers, costs.micro_batches) + 1)] + [(1, 2)] * (split and workers > 1)
 
 
 def _written_shapes(problem: Problem) -> Iterator[tuple[Shape, Costs]]:

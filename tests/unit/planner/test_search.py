@@ -12,8 +12,7 @@ from tests.unit.planner.problems import draw_problem, find_best
 from whale_nebula.planner.problem import Chain, Options, Problem, Site, Wire
 from whale_nebula.planner.search import search
 
-SEEDS = range(12)
-WRITTEN = (11, 12, 25, 30, 34, 35, 36, 38, 48, 58)
+SEEDS = {"": range(12), "written": (11, 12, 25, 30, 34, 35, 36, 38, 48, 58), "split": range(12, 18)}
 
 
 def alike(blocks: int, clusters: int, workers: int, **options: object) -> Problem:
@@ -30,9 +29,9 @@ def alike(blocks: int, clusters: int, workers: int, **options: object) -> Proble
     return Problem(chain, sites, 32, lines)
 
 
-@pytest.mark.parametrize(("seed", "written"), [*((seed, False) for seed in SEEDS), *((seed, True) for seed in WRITTEN)])
-def test_a_plan_is_as_fast_as_the_best_of_all(seed: int, written: bool) -> None:
-    problem = draw_problem(seed, written)
+@pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind, seeds in SEEDS.items() for seed in seeds])
+def test_a_plan_is_as_fast_as_the_best_of_all(kind: str, seed: int) -> None:
+    problem = draw_problem(seed, kind)
     best, found = find_best(problem), search(problem)
     assert (best is None) == (not found.candidates)
     if best is None:
