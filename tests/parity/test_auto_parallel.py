@@ -1,4 +1,5 @@
-"""Every plan that the planner proposes trains as the uncut model: scripts without a scope, and clusters of many kinds.
+"""Every plan that the planner proposes trains as the uncut model: scripts without a scope, or with some of which little
+is said, and clusters of many kinds.
 
 `make test` runs a sample of the scripts with one plan each; `--grid` all of them with several.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,13 +19,15 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.parity.cases import CASES, FAMILIES
-from tests.same import Cut, Outcome, assert_same
+from tests.same import PARITY, Cut, Outcome, assert_same
 from whale_nebula.planner.search import Found, search
 from whale_nebula.runtime import auto
 
 SAMPLE = {"zoo": 2, "keras": 24, "loops": 28}
 """Of each family, every n-th script is in the sample. Placed models say themselves what is where."""
 PLANS = 4
+SAID, DIVIDED = 12, 24
+"""Of the scripts whose scopes say little, and of those of which a stage is split, every n-th is in the sample."""
 SLOW = {
     name: {"flops": "1G", "workers": [f"{name}.example:{7000 + number}" for number in range(count)]}
     for name, count in (("c0", 1), ("c1", 2), ("c2", 1))
@@ -45,22 +48,44 @@ class Planned(Cut):
         return contextlib.nullcontext()
 
 
+@dataclass(frozen=True)
+class PartlySaid(Cut):
+    """Scopes of which little is said: a stage on any cluster, what stands in none, and a stage on the last cluster."""
+
+    @contextlib.contextmanager
+    def program(self, **options: Any) -> Iterator[None]:
+        """A pipeline without a number, and with one where the case has a number for it."""
+        with nb.cluster(), nb.pipeline(None if self.micro_batches > 1 else 1, **options):
+            yield
+
+    def at(self, third: int) -> contextlib.AbstractContextManager[Any]:
+        """One third of a model."""
+        return (nb.stage(name="first"), contextlib.nullcontext(), nb.stage(cluster="c2"))[third]
+
+
 @functools.cache
 def plain(name: str) -> Outcome:
     """The uncut run, once for all plans."""
     return CASES[name].run(Cut(0))
 
 
-def proposals(monkeypatch: pytest.MonkeyPatch, number: int) -> list[Any]:
-    """Let the planner choose one of the plans that it considers, those of several stages first; gives the choices."""
+def several_stages(candidate: Any) -> bool:
+    """Whether it has more than one."""
+    return len(candidate.parts) > 1
+
+
+def proposals(
+    monkeypatch: pytest.MonkeyPatch, number: int, wanted: Callable[[Any], bool] = several_stages
+) -> list[Any]:
+    """Let the planner choose one of the plans that it considers, those that are `wanted` first; gives the choices."""
     chosen: list[Any] = []
 
     def choose(problem: Any, most: int = 8) -> Found:
         cheap = replace(problem, sites=tuple(replace(site, call=0.0) for site in problem.sites))
         found = search(cheap, 24).candidates
         assert found, "nothing fits"
-        several = [each for each in found if len(each.parts) > 1] or list(found)
-        chosen.append(several[number % len(several)])
+        first = [each for each in found if wanted(each)] or list(found)
+        chosen.append(first[number % len(first)])
         return Found((chosen[-1], *found))
 
     monkeypatch.setattr(auto, "search", choose)
@@ -107,3 +132,43 @@ def test_a_program_that_mixes_rows_runs_with_the_whole_batch_where_the_model_tra
         assert "1 micro-batch of " in str(nb.plan(best, x))
     scores = model(x).numpy()
     np.testing.assert_allclose(found, scores[np.argsort(scores[:, 0])], rtol=1e-4, atol=1e-6)
+
+
+def partly_said() -> Iterator[Any]:
+    """A parameter for each script that can be cut into three stages."""
+    names = [f"{family} {name}" for family in SAMPLE for name in FAMILIES[family]]
+    names = [name for name in names if 3 in CASES[name].stages]
+    for place, name in enumerate(names):
+        yield pytest.param(name, place % PLANS, marks=() if place % SAID == 1 else (pytest.mark.grid,), id=name)
+
+
+@pytest.mark.parametrize(("name", "number"), list(partly_said()))
+def test_what_scopes_leave_open_is_completed(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, expected = CASES[name], plain(name)
+    nb.shutdown()
+    nb.init({"clusters": SLOW}, links="1gbit,0ms")
+    chosen = proposals(monkeypatch, number)
+    with nb.auto_parallel():
+        found = case.run(PartlySaid(3, min(max(case.micro), 2)))
+    assert {"first", "c2"} <= set(found.stages), found.stages
+    assert chosen, "nothing was planned"
+    assert_same(expected, found, case.tolerance, case.length)
+
+
+def divided() -> Iterator[Any]:
+    """A parameter for each script of whose stages one is to be split; most are of the grid."""
+    names = [f"{family} {name}" for family in ("zoo", "keras") for name in FAMILIES[family]]
+    for place, name in enumerate(names):
+        yield pytest.param(name, marks=() if place % DIVIDED == 2 else (pytest.mark.grid,), id=name)
+
+
+@pytest.mark.parametrize("name", list(divided()))
+def test_stages_whose_variables_are_split_by_the_planner(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, expected = CASES[name], plain(name)
+    nb.shutdown()
+    nb.init({"clusters": SLOW}, links="1gbit,0ms")
+    chosen = proposals(monkeypatch, 0, lambda each: any(part.shards > 1 for part in each.parts))
+    with nb.auto_parallel(split=True, micro_batch=1):
+        found = case.run(Planned(1))
+    assert any(part.shards > 1 for each in chosen for part in each.parts), "nothing is split"
+    assert_same(expected, found, case.tolerance if case.tolerance != PARITY else "sums", case.length)

@@ -1,4 +1,4 @@
-"""One line, no scopes: processes plan alike, and train what one cluster cannot hold as the uncut model."""
+"""One line, few scopes or none: processes plan alike, and train what one cluster cannot hold as the uncut model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.processes.workers.planned import MIB, lesson
 @pytest.fixture(scope="module")
 def both() -> tuple[Ended, dict[str, Any]]:
     """Two clusters that have 2 MiB each, and meanwhile one that has enough."""
-    return beside("planned", 2, "2MiB", alone=lambda: told_alone(lesson, "1GiB"))
+    return beside("planned", 2, "2MiB", alone=lambda: told_alone(lesson, "1GiB", "local"))
 
 
 def test_one_cluster_does_all_where_it_can(both: tuple[Ended, dict[str, Any]]) -> None:
@@ -29,7 +29,13 @@ def test_every_process_has_the_same_plan_of_two_clusters(both: tuple[Ended, dict
     assert found.same("memory") <= 2 * MIB
 
 
-@pytest.mark.parametrize("what", ["history", "evaluated", "predicted", "weights"])
+def test_what_scopes_say_holds_in_every_process(both: tuple[Ended, dict[str, Any]]) -> None:
+    found, alone = both
+    assert found.same("scoped").items() >= {"c1": "c1"}.items() and "first" in found.same("scoped")
+    assert alone["scoped"] == {"first": "local", "local": "local"}
+
+
+@pytest.mark.parametrize("what", ["history", "evaluated", "predicted", "weights", "scoped history"])
 def test_it_trains_as_the_uncut_model(both: tuple[Ended, dict[str, Any]], what: str) -> None:
     found, alone = both
     got, expected = (tf.nest.flatten(told) for told in (found.same(what), alone[what]))

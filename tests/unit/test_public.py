@@ -31,7 +31,7 @@ SIGNATURES = {
     "replica": "(count=None, *, sync_every=None, outer='average', mode='sync', fragments=None, delay=None, "
     "staleness=None, shard=None)",
     "stage": "(*, cluster=None, name=None)",
-    "pipeline": "(micro_batch=1, *, schedule='eager-1f1b', in_flight=None, recompute=False, coupled='error')",
+    "pipeline": "(micro_batch=None, *, schedule='eager-1f1b', in_flight=None, recompute=False, coupled='error')",
     "split": "(count=None, *, axis=-1)",
     "compress": COMPRESS,
     "auto_parallel": (

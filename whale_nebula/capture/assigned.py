@@ -8,23 +8,58 @@ from dataclasses import replace
 from typing import Any
 
 from whale_nebula.capture.scopes_met import ScopesMet
-from whale_nebula.ir.assignment import Assignment
+from whale_nebula.ir.assignment import Assignment, Constraints, Written
 from whale_nebula.ir.graph import Graph
+from whale_nebula.ir.program import Pipeline, Program
 from whale_nebula.passes.effects import is_read
 from whale_nebula.scopes.frames import Frame
 from whale_nebula.site import Site
 
 
 def adopt_stages(met: ScopesMet, given: Assignment, site: Site) -> None:
-    """Let a trace that meets no scopes have the stages that were decided, as if scopes had said so at this line."""
+    """Let a trace have the stages that were decided, as if its scopes had said all of it, or new ones at this line."""
     met.stages = {stage.key: stage for stage in given.stages}
-    met.pipeline = given.pipeline
+    met.pipeline, met.decided = given.pipeline, True
     for stage in given.stages:
+        shard = ("gradients" if stage.shared_gradients else "optimizer") if stage.shared_slots else None
+        frame = Frame("replica", {"count": stage.replicas, "shard": shard}, site)
+        met.replicas.of[stage.key] = frame
+        met.replicas.decided.add(stage.key)
         if stage.replicas > 1:
-            frame = Frame("replica", {"count": stage.replicas}, site)
             met.replicas.met.append(frame)
             met.replicas.holding.add(frame)
-            met.replicas.of[stage.key] = frame
+
+
+def list_constraints(met: ScopesMet, program: Program) -> Constraints:
+    """What the scopes that a trace has met say to a planner."""
+    frames = {key: met.replicas.of.get(key) for key in met.entered}
+    whole = set(frames.values()) if frames else set(met.replicas.all[:1])
+    around = whole.pop() if len(whole) == 1 else None
+    pipe = met.pipe
+    stages = []
+    for key, (words, clusters) in met.entered.items():
+        frame = frames[key]
+        stages.append(Written(key, words, clusters, None if frame is None else frame.options["count"]))
+    layouts = [block.options["layout"] for block in met.blocks]
+    open_layout = not layouts or "all" in layouts
+    return Constraints(
+        tuple(stages),
+        () if open_layout else tuple(dict.fromkeys(name for layout in layouts for name in layout)),
+        met.pipeline if pipe is not None else Pipeline(),
+        None if pipe is None else pipe.options["micro_batch"],
+        None if around is None else around.options["count"],
+        _why_unplanned(met, program),
+    )
+
+
+def _why_unplanned(met: ScopesMet, program: Program) -> str:
+    if program.apart is not None:
+        return "in it each cluster trains a copy of its own (nb.replica(sync_every=...))"
+    if met.splits:
+        return f"it has nb.split at {met.splits[0].site}, whose costs the planner does not know"
+    if met.entered and len(program.requests) > 1:
+        return "it has stages of its own and asks for gradients more than once"
+    return ""
 
 
 def stamp_readers(graph: Graph, given: Assignment, paths: Mapping[int, str], forward: set[int] | None) -> Graph:

@@ -21,6 +21,7 @@ from whale_nebula.scopes.frames import Frame, cluster_block_of, open_frames, rep
 from whale_nebula.scopes.identity import (
     Numbers,
     check_layout,
+    clusters_of,
     home_of,
     most_workers,
     own_home,
@@ -36,7 +37,8 @@ REPLICA, SPLIT_STAGE = "replica", "split"
 @dataclass
 class ScopesMet:
     """What a trace has met of each kind of scope. `around` are the scopes that the whole step stands in, `outer` is the
-    first one met that holds stages.
+    first one met that holds stages. `entered` has for each stage the words of its scope, with their line, and the
+    clusters that may run it (none: any). Where all was `decided` by a planner, scopes only say what belongs together.
     """
 
     around: tuple[Frame, ...] = field(default_factory=open_frames)
@@ -48,6 +50,9 @@ class ScopesMet:
     beside: list[Frame] = field(default_factory=list)
     pipeline: Pipeline = field(default_factory=Pipeline)
     pipe: Frame | None = None
+    blocks: list[Frame] = field(default_factory=list)
+    entered: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    decided: bool = False
 
     def __post_init__(self) -> None:
         self.replicas = Replicas(replica_of(self.around))
@@ -72,6 +77,8 @@ class ScopesMet:
             what = "nb.place" if "rule" in frame.options else "nb.stage"
             check_layout(cluster, frame.site, cluster_block_of(self.around), what)
         self.replicas.enter_stage(key, open_frames(), frame.site)
+        words, clusters = _describe_stage(frame), clusters_of(frame, (*self.around, *open_frames()))
+        self.entered[key] = (self.entered.get(key, (words,))[0], clusters or self.entered.get(key, ("", ()))[1])
         return key
 
     def meet_model(self, stages: Iterable[Frame]) -> None:
@@ -80,6 +87,8 @@ class ScopesMet:
 
     def enter_pipeline(self, frame: Frame) -> None:
         """What a pipeline says holds for the whole step, wherever it stands; the model's own goes before one around."""
+        if self.decided:
+            return
         before = self.pipe or frame
         names = [name for name in frame.options if frame.options[name] != before.options.get(name)]
         mine, other = (", ".join(f"{name}={each.options.get(name)!r}" for name in names) for each in (frame, before))
@@ -99,7 +108,8 @@ class ScopesMet:
             )
             warn_once(before.site, warning, frame.site)
         self.pipe = frame
-        self.pipeline = replace(self.pipeline, **dict(frame.options))
+        options = dict(frame.options)
+        self.pipeline = replace(self.pipeline, **{**options, "micro_batch": options["micro_batch"] or 1})
 
     def enter_split(self, frame: Frame) -> int:
         """A split scope is entered; gives its number."""
@@ -141,6 +151,13 @@ class ScopesMet:
         self.pipeline = replace(self.pipeline, micro_batch=max(asked, most) if asked > 1 else enough(known, most))
 
 
+def _describe_stage(frame: Frame) -> str:
+    said = [f"{name}={frame.options[name]!r}" for name in ("cluster", "name") if frame.options.get(name) is not None]
+    if "rule" in frame.options:
+        return f"the stage {frame.key!r} of nb.place at {frame.site}"
+    return f"nb.stage({', '.join(said)}) at {frame.site}"
+
+
 def number_in(met: list[Frame], frame: Frame) -> int:
     """The number of a scope among those of its kind; entering the same one again gives the same number."""
     if frame not in met:
@@ -170,19 +187,21 @@ class Replicas:
     home: str = "local"
     apart: Apart | None = None
     slow: Frame | None = None
+    decided: set[str] = field(default_factory=set)
 
     @property
     def several(self) -> bool:
         """Whether a batch may have to be cut for the replicas of a stage; asked while their number may yet be open."""
-        return any((frame.options["count"] or most_workers()) > 1 for frame in self._all)
+        return any((frame.options["count"] or most_workers()) > 1 for frame in self.all)
 
     @property
-    def _all(self) -> Sequence[Frame]:
+    def all(self) -> Sequence[Frame]:
+        """All of them, the one around the step last."""
         return [*self.met, *([self.around] if self.around is not None else [])]
 
     def enter(self, frame: Frame) -> None:
         """A replica scope is entered. It may say that each cluster trains a copy: then it does so of the whole step."""
-        if frame not in self._all:
+        if frame not in self.all:
             self.met.append(frame)
             if self.around is not None and self.around.options != frame.options:
                 warning = NebulaWarning(
@@ -218,6 +237,8 @@ class Replicas:
         frame = replica_of(frames) or self.around
         if frame is not None:
             self.holding.add(frame)
+        if key in self.decided:
+            return
         stage = stage_of(frames)
         named = None if stage is None or self.apart is None else stage.options.get("cluster")
         if named is not None and self.slow is not None:
@@ -241,7 +262,7 @@ class Replicas:
         """The stages with their numbers of replicas; a step without a stage is one stage, on the first cluster where it
         has replicas.
         """
-        frame = next(iter(self._all), None)
+        frame = next(iter(self.all), None)
         if not stages and frame is None:
             return [Stage("stage0", self.home)]
         if not stages:
@@ -252,7 +273,7 @@ class Replicas:
         if self.apart is not None:
             stages = [replace(stage, cluster=self.home) for stage in stages]
         idle = next((frame for frame in self.met if frame not in self.holding), None)
-        if idle is not None:
+        if idle is not None and not self.decided:
             raise NestingError(
                 f"{_describe_frame(idle)} holds no nb.stage",
                 where=str(idle.site),

@@ -19,6 +19,7 @@ from whale_nebula.passes.effects import is_read
 from whale_nebula.passes.replicas import speeds
 from whale_nebula.scopes.frames import Frame
 from whale_nebula.scopes.identity import worker_speeds, workers_in
+from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 
 _SIBLINGS = {REPLICA: COPIED, SPLIT_STAGE: SPLIT}
@@ -61,6 +62,7 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
     found: dict[tuple[int, int], tuple[int, Frame]] = {}
     caught: list[Frame] = []
     made = _made_inside(trace, {op.name: number for number, op in enumerate(operations)})
+    decided = _list_decided(trace, program)
     for op in program.graph.ops:
         handle = op.inputs[0].op if is_read(op) and op.inputs else -1
         variable = program.variable_ops.get(handle)
@@ -68,6 +70,7 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
             continue
         number = tf_private.number_on(operations[op.index], SPLIT)
         frame = made.get(handle) if number is None else met[number]
+        frame = frame or decided.get(program.labels.get(op.index, 0))
         shape = variable.spec.shape
         if frame is None or shape is None or not variable.spec.floating:  # whole numbers are a generator's state
             continue
@@ -96,6 +99,17 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
         if size is not None and size >= shards > 1:
             splits.append(Split(handle, of, axis, str(frame.site)))
     return replace(program, stages=tuple(stages), splits=tuple(splits))
+
+
+def _list_decided(trace: Any, program: Program) -> dict[int, Frame]:
+    """By their number, the stages whose variables a planner has decided to divide, as if a scope had said it."""
+    stages = trace.assignment.stages if trace.assignment is not None else ()
+    shards = {stage.key: stage.shards for stage in stages if stage.shards > 1}
+    return {
+        number: Frame("split", {"count": shards[stage.key], "axis": -1}, script_site())
+        for number, stage in enumerate(program.stages)
+        if stage.key in shards
+    }
 
 
 def _made_inside(trace: Any, numbers: Mapping[str, int]) -> dict[int, Frame]:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from whale_nebula.capture import tracing
 from whale_nebula.capture.arguments import Declared, key_of
 from whale_nebula.capture.assemble import assemble
-from whale_nebula.capture.assigned import adopt_stages
+from whale_nebula.capture.assigned import adopt_stages, list_constraints
 from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.errors import check_constants, translate_errors
 from whale_nebula.capture.intercept import explain_late_requests
@@ -30,9 +30,10 @@ from whale_nebula.capture.tracing import Tracing
 from whale_nebula.errors import NebulaWarning, UnsupportedError
 from whale_nebula.feed.checks import absent_in
 from whale_nebula.feed.inputs import Partial
-from whale_nebula.ir.assignment import Assignment
+from whale_nebula.ir.assignment import Assignment, Constraints
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.branches import Aliases, unbundle
+from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.frames import numbering, watched_anew
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
@@ -41,7 +42,14 @@ from whale_nebula.tf import private as tf_private
 def tell_if_stageless(trace: Tracing) -> None:
     """Warn, once for a place, where a traced step met `nb.cluster` or `nb.pipeline` and no `nb.stage`."""
     met = trace.met
-    if met.stages or met.replicas.met or met.replicas.around or met.splits or met.outer is None:
+    if (
+        met.stages
+        or current_limits() is not None
+        or met.replicas.met
+        or met.replicas.around
+        or met.splits
+        or met.outer is None
+    ):
         return
     warning = NebulaWarning(
         f"nb.{met.outer.kind} holds no nb.stage: all of the step is one stage, 'stage0'",
@@ -109,7 +117,7 @@ class Captured:
 
     `begin` gives the variables that the trace made their values, if it was to be later: those that are wanted.
     `projected` says what crosses on a learned basis, or would not be shorter on it, a sentence for each tensor.
-    `decision` is that of the planner, where it has decided.
+    `decision` is that of the planner, where it has decided, within the `constraints` of the scopes.
     """
 
     program: Program
@@ -120,6 +128,7 @@ class Captured:
     begin: Callable[[Callable[[Any], bool]], None] = lambda wanted: None
     projected: tuple[str, ...] = ()
     decision: Any = None
+    constraints: Constraints = field(default_factory=Constraints)
 
     def pack(self, tensors: Sequence[Any]) -> Any:
         """The user's own structure around the results."""
@@ -226,7 +235,9 @@ def capture(
     check_crossed(trace, program)
     check_listed(trace.bottlenecks)
     variables = _find_variables(graph, program)
-    return Captured(program, graph, graph.structured_outputs, variables, aliases, begin, tuple(trace.bottlenecks.said))
+    said = tuple(trace.bottlenecks.said)
+    constraints = list_constraints(trace.met, program)
+    return Captured(program, graph, graph.structured_outputs, variables, aliases, begin, said, constraints=constraints)
 
 
 @contextlib.contextmanager

@@ -164,6 +164,8 @@ def _meet_scope(trace: Tracing, frame: Frame) -> dict[str, str | int]:
     """Note a scope that is entered, and what the ops made inside it are to bear."""
     if frame.kind in ("cluster", "replica", "pipeline"):
         trace.met.outer = trace.met.outer or frame
+    if frame.kind == "cluster":
+        trace.met.blocks.append(frame)
     if frame.kind == "pipeline":
         trace.met.enter_pipeline(frame)
     if frame.kind == "replica":

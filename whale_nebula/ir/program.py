@@ -86,7 +86,8 @@ class Stage:
     """A part of the model that one cluster runs. Its place in `Program.stages` is its order.
 
     There are `replicas` of it, and each takes its share of the micro-batches; `speeds` are theirs beside one another,
-    where the config says that they differ. `shards` is the number of devices that its variables are split over.
+    where the config says that they differ. `shards` is the number of devices that its variables are split over. `first`
+    is the number of its cluster's worker that has the first of them, where a planner says it.
     With `shared_slots` each replica holds a part of the optimizer's slots, and with `shared_gradients` a part of all
     gradients that are summed.
     """
@@ -99,6 +100,7 @@ class Stage:
     shards: int = 1
     shared_slots: bool = False
     shared_gradients: bool = False
+    first: int | None = None
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,16 @@ def spread(stages: Sequence[Stage], clusters: Mapping[str, Sequence[str]]) -> li
 
     A replica of what is inside an `nb.replica` stands on neighbours: with two stages in two replicas on four workers,
     the first two have the stages of the first replica. Where there are fewer workers than replicas, they have several
-    each. A stage that is not copied is on its cluster's first worker; the devices of one that is split are workers
-    as well: number s of replica r is the one at r * shards + s.
+    each. A stage that is not copied is on its cluster's first worker, unless a planner has said where the first replica
+    is; the devices of one that is split are workers as well: number s of replica r is the one at r * shards + s.
 
     >>> two = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2)]
     >>> [worker.stages for worker in spread(two, {"gpu": ["gpu/0", "gpu/1", "gpu/2", "gpu/3"]})]
     [(0,), (1,), (0,), (1,)]
     >>> [worker.stages for worker in spread(two, {"gpu": ["gpu/0", "gpu/1"]})]
     [(0, 1), (0, 1)]
+    >>> [worker.stages for worker in spread([Stage("a", "gpu", first=1)], {"gpu": ["gpu/0", "gpu/1"]})]
+    [(), (0,)]
     >>> split = [Stage("a", "gpu"), Stage("b", "gpu", shards=2)]
     >>> [worker.stages for worker in spread(split, {"gpu": ["gpu/0", "gpu/1", "gpu/2"]})]
     [(0, 1), (1,), ()]
@@ -46,6 +48,8 @@ def _place(stages: Sequence[Stage], number: int, seat: int, workers: int) -> int
     """The place among its cluster's workers of a replica, or of a device, of stage `number`."""
     stage = stages[number]
     seats = stage.replicas * stage.shards
+    if stage.first is not None:
+        return (stage.first + seat) % workers
     if seats == 1:
         return 0
     alike = [n for n, e in enumerate(stages) if (e.cluster, e.replicas * e.shards) == (stage.cluster, seats)]

@@ -2,7 +2,7 @@
 
 A block is a layer that has variables, with the ops after it that have none. Where the chain is cut is said by giving
 each variable to a stage, so only places before a layer with variables count; what crosses there is the least of what
-could cross between the two layers.
+could cross between the two layers. A stage that a scope has said begins and ends with a block, and is not cut.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Layers:
 
     `variables` are the paths of each block's variables with the number of the reader that lies in it; `forward`,
     `backward` and `update` the work of each block's ops, and `ops` which these are. `draws` says that the forward draws
-    random numbers.
+    random numbers, `written` from which block to which each stage goes that a scope has said.
     """
 
     chain: Chain
@@ -72,6 +72,7 @@ class Layers:
     update: tuple[float, ...]
     draws: bool = False
     ops: BlockOps = BlockOps()
+    written: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def seconds(self, works: Sequence[Sequence[OpWork]], pace: Pace, *, later: bool = False) -> Array:
         """Seconds of blocks at the pace of a device: what a call costs, and what each row adds; of all ops, or of those
@@ -116,6 +117,8 @@ class _Chaining:
         """Put the forward in order, part it into blocks, and count."""
         order = self._order()
         weighted = self._find_weighted(order)
+        self.stages = {op: stage for op in order if (stage := self.graph.ops[op].stage) is not None}
+        weighted |= {op: [] for op in self.stages if op not in weighted}
         if not weighted:
             return None
         starts = self._starts(order, weighted)
@@ -128,17 +131,18 @@ class _Chaining:
         weights, slots, gradients, tied, apart = self._memory(variables, count)
         held, transient = self._held(count)
         self._join_written(cuttable, apart)
+        written = self._find_written(cuttable)
         homes = self._find_homes(count)
         later, parted = self._find_later(homes, count)
         chain = Chain(
-            tuple(self._name(each) for each in variables), weights, slots, gradients, held, transient,
+            self._names(variables, written), weights, slots, gradients, held, transient,
             there, back, tied, cuttable, parted,
         )  # fmt: skip
         ops = self._list_ops(homes, variables, count)
         forward, backward = self._work(ops.forward), self._work(ops.backward, later)
         update = [float(weights[n] + slots[n] + gradients[n]) * bool(self.requests) for n in range(count)]
         draws = any(is_random(op) for op in self.graph.with_bodies(self.graph.ops[index] for index in order))
-        return Layers(chain, self.rows, variables, forward, backward, tuple(update), draws, ops)
+        return Layers(chain, self.rows, variables, forward, backward, tuple(update), draws, ops, written)
 
     # ------------------------------------------------------------------ order
     def _ends(self) -> list[int]:
@@ -168,7 +172,7 @@ class _Chaining:
                 stack.append((index, True))
                 inputs = sorted({value.op for value in graph.ops[index].inputs}, key=lambda each: depth[each])
                 stack += [(each, False) for each in inputs]
-        return list(found)
+        return sorted(found, key=lambda each: self.program.labels.get(each, 0))  # as stages follow one another
 
     def _find_weighted(self, order: Iterable[int]) -> dict[int, list[tuple[str, int]]]:
         """The ops of the forward that read variables, each with their paths and the numbers of these readers."""
@@ -200,14 +204,15 @@ class _Chaining:
         return found
 
     def _starts(self, order: Sequence[int], weighted: dict[int, list[tuple[str, int]]]) -> list[int]:
-        """The places where blocks begin: at the first op of each layer with variables."""
-        starts, layer = list[int](), ""
+        """The places where blocks begin: at the first op of each layer with variables, and of each stage."""
+        starts, last = list[int](), ("", "")
         for place, op in enumerate(order):
             if op in weighted:
-                found = _layer(weighted[op][0][0])
-                if found != layer:
+                stage = self.stages.get(op, "")
+                layer = _layer(weighted[op][0][0]) if weighted[op] else last[0] if stage == last[1] else ""
+                if (layer, stage) != last:
                     starts.append(place)
-                layer = found
+                last = layer, stage
         return starts
 
     # ------------------------------------------------------------------ what blocks have
@@ -220,8 +225,24 @@ class _Chaining:
                 found[self.block[op]][each] = None
         return tuple(tuple(each) for each in found)
 
-    def _name(self, variables: Sequence[tuple[str, int]]) -> str:
-        return _layer(variables[0][0]) if variables else ""
+    def _names(
+        self, variables: Sequence[Sequence[tuple[str, int]]], written: Mapping[str, tuple[int, int]]
+    ) -> tuple[str, ...]:
+        """A block is called after its layer, or one without variables after its stage."""
+        stages = {block: key for key, (begin, end) in written.items() for block in range(begin, end)}
+        return tuple(_layer(each[0][0]) if each else stages.get(n, "") for n, each in enumerate(variables))
+
+    def _find_written(self, cuttable: np.ndarray) -> dict[str, tuple[int, int]]:
+        """From which block to which each stage goes that a scope has said; one may cut between them, not inside."""
+        found: dict[str, tuple[int, int]] = {}
+        for op, stage in self.stages.items():
+            block = self.block[op]
+            begin, end = found.get(stage, (block, block + 1))
+            found[stage] = min(begin, block), max(end, block + 1)
+        for number, (begin, end) in enumerate(sorted(found.values())):
+            cuttable[begin + 1 : end] = False
+            cuttable[begin] |= number > 0
+        return dict(sorted(found.items(), key=lambda each: each[1]))
 
     def _crossing(
         self, order: Sequence[int], starts: Sequence[int], weighted: Collection[int]

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from whale_nebula.passes.parting import LEAST
-from whale_nebula.planner.problem import Array, Part, Problem, Wire
+from whale_nebula.planner.problem import Array, Part, Problem, Way, Wire
+
+DEEPEST = 24
+"""So many stages are tried within one cluster."""
+_MIXED = -2
+SLOW_SUM = 0.3
+"""Sums of gradients take long where they take such a share of the computing of a step."""
 
 
 def _sums(values: Array) -> Array:
@@ -54,6 +60,13 @@ class Costs:
         return _sums(later), _sums((0.0 if chain.apart is None else chain.apart) - LEAST * chain.gradients)
 
     @cached_property
+    def _calls(self) -> tuple[Array, Array]:
+        """Of these seconds, those that do not depend on the rows: pieces of variables do not make them less."""
+        forward = np.stack([site.forward[0] for site in self.problem.sites])
+        backward = np.stack([site.backward[0] for site in self.problem.sites])
+        return _sums(forward), _sums(backward + forward if self.recompute else backward)
+
+    @cached_property
     def trains(self) -> bool:
         """Whether there is a backward."""
         return bool(self.ways[1][:, -1].any())
@@ -88,24 +101,103 @@ class Costs:
         """Bytes of a micro-batch's gradients that cross at each cut."""
         return self.problem.chain.back * self.rows
 
-    def seconds(self, site: int) -> Array:
+    def seconds(self, site: int, shards: int = 1) -> Array:
         """Forward and backward of the blocks from each cut to each other one, a matrix; nothing below the diagonal."""
-        forward, backward = self.ways
-        total = forward[site] + backward[site]
+        total = self._spread(site, shards, False) + self._spread(site, shards, True)
         calls = self.problem.sites[site].call * (2 if self.trains else 1)
-        return np.where(self.upper, total[None, :] - total[:, None] + calls, 0.0)
+        crossing = sum(self._collect(site, shards, sizes) for sizes in (self.there, self.back)) if shards > 1 else 0.0
+        return np.where(self.upper, total[None, :] - total[:, None] + calls + crossing, 0.0)
+
+    def _spread(self, site: int, shards: int, backward: bool) -> Array:
+        """Seconds of forward or backward up to each cut, with variables in so many pieces."""
+        total, calls = self.ways[backward][site], self._calls[backward][site]
+        return total if shards == 1 else calls + (total - calls) / shards
+
+    def _collect(self, site: int, shards: int, sizes: Array) -> Array:
+        """Seconds that the workers of a split stage take to tell each other what each block makes, a matrix of ranges:
+        an all-gather at each cut inside, and the whole to and from all of them at both ends.
+        """
+        inside = self.problem.sites[site].inside
+        gathered = np.where(sizes > 0, sizes * ((shards - 1) / shards / inside.rate) + (shards - 1) * inside.delay, 0.0)
+        up_to = np.cumsum(gathered)
+        ends = gathered + np.where(sizes > 0, sizes * ((shards - 1) / inside.rate), 0.0)
+        return np.maximum(up_to[None, :] - gathered[None, :] - up_to[:, None], 0.0) + ends[:, None] + gathered[None, :]
+
+    def _collect_for(self, part: Part, sizes: Array) -> float:
+        return float(self._collect(part.site, part.shards, sizes)[part.begin, part.end]) if part.shards > 1 else 0.0
+
+    def collect_seconds(self, part: Part) -> float:
+        """Of the seconds of a micro-batch in a split stage, those in which its workers tell each other something."""
+        return self._collect_for(part, self.there) + self._collect_for(part, self.back) * self.trains
+
+    def split_pays(self, site: int) -> bool:
+        """Whether it may pay to have variables in pieces: a worker cannot hold all, or sums of gradients take long."""
+        one = self.problem.sites[site]
+        work = sum(self.part_seconds(Part(site, 0, len(self.problem.chain)))) * self.micro_batches / one.workers
+        added = _sum_seconds(self.gradients[-1], one.workers, one.inside)
+        short = any(self.whole_bytes(1) > each.memory for each in self.problem.sites)
+        return short or bool(added > SLOW_SUM * work)
+
+    def whole_bytes(self, in_flight: int) -> float:
+        """What one worker needs for all blocks."""
+        return self.part_bytes(Part(0, 0, len(self.problem.chain)), in_flight)
+
+    def list_ways(self, site: int) -> list[Way]:
+        """Numbers of replicas, and of pieces of variables, that are tried."""
+        options, workers = self.problem.options, self.problem.sites[site].workers
+        numbers = sorted({2**power for power in range(1, workers.bit_length())} | {workers}) if workers > 1 else []
+        pieces = [Way(1, number) for number in numbers if number <= workers and options.replica in (None, 1)]
+        if options.split and pieces:
+            return pieces
+        tried = pieces if options.split is None and self.split_pays(site) else []
+        return [*(Way(number) for number in self._list_replicas(site)), *tried]
+
+    def _list_replicas(self, site: int) -> list[int]:
+        """Numbers of replicas that are tried: each of a few, else powers of two and all."""
+        workers, asked = self.problem.sites[site].workers, self.problem.options.replica
+        if asked is not None:
+            return [asked]
+        most = min(workers, self.micro_batches)
+        if most <= 4:
+            return list(range(1, most + 1))
+        powers = {2**power for power in range(most.bit_length()) if 2**power <= most} | {most}
+        return sorted(d for d in powers if d * DEEPEST * 2 >= workers)
 
     @cached_property
     def upper(self) -> np.ndarray:
-        """Where a range has at least one block."""
+        """Where a range has at least one block, and may be one stage."""
         cuts = len(self.problem.chain) + 1
-        return np.triu(np.ones((cuts, cuts), bool), 1)
+        return np.triu(np.ones((cuts, cuts), bool), 1) & (self._written != _MIXED)
 
-    def bytes(self, in_flight: int) -> Array:
+    @cached_property
+    def _written(self) -> np.ndarray:
+        """Which stage that the user has written the blocks from each cut to each other one hold: its number, -1 where
+        they hold none, `_MIXED` where they hold several, or not all of one.
+        """
+        cuts = len(self.problem.chain) + 1
+        begin, end = np.ogrid[:cuts, :cuts]
+        found = np.full((cuts, cuts), -1)
+        for number, each in enumerate(self.problem.fixed):
+            whole = (begin <= each.begin) & (each.end <= end) & (found == -1)
+            found = np.where((begin < each.end) & (each.begin < end), np.where(whole, number, _MIXED), found)
+        return found
+
+    def open_at(self, site: int) -> np.ndarray:
+        """Which ranges may be a stage of a site."""
+        admitted = np.array([*(each.admits(site) for each in self.problem.fixed), True])
+        return self.upper & admitted[np.maximum(self._written, -1)]
+
+    def copies(self, replicas: int) -> Array:
+        """How many replicas each range has, where it has so many unless the user says it."""
+        return np.array([*(each.replicas or replicas for each in self.problem.fixed), replicas])[
+            np.maximum(self._written, -1)
+        ]
+
+    def bytes(self, in_flight: Any, shards: int = 1) -> Array:
         """What a worker needs for the blocks from each cut to each other one, with so many micro-batches in flight."""
         held = self._count_held(self._held[None, :] - self._held[:, None], self.there[:, None], in_flight)
         resident = self._resident[None, :] - self._resident[:, None]
-        return np.where(self.upper, resident + held + self._transient, 0.0)
+        return np.where(self.upper, resident / shards + held + self._transient, 0.0)
 
     def _count_held(self, by_row: Any, came_in: Any, in_flight: int) -> Any:
         """Bytes that are kept for backwards: where forwards are computed again, of each micro-batch in flight what came
@@ -126,16 +218,19 @@ class Costs:
 
     def part_seconds(self, part: Part) -> tuple[float, float]:
         """Forward and backward of one micro-batch in one stage, with their calls."""
-        forward, backward = (way[part.site][part.end] - way[part.site][part.begin] for way in self.ways)
+        ways = [self._spread(part.site, part.shards, backward) for backward in (False, True)]
+        forward, backward = (float(way[part.end] - way[part.begin]) for way in ways)
+        crossing = [self._collect_for(part, sizes) for sizes in (self.there, self.back)]
+        forward, backward = forward + crossing[0], backward + crossing[1] * self.trains
         call = self.problem.sites[part.site].call
-        return float(forward) + call, float(backward) + call * self.trains
+        return forward + call, backward + call * self.trains
 
     def part_later(self, part: Part) -> float:
         """Seconds of a stage's backward that may come later, where it is parted: see `passes.parting`. Nothing goes
-        back from the first stage, so there it is not.
+        back from the first stage, so there it is not; nor where variables are in pieces.
         """
         seconds, beyond = self._later
-        if part.begin == 0 or beyond[part.end] < beyond[part.begin]:
+        if part.begin == 0 or part.shards > 1 or beyond[part.end] < beyond[part.begin]:
             return 0.0
         return float(seconds[part.site][part.end] - seconds[part.site][part.begin])
 
@@ -144,22 +239,20 @@ class Costs:
         held = float(self._count_held(self._held[part.end] - self._held[part.begin], self.there[part.begin], in_flight))
         resident = float(self._resident[part.end] - self._resident[part.begin])
         transient = float(self.problem.chain.transient[part.begin : part.end].max()) * self.rows
-        return resident + held + transient
+        return resident / part.shards + held + transient
 
     def part_update(self, part: Part) -> float:
         """Seconds that the update of a stage takes, with the sum of its gradients over its replicas."""
         update = float(self.updates[part.site][part.end] - self.updates[part.site][part.begin])
         size = float(self.gradients[part.end] - self.gradients[part.begin])
-        return update + _sum_seconds(size, part.replicas, self.problem.sites[part.site].inside)
+        return (update + _sum_seconds(size, part.replicas, self.problem.sites[part.site].inside)) / part.shards
 
-    def reduction(self, site: int, replicas: int) -> Array:
+    def reduction(self, site: int, replicas: Any) -> Array:
         """Seconds that replicas need to sum the gradients of the blocks from each cut to each other one."""
         size = self.gradients[None, :] - self.gradients[:, None]
         return np.where(self.upper, _sum_seconds(size, replicas, self.problem.sites[site].inside), 0.0)
 
 
-def _sum_seconds(size: Any, replicas: int, inside: Wire) -> Any:
-    """An all-reduce of so many bytes in a ring of replicas."""
-    if replicas == 1:
-        return 0.0 * size
+def _sum_seconds(size: Any, replicas: Any, inside: Wire) -> Any:
+    """An all-reduce of so many bytes in a ring of replicas; nothing where there is one."""
     return size * (2.0 * (replicas - 1) / replicas / inside.rate) + 2.0 * (replicas - 1) * inside.delay

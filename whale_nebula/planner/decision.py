@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from whale_nebula.ir.assignment import Assignment
-from whale_nebula.ir.program import Pipeline, Stage
+from whale_nebula.ir.assignment import Assignment, Constraints
+from whale_nebula.ir.program import Stage
 from whale_nebula.plan.records import Considered, Predicted, RateCurves
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.explanation import describe_parts, draw_rates, explain, short_names, stage_names
 from whale_nebula.planner.problem import Candidate, Excess, Problem
+from whale_nebula.planner.search import search
 from whale_nebula.planner.sites import Grounds
 from whale_nebula.report.records import size
 
@@ -20,8 +22,9 @@ from whale_nebula.report.records import size
 class Decision:
     """A program's candidates, of which the first was chosen, and what they were found by.
 
-    `reasons` say why something was not free to choose. `handles` are the variables that it is about, by the id of
-    their handle, with their paths. Clusters that are `emulated` share the cores of one process.
+    `reasons` say why something was not free to choose, and `said` is what the scopes of the step say. `handles` are the
+    variables that it is about, by the id of their handle, with their paths. Clusters that are `emulated` share the
+    cores of one process.
     """
 
     layers: Layers
@@ -32,6 +35,7 @@ class Decision:
     reasons: tuple[str, ...] = ()
     handles: Mapping[int, str] = field(default_factory=dict)
     emulated: bool = False
+    said: Constraints = field(default_factory=Constraints)
 
     @property
     def chosen(self) -> Candidate:
@@ -50,24 +54,33 @@ class Decision:
     @property
     def uncut(self) -> bool:
         """Whether one device does all of it at once."""
-        shape = self.chosen.shape
-        return len(shape.parts) == 1 and shape.parts[0].replicas == 1 and shape.micro_batches == 1
+        shape, free = self.chosen.shape, not self.problem.fixed
+        return free and sum(part.seats for part in shape.parts) == 1 and shape.micro_batches == 1
+
+    @property
+    def splits(self) -> bool:
+        """Whether a stage has its variables in pieces."""
+        return any(part.shards > 1 for part in self.chosen.parts)
 
     @cached_property
     def assignment(self) -> Assignment:
         """The stages of the chosen candidate, and the variables of each."""
-        names = stage_names(self.problem, self.chosen.parts)
+        names, seats = stage_names(self.problem, self.chosen.parts), self.problem.seat_parts(self.chosen.parts)
         found: dict[str, dict[int, str]] = {}
         for part, name in zip(self.chosen.parts, names, strict=True):
             for block in range(part.begin, part.end):
                 for path, reader in self.layers.variables[block]:
                     found.setdefault(path, {})[reader] = name
         stages = tuple(
-            Stage(name, self.problem.sites[part.site].name, self.where, replicas=part.replicas)
-            for part, name in zip(self.chosen.parts, names, strict=True)
+            Stage(name, self.problem.sites[part.site].name, self.where, part.replicas, (), part.shards, first=first)
+            for part, name, first in zip(self.chosen.parts, names, seats, strict=True)
         )
         shape = self.chosen.shape
-        pipeline = Pipeline(shape.micro_batches, self.chosen.schedule, self.chosen.in_flight, shape.recompute)
+        limits = [limit for limit in (self.chosen.in_flight, self.said.pipeline.in_flight) if limit is not None]
+        pipeline = replace(
+            self.said.pipeline, micro_batch=shape.micro_batches, schedule=self.chosen.schedule,
+            in_flight=min(limits, default=None), recompute=shape.recompute,
+        )  # fmt: skip
         return Assignment(stages, {path: _by_reader(readers) for path, readers in found.items()}, pipeline)
 
     @cached_property
@@ -88,13 +101,10 @@ class Decision:
 
     def _tell(self, candidate: Candidate) -> Considered:
         memory: dict[str, int] = {}
-        taken: dict[str, int] = {}
-        for part, needed in zip(candidate.parts, candidate.memory, strict=True):
-            site = self.problem.sites[part.site].name
-            for _ in range(part.replicas):
-                number = taken.get(site, 0)
-                taken[site] = number + 1
-                memory[f"{site}/{number}"] = int(needed)
+        for own, needed in zip(self.problem.workers_of(candidate.parts), candidate.memory, strict=True):
+            for site, number in own:
+                name = f"{self.problem.sites[site].name}/{number}"
+                memory[name] = max(memory.get(name, 0), int(needed))
         crossing = {line: int(size) for line, size in candidate.bytes.items()}
         predicted = Predicted(candidate.seconds, memory, crossing, self.grounds.measured)
         return Considered(
@@ -124,11 +134,56 @@ def _by_reader(readers: Mapping[int, str]) -> tuple[str, ...]:
     return tuple(found) if len(set(found)) > 1 else (found[0],)
 
 
-def describe_excess(excess: Excess, layers: Layers) -> tuple[str, str, str]:
-    """What, why and mend of the error for a program that no plan fits."""
-    names = short_names(layers.chain.names)
+@dataclass(frozen=True)
+class Unplanned:
+    """That a step is as its scopes say, and why no plan was searched for."""
+
+    where: str
+    why: str
+    considered: tuple[Considered, ...] = ()
+
+    def explain(self) -> str:
+        """A sentence."""
+        return f"nb.auto_parallel at {self.where} leaves this step as its scopes say: {self.why}."
+
+    def curves(self) -> RateCurves | None:
+        """None: there are no candidates."""
+
+
+def describe_excess(excess: Excess | None, problem: Problem) -> tuple[str, str, str]:
+    """What, why and mend of the error for a program that no plan fits; without an excess, scopes ask for what there is
+    no order of clusters for.
+    """
+    said = [each.said for each in problem.fixed]
+    if excess is None:
+        return "no plan keeps to what the scopes say", "; ".join(said), "leave a cluster, or a count, to the planner"
+    names = short_names(problem.chain.names)
     first, last = names[excess.begin], names[excess.end - 1]
-    what = f"no plan fits: {size(int(excess.needed))} on a worker of {excess.site}, {size(int(excess.allowed))} allowed"
+    inside = [each.said for each in problem.fixed if excess.begin <= each.begin and each.end <= excess.end]
+    needs = f"{size(int(excess.needed))} on a worker of {excess.site}, {size(int(excess.allowed))} allowed"
+    what = f"{inside[0]} needs {needs}" if inside else f"no plan fits: {needs}"
     why = f"that is what the layers from {first!r} to {last!r} need in the plan that comes closest"
-    mend = "more memory or one more worker in the config, a smaller batch, or a smaller layer"
-    return what, why, mend
+    return what, why, _describe_ways_out(problem, excess)
+
+
+def _describe_ways_out(problem: Problem, excess: Excess) -> str:
+    """What would make the program fit: each way was tried."""
+    options, number = problem.options, [site.name for site in problem.sites].index(excess.site)
+    sites = list(problem.sites)
+    sites[number] = replace(sites[number], workers=sites[number].workers + 1)
+    found = [
+        (f"one more worker in {excess.site}", replace(problem, sites=tuple(sites))),
+        ("recompute=True", replace(problem, options=replace(options, recompute=True))),
+        ("more micro-batches", replace(problem, options=replace(options, micro_batch=None))),
+    ]
+    ways = [f"{size(int(excess.needed))} of memory for each worker of {excess.site}"]
+    ways += [way for way, changed in found if changed != problem and search(changed, 1, relaxed=False).candidates]
+    chain, own = problem.chain, range(excess.begin, excess.end)
+    held = chain.weights + chain.slots + chain.gradients
+    largest = max(own, key=lambda block: held[block])
+    lacking, workers = excess.needed - excess.allowed, problem.sites[number].workers
+    count = math.ceil(held[largest] / (held[largest] - lacking)) if held[largest] > lacking else 0
+    if 1 < count <= workers:
+        name = short_names(chain.names)[largest]
+        ways.append(f"nb.split({count}) around {name!r}, of which {count} workers then hold a piece each")
+    return "; ".join(ways) + "; or a smaller batch"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -61,12 +61,14 @@ def _paragraphs(decision: Decision) -> Iterator[str]:
 def _clusters_and_layers(problem: Problem, parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
     """What each cluster runs: its layers, and how many stages and replicas it has for them."""
     labels = short_names(problem.chain.names)
-    for site, group in groupby(parts, lambda part: part.site):
+    for site, group in itertools.groupby(parts, lambda part: part.site):
         own = list(group)
         first, last = labels[own[0].begin], labels[own[-1].end - 1]
         replicas = {part.replicas for part in own}
+        pieces = max(part.shards for part in own)
         copies = f" of {max(replicas)} replicas" if max(replicas) > 1 else ""
         stages = f" in {len(own)} stages{copies}" if len(own) > 1 else f" in {max(replicas)} replicas" * bool(copies)
+        stages += f" split over {pieces} workers" * (pieces > 1)
         yield problem.sites[site].name, (first if first == last else f"{first} to {last}") + stages
 
 
@@ -212,11 +214,17 @@ def _seconds(problem: Problem, shape: Shape) -> float:
 
 # ---------------------------------------------------------------------- names
 def stage_names(problem: Problem, parts: Sequence[Part]) -> list[str]:
-    """A stage is called after its cluster, with a number where that has several."""
+    """A stage is called as the user has written it, else after its cluster, with a number where that has several."""
     sites = [problem.sites[part.site].name for part in parts]
-    return [
-        site if sites.count(site) == 1 else f"{site}-{sites[:place].count(site)}" for place, site in enumerate(sites)
-    ]
+    names = [site if sites.count(site) == 1 else f"{site}-{sites[:n].count(site)}" for n, site in enumerate(sites)]
+    keys = [each.key for each in problem.fixed]
+    for place, part in enumerate(parts):
+        own = [each.key for each in problem.fixed if part.begin <= each.begin and each.end <= part.end]
+        spare = (f"{sites[place]}-{number}" for number in itertools.count(len(sites)))
+        names[place] = own[0] if own else names[place]
+        if not own and names[place] in keys:
+            names[place] = next(name for name in spare if name not in keys)
+    return names
 
 
 @lru_cache(64)
@@ -245,7 +253,8 @@ def describe_parts(problem: Problem, parts: Sequence[Part]) -> str:
     labels, said = short_names(problem.chain.names), []
     for part, name in zip(parts, stage_names(problem, parts), strict=True):
         begins = f" from {labels[part.begin]}" if part.begin else ""
-        said.append(f"{name}{f' x {part.replicas}' * (part.replicas > 1)}{begins}")
+        taken = f" x {part.replicas}" * (part.replicas > 1) + f" split {part.shards}" * (part.shards > 1)
+        said.append(f"{name}{taken}{begins}")
     return " | ".join(said)
 
 

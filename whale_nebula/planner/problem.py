@@ -8,8 +8,9 @@ and what each row adds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,13 @@ class Site:
     later: Array | None = None
 
 
+class Way(NamedTuple):
+    """How a stage takes its workers: as copies, or with its variables in pieces."""
+
+    replicas: int = 1
+    shards: int = 1
+
+
 @dataclass(frozen=True)
 class Chain:
     """The blocks of a program.
@@ -85,9 +93,30 @@ class Chain:
 
 
 @dataclass(frozen=True)
+class Fixed:
+    """A stage that the user has written: the blocks from `begin` to `end` are in one stage of every plan, without
+    those of another. It is on one of `sites` (none: any), in so many `replicas` (None: any); `said` are the words of
+    its scope and their line.
+    """
+
+    key: str
+    begin: int
+    end: int
+    sites: tuple[int, ...] = ()
+    replicas: int | None = None
+    said: str = ""
+
+    def admits(self, site: int) -> bool:
+        """Whether it may be there."""
+        return not self.sites or site in self.sites
+
+
+@dataclass(frozen=True)
 class Options:
     """What the user has decided; None leaves it to the search. At most so many micro-batches are tried, and no worker
-    may need more than `memory`. Of `schedules` a later one is taken only where it is clearly faster.
+    may need more than `memory`. Of `schedules` a later one is taken only where it is clearly faster. With `split`
+    stages of several workers have their variables in pieces, and are not copied; left open, that is tried where memory
+    is short or gradients of copies take long to be summed.
     """
 
     micro_batch: int | None = None
@@ -96,17 +125,21 @@ class Options:
     schedules: tuple[str, ...] = ("eager-1f1b", "zero-bubble")
     most: int = 64
     memory: float = math.inf
+    split: bool | None = False
 
 
 @dataclass(frozen=True)
 class Problem:
-    """All that a plan depends on. `lines` join two sites by their numbers, in one direction each."""
+    """All that a plan depends on. `lines` join two sites by their numbers, in one direction each; `fixed` are the
+    stages that the user has written, in their order.
+    """
 
     chain: Chain
     sites: tuple[Site, ...]
     rows: int
     lines: Mapping[tuple[int, int], Wire] = field(default_factory=dict)
     options: Options = Options()
+    fixed: tuple[Fixed, ...] = ()
 
     def line(self, source: int, destination: int) -> Wire:
         """The line from one site to another; free where none is known."""
@@ -121,23 +154,95 @@ class Problem:
     @property
     def counts(self) -> tuple[int, ...]:
         """The numbers of micro-batches that are tried: powers of two; one more between two where workers are few."""
+        replicas = [self.options.replica, *(each.replicas for each in self.fixed)]
+        least = max(1, min(max(each or 1 for each in replicas), self.rows))  # each replica has at least one
         if self.options.micro_batch is not None:
-            return (max(1, min(self.options.micro_batch, self.rows)),)
-        most = max(1, min(self.options.most, self.rows))
-        steps = {2**power for power in range(11)}
+            return (max(least, min(self.options.micro_batch, self.rows)),)
+        most = max(least, min(self.options.most, self.rows))
+        steps = {least} | {2**power for power in range(11)}
         if sum(site.workers for site in self.sites) <= MANY:
             steps |= {3 * 2**power for power in range(10)}
-        return tuple(sorted(count for count in steps if count <= most))
+        return tuple(sorted(count for count in steps if least <= count <= most))
+
+    def room(self, site: int) -> int:
+        """How many replicas of stages may stand on a cluster: as many as it has workers, or more of those that the user
+        has written; these share workers then.
+        """
+        own = [0] * len(self.sites)
+        free = 0
+        for each in self.fixed:
+            if len(each.sites) == 1:
+                own[each.sites[0]] += each.replicas or 1
+            else:
+                free += each.replicas or 1
+        left = sum(max(0, each.workers - taken) for each, taken in zip(self.sites, own, strict=True))
+        return max(self.sites[site].workers, own[site]) + max(0, free - left)
+
+    def inside(self, part: Part) -> list[Fixed]:
+        """The stages that the user has written of which a stage has blocks."""
+        return [each for each in self.fixed if each.begin < part.end and part.begin < each.end]
+
+    def keeps(self, shape: Shape) -> bool:
+        """Whether a shape has what the user has written as it must be, and shares workers only for its sake."""
+        if not self.fixed:
+            return True
+        used = [0] * len(self.sites)
+        for part in shape.parts:
+            used[part.site] += part.seats
+            for each in self.inside(part)[:2]:
+                whole = part.begin <= each.begin and each.end <= part.end and each.admits(part.site)
+                if len(self.inside(part)) > 1 or not whole or each.replicas not in (None, part.replicas):
+                    return False
+        few = self.with_fewest(shape).parts
+        crowded = [taken > site.workers for taken, site in zip(used, self.sites, strict=True)]
+        return all(part == least or not crowded[part.site] for part, least in zip(shape.parts, few, strict=True))
+
+    def with_fewest(self, shape: Shape) -> Shape:
+        """A shape with no more replicas than the user asks for."""
+        parts = []
+        for part in shape.parts:
+            asked = [each.replicas for each in self.inside(part) if each.replicas is not None]
+            parts.append(replace(part, replicas=asked[0] if asked else self.options.replica or 1, shards=1))
+        return replace(shape, parts=tuple(parts))
+
+    def seat_parts(self, parts: Sequence[Part]) -> list[int]:
+        """Of each stage, the number of its cluster's worker that has its first replica, and the next ones the others:
+        in turn, from the first one on again where there are not enough.
+        """
+        used, found = [0] * len(self.sites), []
+        for part in parts:
+            first = used[part.site]
+            if first + part.seats > self.sites[part.site].workers:
+                first = 0
+            used[part.site] = first + part.seats
+            found.append(first)
+        return found
+
+    def workers_of(self, parts: Sequence[Part]) -> list[list[tuple[int, int]]]:
+        """The workers of each stage, each once: their site and their number in it."""
+        found = []
+        for part, first in zip(parts, self.seat_parts(parts), strict=True):
+            hosts = min(part.seats, self.sites[part.site].workers)
+            found.append([(part.site, first + number) for number in range(hosts)])
+        return found
 
 
 @dataclass(frozen=True)
 class Part:
-    """A stage of a candidate: blocks from `begin` to `end` on so many `replicas`, each a worker of a site."""
+    """A stage of a candidate: blocks from `begin` to `end` on so many `replicas`, each a worker of a site, or so many
+    workers as there are `shards` of its variables.
+    """
 
     site: int
     begin: int
     end: int
     replicas: int = 1
+    shards: int = 1
+
+    @property
+    def seats(self) -> int:
+        """How many workers it takes."""
+        return self.replicas * self.shards
 
 
 @dataclass(frozen=True)

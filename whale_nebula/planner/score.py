@@ -38,7 +38,10 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
     parts, count = shape.parts, shape.micro_batches
     works = [_work(costs, part, schedule in PARTED) for part in parts]
     hops = {(place, place + 1): _hop(problem, costs, parts, place) for place in range(len(parts) - 1)}
-    fit = _fit_in_memory(problem, shape, costs, _Holding(schedule, works, pace(works, hops), count, shape.recompute))
+    sharing = _find_sharing(problem, parts)
+    copies = [min(part.replicas, problem.sites[part.site].workers) for part in parts]
+    holding = _Holding(schedule, works, copies, pace(works, hops), count, shape.recompute)
+    fit = _fit_in_memory(problem, shape, costs, holding, sharing)
     if isinstance(fit, Excess):
         return fit
     in_flight, memory = fit
@@ -51,6 +54,12 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
     else:
         busy = {f"stage {place}": ceil(count / w.replicas) * w.seconds for place, w in enumerate(works)}
         seconds = _estimate(works, hops, count, in_flight, once) + tied
+    alone = [
+        ceil(count * part.shards / len(own)) * work.seconds
+        for part, own, work in zip(parts, sharing, works, strict=True)
+    ]
+    if (shared := _share(alone, sharing)) != [ceil(count / work.replicas) * work.seconds for work in works]:
+        seconds = max(seconds, max(shared) + max(once) + tied)
     slowest = max(busy, key=lambda name: busy[name])
     binds = slowest if busy[slowest] > 0.7 * seconds else "updates" if max(once) > 0.5 * seconds else "trips"
     return Candidate(
@@ -122,6 +131,7 @@ class _Holding:
 
     schedule: str
     works: Sequence[Work]
+    copies: Sequence[int]
     pace: Pace
     count: int
     recompute: bool
@@ -138,20 +148,36 @@ class _Holding:
         whole = [place == stages - 1 for place in range(stages)]
         later = delays(own, self.count, whole, pace=self.pace, in_flight=in_flight, recompute=self.recompute)
         return [
-            ceil(((1 if last else limit) + delay * (work.weights is not None)) / work.replicas)
-            for limit, delay, work, last in zip(own, later, self.works, whole, strict=True)
+            ceil(((1 if last else limit) + delay * (work.weights is not None)) / copies)
+            for limit, delay, work, copies, last in zip(own, later, self.works, self.copies, whole, strict=True)
         ]
 
 
+def _find_sharing(problem: Problem, parts: Sequence[Part]) -> list[list[list[int]]]:
+    """Of each stage, for each of its workers, the stages that this one runs."""
+    workers = problem.workers_of(parts)
+    runs: dict[tuple[int, int], list[int]] = {}
+    for place, own in enumerate(workers):
+        for worker in own:
+            runs.setdefault(worker, []).append(place)
+    return [[runs[worker] for worker in own] for own in workers]
+
+
+def _share(values: Sequence[float], sharing: Sequence[Sequence[Sequence[int]]]) -> list[float]:
+    """Of each stage, the sum of what the stages of one of its workers have, the most of them."""
+    return [max(sum(values[place] for place in places) for places in own) for own in sharing]
+
+
 def _fit_in_memory(
-    problem: Problem, shape: Shape, costs: Costs, holding: _Holding
+    problem: Problem, shape: Shape, costs: Costs, holding: _Holding, sharing: Sequence[Sequence[Sequence[int]]]
 ) -> tuple[int | None, list[float]] | Excess:
     """The limit that memory sets on what is in flight, or none where what the schedule asks for fits."""
     allowed = [problem.sites[part.site].memory for part in shape.parts]
 
     def needed(in_flight: int | None) -> tuple[bool, list[float]]:
         held = holding.count_held(in_flight)
-        memory = [costs.part_bytes(part, each) for part, each in zip(shape.parts, held, strict=True)]
+        own = [costs.part_bytes(part, each) for part, each in zip(shape.parts, held, strict=True)]
+        memory = _share(own, sharing)
         return all(has >= needs for has, needs in zip(allowed, memory, strict=True)), memory
 
     fits, memory = needed(None)

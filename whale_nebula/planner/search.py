@@ -24,9 +24,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from whale_nebula.planner.costs import Costs
-from whale_nebula.planner.problem import Array, Candidate, Chain, Excess, Part, Problem, Shape, Site
+from whale_nebula.planner.costs import DEEPEST, Costs
+from whale_nebula.planner.problem import Array, Candidate, Chain, Excess, Part, Problem, Shape, Site, Way
 from whale_nebula.planner.score import score
+from whale_nebula.planner.written import follow_written, group_written
 
 SCORED = 48
 """So many candidates are given to the simulator; and of each number of micro-batches the best `FEW`."""
@@ -38,8 +39,6 @@ WIDEST = 72
 """A longer chain is searched in so many groups of blocks first, or in some more where memory is short."""
 ALL_ORDERS = 4
 """Up to so many clusters all orders of each subset are tried."""
-DEEPEST = 24
-"""So many stages are tried within one cluster."""
 FAR = 8
 """Of more stages than this, cuts are moved only around those that take longest."""
 
@@ -69,29 +68,21 @@ def search(problem: Problem, most: int = 8, *, relaxed: bool = True) -> Found:
 
 
 def _find_excess(problem: Problem) -> Excess | None:
-    """Where nothing fits: what the plan lacks that fits with the least more memory, to a sixteenth."""
-    low, high, best = 1.0, None, None
-    for power in range(1, 21):
-        best = _fit_with_more(problem, 2.0**power)
-        if best is not None:
-            low, high = 2.0 ** (power - 1), 2.0**power
-            break
-    if best is None or high is None:
+    """Where nothing fits: what the plan lacks that fits with about the least more memory."""
+    low, high, closest = 1.0, 2.0, None
+    while high < 2.0**20 and (closest is None or high - low > 0.1 * low):
+        sites = tuple(replace(site, memory=site.memory * high) for site in problem.sites)
+        found = search(replace(problem, sites=sites), 1, relaxed=False).candidates
+        if found:
+            closest, high = found[0], (low + high) / 2
+        else:
+            low, high = high, 2 * high if closest is None else high + (high - low) / 2
+    if closest is None:
         return None
-    for _ in range(4):
-        middle = (low + high) / 2
-        found = _fit_with_more(problem, middle)
-        low, high, best = (low, middle, found) if found is not None else (middle, high, best)
-    needs = zip(best.parts, best.memory, strict=True)
+    needs = zip(closest.parts, closest.memory, strict=True)
     part, needed = max(needs, key=lambda each: each[1] / problem.sites[each[0].site].memory)
     site = problem.sites[part.site]
     return Excess(site.name, needed, site.memory, part.begin, part.end)
-
-
-def _fit_with_more(problem: Problem, factor: float) -> Candidate | None:
-    """The best plan where each worker has so many times its memory."""
-    sites = tuple(replace(site, memory=site.memory * factor) for site in problem.sites)
-    return next(iter(search(replace(problem, sites=sites), 1, relaxed=False).candidates), None)
 
 
 def _recomputes(problem: Problem) -> Sequence[bool]:
@@ -99,7 +90,7 @@ def _recomputes(problem: Problem) -> Sequence[bool]:
     asked = problem.options.recompute
     if asked is not None:
         return (asked,)
-    everything = float(Costs(problem, 1).bytes(problem.rows)[0, -1])
+    everything = Costs(problem, 1).whole_bytes(problem.rows)
     return (False, True) if any(site.memory < everything for site in problem.sites) else (False,)
 
 
@@ -111,7 +102,8 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
     chain = problem.chain
     starts: Sequence[int] = [0, *(cut for cut in range(1, len(chain)) if chain.cuttable[cut])]
     if len(starts) > WIDEST:
-        starts = _spread(problem, starts)
+        edges = {edge for each in problem.fixed for edge in (each.begin, each.end)}
+        starts = sorted({*_spread(problem, starts), *edges.intersection(starts)})
     ends = [*starts, len(chain)]
     if len(starts) == len(chain):
         return problem, ends
@@ -128,7 +120,7 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
         replace(site, forward=add(site.forward), backward=add(site.backward), update=add(site.update), later=None)
         for site in problem.sites
     )
-    return replace(problem, chain=grouped, sites=sites), ends
+    return replace(problem, chain=grouped, sites=sites, fixed=group_written(problem, ends)), ends
 
 
 def _spread(problem: Problem, starts: Sequence[int]) -> Sequence[int]:
@@ -150,6 +142,7 @@ def _ungroup(shape: Shape, cuts: Sequence[int]) -> Shape:
 
 # ---------------------------------------------------------------------- orders of clusters
 Order = tuple[int, ...]
+_ByWay = Mapping[Way, Array]
 
 
 def list_orders(problem: Problem) -> list[Order]:
@@ -160,6 +153,8 @@ def list_orders(problem: Problem) -> list[Order]:
     """
     sites = range(len(problem.sites))
     kinds = _kinds(problem)
+    if written := follow_written(problem):
+        return written
     if len(sites) > ALL_ORDERS:
         firsts = [site for site in sites if kinds[site] == site]
         found = {_follow(problem, first, fast) for first in firsts for fast in (False, True)}
@@ -182,16 +177,12 @@ def _kinds(problem: Problem) -> list[int]:
 
     def alike(a: int, b: int) -> bool:
         one, other = sites[a], sites[b]
-        same = (one.workers, one.memory, one.call, one.inside) == (
-            other.workers,
-            other.memory,
-            other.call,
-            other.inside,
-        )
-        costs = ("forward", "backward", "update", "later")
+        numbers, costs = ("workers", "memory", "call", "inside", "adding"), ("forward", "backward", "update", "later")
+        same = all(getattr(one, name) == getattr(other, name) for name in numbers)
         rest = [site for site in range(count) if site not in (a, b)]
         return (
             same
+            and all(each.admits(a) == each.admits(b) for each in problem.fixed)
             and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in costs)
             and problem.line(a, b) == problem.line(b, a)
             and all(problem.line(a, c) == problem.line(b, c) and problem.line(c, a) == problem.line(c, b) for c in rest)
@@ -269,7 +260,7 @@ class _Node:
     single: Array
     took: np.ndarray
     goes: list[np.ndarray]
-    choices: list[tuple[int, int]]
+    choices: list[tuple[Way, int]]
 
 
 @dataclass
@@ -283,38 +274,32 @@ class _Search:
     def run(self, orders: Sequence[Order]) -> None:
         """Try all orders, and all numbers in flight where memory is short."""
         sites = range(len(self.problem.sites))
-        self.times = [self.costs.seconds(site) for site in sites]
+        self.copies = {way: self.costs.copies(way.replicas) for site in sites for way in self.costs.list_ways(site)}
+        self.open = [self.costs.open_at(site) for site in sites]
+        self.times = [
+            {way: self.costs.seconds(site, way.shards) for way in self.costs.list_ways(site)} for site in sites
+        ]
         self.trips = {(a, b): self._trip(a, b) for a in sites for b in sites}
         self.once = [self._once(site) for site in sites]
-        memory = self.costs.bytes(1)
+        memory = {way: self.costs.bytes(1, way.shards) for way in self.copies}
         for limit in self._limits():
-            held = {d: self.costs.bytes(math.ceil(limit / d)) for site in sites for d in self._replicas(site)}
+            held = {way: self.costs.bytes(np.ceil(limit / n), way.shards) for way, n in self.copies.items()}
             self._extend(orders, limit, held, memory)
-
-    def _replicas(self, site: int) -> list[int]:
-        """Numbers of replicas that are tried: each of a few, else powers of two and all."""
-        workers, asked = self.problem.sites[site].workers, self.problem.options.replica
-        if asked is not None:
-            return [min(asked, workers)]
-        most = min(workers, self.costs.micro_batches)
-        if most <= 4:
-            return list(range(1, most + 1))
-        powers = {2**power for power in range(most.bit_length()) if 2**power <= most} | {most}
-        return sorted(d for d in powers if d * DEEPEST * 2 >= workers)
 
     def _limits(self) -> list[int]:
         """Numbers in flight that memory is counted for: all, where memory is no limit."""
         count = self.costs.micro_batches
-        everything = float(self.costs.bytes(count)[0, -1])
+        everything = self.costs.whole_bytes(count)
         if all(everything <= site.memory for site in self.problem.sites):
             return [count]
         return sorted({min(limit, count) for limit in (1, 2, 4, 8, count)})
 
-    def _once(self, site: int) -> dict[int, Array]:
+    def _once(self, site: int) -> dict[Way, Array]:
         """By number of replicas, the seconds of what a stage does once a step: its update, and the sum of gradients."""
         updates = self.costs.updates[site]
         update = updates[None, :] - updates[:, None]
-        return {d: update + self.costs.reduction(site, d) for d in self._replicas(site)}
+        sums = {way: self.costs.reduction(site, self.copies[way]) for way in self.costs.list_ways(site)}
+        return {way: (update + added) / way.shards for way, added in sums.items()}
 
     def _trip(self, source: int, destination: int) -> tuple[Array, Array]:
         """At each cut the seconds that a micro-batch is on its way, there and back, and that it holds the line."""
@@ -325,7 +310,7 @@ class _Search:
             trip = trip + self.problem.chain.tied / min(there.rate, back.rate)
         return trip, np.maximum(*held)
 
-    def _extend(self, orders: Sequence[Order], limit: int, held: Mapping[int, Array], last: Array) -> None:
+    def _extend(self, orders: Sequence[Order], limit: int, held: _ByWay, last: _ByWay) -> None:
         """Add clusters from the end of each order on; orders that end alike share that end."""
         cuts, count = len(self.problem.chain) + 1, self.costs.micro_batches
         known: dict[Order, _Node] = {}
@@ -344,20 +329,19 @@ class _Search:
             if seconds < self.pool.worst:
                 self.pool.add(seconds, self._trace(order, known))
 
-    def _stages(
-        self, site: int, step: Array, single: Array, limit: int, held: Mapping[int, Array], last: Array | None
-    ) -> _Node:
+    def _stages(self, site: int, step: Array, single: Array, limit: int, held: _ByWay, last: _ByWay | None) -> _Node:
         """Put stages of one site before what is known; where nothing comes after it, the `last` one holds little."""
-        allowed, workers = self.problem.sites[site].memory, self.problem.sites[site].workers
-        times, count, cuts = self.times[site], self.costs.micro_batches, len(step)
+        allowed, room = self.problem.sites[site].memory, self.problem.room(site)
+        count, cuts = self.costs.micro_batches, len(step)
         trip, holds = self.trips[site, site]
         places = np.arange(cuts)
         best = _Node(np.full(cuts, math.inf), np.full(cuts, 1e30), np.full(cuts, -1), [], [])
-        for replicas, once in self.once[site].items():
-            fits = self.costs.upper & (held[replicas] <= allowed)
-            own = np.where(fits, math.ceil(count / replicas) * times + once, math.inf)
+        for how, once in self.once[site].items():
+            times, turns = self.times[site][how], np.ceil(count / self.copies[how])
+            may = self.open[site] & ((self.copies[how] == 1) | (how.shards == 1))
+            own = np.where(may & (held[how] <= allowed), turns * times + once, math.inf)
             after, way = step, single
-            depth = min(max(1, workers // replicas), DEEPEST)
+            depth = min(max(1, room // (how.replicas * how.shards)), DEEPEST)
             for number in range(1, depth + 1):
                 if number > 1:
                     way = way + trip
@@ -366,8 +350,8 @@ class _Search:
                 if limit < count:
                     ways = np.maximum(ways, (count / limit) * (times + way[None, :]))
                 if number == 1 and last is not None:
-                    closing = last[:, -1] <= allowed
-                    whole = np.where(closing, math.ceil(count / replicas) * times[:, -1] + once[:, -1], math.inf)
+                    closing = may[:, -1] & (last[how][:, -1] <= allowed)
+                    whole = np.where(closing, turns[:, -1] * times[:, -1] + once[:, -1], math.inf)
                     ways[:, -1] = np.where(places < cuts - 1, whole, math.inf)
                 goes = np.argmin(ways, axis=1)
                 after, way = ways[places, goes], times[places, goes] + way[goes]
@@ -377,7 +361,7 @@ class _Search:
                 best.took[better] = len(best.choices)
                 best.step, best.single = np.where(better, after, best.step), np.where(better, way, best.single)
                 best.goes.append(goes)
-                best.choices.append((replicas, number))
+                best.choices.append((how, number))
         return best
 
     def _trace(self, order: Order, known: Mapping[Order, _Node]) -> Shape:
@@ -387,10 +371,10 @@ class _Search:
         for place, site in enumerate(order):
             node = known[order[place:]]
             choice = int(node.took[begin])
-            replicas, stages = node.choices[choice]
+            how, stages = node.choices[choice]
             for number in range(stages):
                 end = int(node.goes[choice - number][begin])
-                parts.append(Part(site, begin, end, replicas))
+                parts.append(Part(site, begin, end, int(self.copies[how][begin, end]), how.shards))
                 begin = end
         return Shape(tuple(parts), self.costs.micro_batches, self.costs.recompute)
 
@@ -413,7 +397,7 @@ class _Ranking:
     def rank(self, shapes: Sequence[Shape], most: int) -> Found:
         """Score the shapes, improve the best ones, and sort."""
         for shape in shapes:
-            self.score(self._in_order(shape))
+            self.score(self._in_order(shape if self.problem.keeps(shape) else self.problem.with_fewest(shape)))
         for best in self._fitting(False)[:4]:
             self._improve(best, False)
         for each in self._fitting(False)[:SCORED]:
@@ -457,7 +441,7 @@ class _Ranking:
     def _improve(self, best: Candidate, simulated: bool) -> None:
         """Take the best neighbour as long as one is better."""
         for _ in range(24):
-            near = [s for s in self._neighbours(best) if not simulated or self._affords(s)]
+            near = [s for s in self._neighbours(best) if self.problem.keeps(s) and (not simulated or self._affords(s))]
             found = [self.score(shape, simulated) for shape in near]
             better = [e for e in found if isinstance(e, Candidate) and e.seconds < best.seconds * 0.9999]
             if not better:
@@ -472,7 +456,7 @@ class _Ranking:
         near = {place + step for place in slowest[:2] for step in (-1, 0, 1)} if len(parts) > FAR else range(len(parts))
         used = Counter[int]()
         for part in parts:
-            used[part.site] += part.replicas
+            used[part.site] += part.seats
         for place in sorted(place for place in near if 0 <= place < len(parts)):
             part, before, after = parts[place], parts[:place], parts[place + 1 :]
             free = self.problem.sites[part.site].workers - used[part.site]
@@ -484,11 +468,11 @@ class _Ranking:
                     yield replace(shape, parts=(*before, *moved, *after[1:]))
                 if after[0].site == part.site:
                     yield replace(shape, parts=(*before, replace(part, end=after[0].end), *after[1:]))
-            if self.problem.options.replica is None:
-                more = part.replicas + 1 if free and part.replicas < shape.micro_batches else part.replicas
+            if self.problem.options.replica is None and part.shards == 1:
+                more = part.replicas + 1 if free > 0 and part.replicas < shape.micro_batches else part.replicas
                 for replicas in sorted({more, max(part.replicas - 1, 1)} - {part.replicas}):
                     yield replace(shape, parts=(*before, replace(part, replicas=replicas), *after))
-            if free >= part.replicas and inside:
+            if free >= part.seats and inside:
                 halves = replace(part, end=inside[len(inside) // 2]), replace(part, begin=inside[len(inside) // 2])
                 yield replace(shape, parts=(*before, *halves, *after))
         counts = self.problem.counts
@@ -501,5 +485,5 @@ class _Ranking:
 def _preference(candidate: Candidate) -> tuple[float, int, int, str]:
     """Sort by seconds, what is as fast by simplicity, and the rest in the same way everywhere."""
     shape = candidate.shape
-    workers = sum(part.replicas for part in shape.parts)
+    workers = sum(part.seats for part in shape.parts)
     return float(f"{candidate.seconds:.4g}"), workers, shape.micro_batches, repr(shape)

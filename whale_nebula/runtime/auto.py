@@ -11,21 +11,29 @@ from typing import Any
 
 from whale_nebula.capture.step import Captured, Signature, capture
 from whale_nebula.config.schema import cluster_of
-from whale_nebula.errors import CaptureError, NebulaError, PlanError
+from whale_nebula.errors import CaptureError, NebulaError, NotYetError, OptionError, PlanError
+from whale_nebula.feed.rows import sizes
 from whale_nebula.hardware import Clusters
-from whale_nebula.ir.program import Stage
+from whale_nebula.ir.assignment import Constraints
+from whale_nebula.ir.cut import Cut
+from whale_nebula.ir.program import Leaf, Stage
 from whale_nebula.launch.placement import is_local
 from whale_nebula.passes.pipeline import run_passes
+from whale_nebula.plan.splits import Crossed, list_collectives
 from whale_nebula.planner.chain import Layers, layers_of, size_values
-from whale_nebula.planner.decision import Decision, describe_excess
+from whale_nebula.planner.costs import Costs
+from whale_nebula.planner.decision import Decision, Unplanned, describe_excess
 from whale_nebula.planner.measured_blocks import MeasuredBlocks, slowest_of
 from whale_nebula.planner.problem import Options, Problem
 from whale_nebula.planner.search import search
 from whale_nebula.planner.sites import Grounds, grounds_of, problem_of, told_by_nobody
+from whale_nebula.planner.written import fix_stages
+from whale_nebula.report.records import size
 from whale_nebula.runtime.block_costs import measure_blocks
 from whale_nebula.runtime.clusters import complete, config_of, told_by_config
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.engine import prepare_compilation
+from whale_nebula.schedule.schedules import DEFAULT
 from whale_nebula.scopes import public
 from whale_nebula.scopes.auto import Limits
 
@@ -49,45 +57,69 @@ def capture_planned(
 
     `tensors` are its first batch, if there is one; `options` are those of `capture`.
     """
-    run = current_run()
+    run, said = current_run(), first.constraints
+    if said.unplanned:
+        return replace(first, decision=Unplanned(str(limits.site), said.unplanned))
+
+    def cut(decision: Decision) -> Captured:
+        return _with_stages(first, decision, limits, call, layout, options)
+
     decision = _find_decision(run, first)
     if decision is not None:
-        found, refused = _try_stages(first, decision, limits, call, layout, options, run)
-        if refused is None:
-            return found
-        if limits.micro_batch is not None:
-            raise refused
-        return _with_stages(first, decision.with_whole_batch(), limits, call, layout, options)
+        return _reuse(decision, first, cut, limits, run)
+    _check_said(said, limits, run)
     decision = _decide(name, first, _shapes(layout, tensors), limits, run, tensors)
     if decision is None:  # nothing that could be given to stages: one cluster runs all of it
-        stage = Stage("stage0", _clusters(limits, run).names[0], str(limits.site))
+        if first.program.stages[0].where:
+            return first
+        stage = Stage("stage0", _clusters(limits, said, run).names[0], str(limits.site))
         return replace(first, program=replace(first.program, stages=(stage,)))
-    found, refused = _try_stages(first, decision, limits, call, layout, options, run)
-    if refused is not None:
-        decision = _without_micro_batches(decision, limits, refused)
-        found = _with_stages(first, decision, limits, call, layout, options)
+    found: Captured | None = None
+    while found is None:
+        found, decision, refused = _try_stages(cut, decision, _shapes(layout, tensors), run)
+        if refused is not None:
+            decision = _decide_again(decision, limits, refused)
     run.decisions.append(decision)
     _LOG.info("%s is planned by nb.auto_parallel:\n%s", name, decision.considered[0])
     return found
 
 
-def _try_stages(
-    first: Captured,
-    decision: Decision,
-    limits: Limits,
-    call: Call,
-    layout: Signature,
-    options: Mapping[str, Any],
-    run: Run,
-) -> tuple[Captured, NebulaError | None]:
-    """The step with the stages of a decision; or as it was, and why the passes refuse to cut its batch."""
+def _reuse(
+    decision: Decision, first: Captured, cut: Callable[[Decision], Captured], limits: Limits, run: Run
+) -> Captured:
+    """A step with the stages that were decided for another one of the same variables; it is run with the whole batch
+    where its own cannot be cut.
+    """
     try:
-        found = _with_stages(first, decision, limits, call, layout, options)
+        found = cut(decision)
         if decision.chosen.shape.micro_batches > 1:
             run_passes(prepare_compilation(found, run))
-    except (CaptureError, PlanError) as refused:
-        return first, refused
-    return found, None
+    except (CaptureError, PlanError):
+        if limits.micro_batch is not None or first.constraints.micro_batch is not None:
+            raise
+    else:
+        return found
+    return cut(decision.with_whole_batch())
+
+
+def _try_stages(
+    cut: Callable[[Decision], Captured], decision: Decision, shapes: Sequence[tuple[int, ...]], run: Run
+) -> tuple[Captured | None, Decision, NebulaError | None]:
+    """The step with the stages of a decision, or why the passes refuse them; none where another decision turns out to
+    be better.
+    """
+    try:
+        found = cut(decision)
+        if decision.chosen.shape.micro_batches > 1 or decision.splits:  # the passes may refuse to cut
+            compiled = run_passes(prepare_compilation(found, run))
+            if decision.splits:
+                decision = _recount(decision, compiled.known("cut"), shapes)
+                if not decision.splits:
+                    return None, decision, None
+                found = replace(found, decision=decision)
+    except (CaptureError, PlanError, NotYetError) as refused:
+        return None, decision, refused
+    return found, decision, None
 
 
 def _find_decision(run: Run, captured: Captured) -> Decision | None:
@@ -127,20 +159,40 @@ def _decide(
 ) -> Decision | None:
     """Search for a plan among clusters; None where the step has nothing that could be given to stages."""
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
-    clusters, rows = _agree(name, _clusters(limits, run), rows, run)
-    layers = layers_of(captured.program, rows, _with_rows(captured, shapes, rows))
+    said = captured.constraints
+    clusters, rows = _agree(name, _clusters(limits, said, run), rows, run)
+    layers = layers_of(captured.program, rows, _with_rows(captured.program.leaves, shapes, rows))
     if layers is None:
         return None
-    options, reasons = Options(limits.micro_batch, limits.replica, limits.recompute), []
+    options = Options(
+        said.micro_batch or limits.micro_batch, said.replicas or limits.replica,
+        said.pipeline.recompute or limits.recompute, split=limits.split,
+    )  # fmt: skip
+    if said.pipeline.schedule != DEFAULT:
+        options = replace(options, schedules=(said.pipeline.schedule,))
     if limits.memory is not None:
         options = replace(options, memory=float(limits.memory))
+    reasons = [f"scopes say what holds: {'; '.join(words)}"] if (words := said.words()) else []
     whole = _why_whole(captured, layers)
-    if limits.micro_batch is None and whole:
-        options, reasons = replace(options, micro_batch=1), [f"the batch stays whole: {whole}"]
+    if options.micro_batch is None and whole:
+        options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
     measured = _measure(name, captured, layers, shapes, clusters, options, run, tensors)
-    problem, grounds = problem_of(layers, clusters, options, measured), grounds_of(layers, clusters, measured)
-    decision = _search(layers, problem, grounds, limits, tuple(reasons))
+    problem = fix_stages(problem_of(layers, clusters, options, measured), layers, said)
+    grounds = grounds_of(layers, clusters, measured)
+    decision = _search(layers, problem, grounds, limits, tuple(reasons), said)
     return replace(decision, handles=_handles(captured), emulated=run.alone)
+
+
+def _check_said(said: Constraints, limits: Limits, run: Run) -> None:
+    """Refuse scopes and limits that cannot both hold, and clusters that the config does not name."""
+    run.check_named({name: each.said for each in said.stages for name in each.clusters})
+    if limits.compress is not None and (said.stages or said.clusters):
+        raise OptionError(
+            f"nb.auto_parallel(compress={limits.compress!r}) meets scopes, the first is {said.words()[0]}",
+            where=str(limits.site),
+            why="in a script with scopes nb.compress says what crosses smaller",
+            mend="nb.compress(...) inside nb.cluster, around what crosses, and no compress= here",
+        )
 
 
 def _why_whole(captured: Captured, layers: Layers) -> str:
@@ -156,23 +208,50 @@ def _why_whole(captured: Captured, layers: Layers) -> str:
     return ""
 
 
-def _search(layers: Layers, problem: Problem, grounds: Grounds, limits: Limits, reasons: tuple[str, ...]) -> Decision:
+def _recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> Decision:
+    """With the seconds of split stages by the bytes that the passes have found; with another plan, where that is faster
+    then.
+    """
+    problem, chosen = decision.problem, decision.chosen
+    rows = sizes(problem.rows, chosen.shape.micro_batches)
+    crossed = Crossed(cut, rows, _with_rows(cut.program.leaves, shapes, problem.rows))
+    sent = list_collectives(cut, crossed, len(rows))
+    more = 0.0
+    for part, stage in zip(chosen.parts, decision.assignment.stages, strict=True):
+        inside, own = problem.sites[part.site].inside, [each for each in sent if each.stage == stage.key]
+        counted = sum(each.times * (inside.seconds(each.bytes) + (part.shards - 1) * inside.delay) for each in own)
+        more += counted - Costs(problem, len(rows)).collect_seconds(part) * len(rows)
+    told = size(sum(each.times * each.bytes for each in sent))
+    reasons = (*decision.reasons, f"to have variables in pieces a worker sends {told} to others of its stage in a step")
+    first = replace(chosen, seconds=max(chosen.seconds + more, 0.0))
+    others = [each for each in decision.candidates[1:] if all(part.shards == 1 for part in each.parts)]
+    if problem.options.split is None and others and others[0].seconds < first.seconds:
+        return replace(decision, candidates=tuple(others))
+    return replace(decision, candidates=(first, *decision.candidates[1:]), reasons=reasons)
+
+
+def _search(
+    layers: Layers, problem: Problem, grounds: Grounds, limits: Limits, reasons: tuple[str, ...], said: Constraints
+) -> Decision:
     found = search(problem)
     if not found.candidates:
-        what, why, mend = (
-            ("no plan was found", "", "") if found.excess is None else describe_excess(found.excess, layers)
-        )
+        what, why, mend = describe_excess(found.excess, problem)
         raise PlanError(what, where=str(limits.site), why="; ".join(filter(None, (why, *reasons))), mend=mend)
-    return Decision(layers, problem, found.candidates, grounds, str(limits.site), reasons)
+    return Decision(layers, problem, found.candidates, grounds, str(limits.site), reasons, said=said)
 
 
-def _without_micro_batches(before: Decision, limits: Limits, refused: NebulaError) -> Decision:
-    """Decide again where the passes have refused what was chosen: with the whole batch, or for one worker."""
-    if limits.micro_batch is not None or before.chosen.shape.micro_batches == 1:
+def _decide_again(before: Decision, limits: Limits, refused: NebulaError) -> Decision:
+    """Decide again where the passes have refused what was chosen: without splits, then with the whole batch."""
+    asked = limits.micro_batch or before.said.micro_batch
+    if before.splits and not limits.split:
+        options, why = replace(before.problem.options, split=False), "variables are not split"
+    elif not asked and before.chosen.shape.micro_batches > before.problem.counts[0]:
+        options, why = replace(before.problem.options, micro_batch=1), "the batch stays whole"
+    else:
         raise refused
-    reasons = (*before.reasons, f"the batch stays whole: {refused.what}")
-    problem = replace(before.problem, options=replace(before.problem.options, micro_batch=1))
-    found = _search(before.layers, problem, before.grounds, limits, reasons)
+    reasons = (*before.reasons, f"{why}: {refused.what}")
+    problem = replace(before.problem, options=options)
+    found = _search(before.layers, problem, before.grounds, limits, reasons, before.said)
     return replace(found, handles=before.handles, emulated=before.emulated)
 
 
@@ -205,9 +284,14 @@ def _compress_crossings(limits: Limits) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------- clusters
-def _clusters(limits: Limits, run: Run) -> Clusters:
-    """The clusters that may take part, by what the config says."""
-    return told_by_config(run, limits.clusters)
+def _clusters(limits: Limits, said: Constraints, run: Run) -> Clusters:
+    """The clusters that may take part, by what the config says; without one, also those that scopes name."""
+    names = list(limits.clusters or run.here().clusters)
+    if limits.clusters is None and run.alone and not run.config.clusters:
+        named = [*said.clusters, *(name for each in said.stages for name in each.clusters)]
+        names = list(dict.fromkeys([*(named or names), *run.clusters]))
+    chosen = [name for name in names if name in said.clusters] if said.clusters else names
+    return told_by_config(run, chosen or names)
 
 
 def _agree(name: str, told: Clusters, rows: int, run: Run) -> tuple[Clusters, int]:
@@ -245,7 +329,7 @@ def _measure(
     found = None
     if unsaid:
         points = _points(options, layers)
-        sizes = {rows: size_values(program, rows, _with_rows(captured, shapes, rows)) for rows in points}
+        sizes = {rows: size_values(program, rows, _with_rows(program.leaves, shapes, rows)) for rows in points}
         found = measure_blocks(name, captured, layers, sizes, run.config.measure, tensors)
     if run.alone:
         return {} if found is None else {cluster_of(each.name): found for each in unsaid}
@@ -267,6 +351,6 @@ def _points(options: Options, layers: Layers) -> list[int]:
     return sorted({math.ceil(layers.rows / parts) for parts in (1, 4, 16)})
 
 
-def _with_rows(captured: Captured, shapes: Sequence[tuple[int, ...]], rows: int) -> list[tuple[int, ...]]:
-    pairs = zip(shapes, captured.program.leaves, strict=True)
+def _with_rows(leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> list[tuple[int, ...]]:
+    pairs = zip(shapes, leaves, strict=True)
     return [(rows, *shape[1:]) if leaf.batched and shape else shape for shape, leaf in pairs]

@@ -70,14 +70,14 @@ def capture_step(
     tensors: Sequence[Any] | None = None,
     **options: Any,
 ) -> Captured:
-    """Capture a step; one without scopes under `nb.auto_parallel` with the stages that are decided for it.
+    """Capture a step; under `nb.auto_parallel` with the stages that are decided for it, within what its scopes say.
 
     `tensors` are its first batch, if there is one; `options` are those of `capture`.
     """
     found, limits = capture(call, layout, **options), current_limits()
-    if limits is None or found.program.stages[0].where or found.program.apart is not None:
+    if limits is None:
         return found
-    from whale_nebula.runtime.auto import capture_planned  # the planner, which scripts with scopes do not need
+    from whale_nebula.runtime.auto import capture_planned  # the planner, which other scripts do not need
 
     return capture_planned(name, found, limits, call, layout, tensors, **options)
 

@@ -165,7 +165,7 @@ class Run:
         A config that names clusters names all of them. Without one, clusters of one process come to be by being named;
         those of several must be there.
         """
-        self._check_named(written or {})
+        self.check_named(written or {})
         self.clusters = list(dict.fromkeys([*self.clusters, *clusters]))
         if not self.links_checked and len(set(clusters)) > 1:
             self.links_checked = True
@@ -189,7 +189,8 @@ class Run:
             mend=f"{mend}, or name another cluster in the stage",
         )
 
-    def _check_named(self, written: Mapping[str, str]) -> None:
+    def check_named(self, written: Mapping[str, str]) -> None:
+        """Refuse a cluster that the config does not name; `written` says where each of them stands."""
         known = list(self.config.clusters)
         unknown = next((name for name, where in written.items() if where and name not in known), None)
         if not known or unknown is None:

@@ -115,6 +115,13 @@ def home_of_number(number: int, frames: Sequence[Frame]) -> str:
     return layout[number % len(layout)] if layout else LOCAL
 
 
+def clusters_of(stage: Frame, frames: Sequence[Frame]) -> tuple[str, ...]:
+    """The clusters that may run a stage, by its scope and those around it; none where they say nothing of it."""
+    around = cluster_block_of(frames)
+    named = stage.options.get("cluster") or (around.cluster if around is not None else None)
+    return (str(named),) if named is not None else _layout(around)
+
+
 def _layout(around: Frame | None) -> tuple[str, ...]:
     layout = around.options.get("layout") if around is not None else None
     return layout if isinstance(layout, tuple) else ()

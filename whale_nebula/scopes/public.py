@@ -97,7 +97,7 @@ def stage(*, cluster: str | None = None, name: str | None = None) -> Opens:
 
 @scope
 def pipeline(
-    micro_batch: int = 1,
+    micro_batch: int | None = None,
     *,
     schedule: str = DEFAULT,
     in_flight: int | None = None,
@@ -106,6 +106,7 @@ def pipeline(
 ) -> Opens:
     """Cut each batch into `micro_batch` pieces, so that the stages inside work at the same time.
 
+    Without a number it stays whole, or, under `nb.auto_parallel`, has as many pieces as the planner finds best.
     `schedule` is "gpipe", "1f1b", "eager-1f1b" or "zero-bubble"; `in_flight` limits the micro-batches that a stage
     holds; `recompute` saves memory by computing a stage's forward again; `coupled="allow"` lets the rows of a batch
     depend on each other within a micro-batch.
@@ -116,7 +117,7 @@ def pipeline(
     4
     """
     options = {
-        "micro_batch": values.count("micro_batch", micro_batch),
+        "micro_batch": None if micro_batch is None else values.count("micro_batch", micro_batch),
         "schedule": values.choice("schedule", schedule, SCHEDULES),
         "in_flight": None if in_flight is None else values.count("in_flight", in_flight),
         "recompute": values.truth("recompute", recompute),
@@ -191,12 +192,12 @@ def auto_parallel(
     memory: int | str | None = None,
     micro_batch: int | None = None,
     replica: int | None = None,
-    split: int | None = None,
+    split: bool | None = None,
     compress: Codecs = "none",
     recompute: bool | None = None,
     replan: bool = False,
 ) -> AutoParallel:
-    """Let the planner find the stages of steps that have no scopes: one line before the model.
+    """Let the planner find the stages of steps: one line before the model. Scopes of a script are kept, and completed.
 
     What is None the planner chooses: which `clusters` take part, how many micro-batches a batch is cut into and how
     many replicas a stage has, and whether forwards are computed again to save memory. `memory` ("16GiB", or bytes) is
@@ -220,11 +221,10 @@ def auto_parallel(
         replica=replica,
         compress=compress,
         recompute=recompute,
+        split=split,
     )
-    asked = [name for name, value in (("split", split), ("replan", replan or None)) if value is not None]
-    if asked:
-        mend = "leave it out" if asked == ["replan"] else "with nb.split(...): around the layers that are to be divided"
-        raise Missing(f"nb.auto_parallel({asked[0]}=)", mend).error(site)
+    if replan:
+        raise Missing("nb.auto_parallel(replan=)", "leave it out").error(site)
     stack = current_stack()
     if stack.recorder is not None:
         stack.recorder.statement(" ".join(["auto_parallel", *limits.words()]), stack.frames, None)

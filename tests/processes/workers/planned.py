@@ -1,4 +1,4 @@
-"""Worker: trains a model without a scope under `nb.auto_parallel`, in clusters too small for all of it."""
+"""Worker: trains under `nb.auto_parallel` a model without scopes, in clusters too small for all of it, and one with."""
 
 import sys
 
@@ -11,7 +11,7 @@ from tests.processes.telling import tell
 MIB = 1 << 20
 
 
-def lesson(memory: str = "2MiB") -> None:
+def lesson(memory: str = "2MiB", last: str = "c1") -> None:
     """Tells what was planned, and what came of it."""
     nb.auto_parallel(memory=memory)
     model = keras.Sequential(
@@ -30,6 +30,17 @@ def lesson(memory: str = "2MiB") -> None:
     tell("verified", nb.verify(model, x[:32], y[:32]).ok)
     with nb.gathered():
         tell("weights", [float(np.abs(each).sum()) for each in model.get_weights()])
+    scoped = inputs = keras.Input((64,))
+    with nb.stage(name="first"):  # a cluster is found for it, and the layer in no stage goes somewhere
+        scoped = keras.layers.Dense(96, activation="relu")(scoped)
+    scoped = keras.layers.Dense(96, activation="relu")(scoped)
+    with nb.stage(cluster=last):
+        scoped = keras.layers.Dense(4)(scoped)
+    model = keras.Model(inputs, scoped)
+    model.compile("adam", "mse")
+    plan = nb.plan(model, x[:32], y[:32])
+    tell("scoped", {name: stage.cluster for name, stage in plan.stages.items()})
+    tell("scoped history", model.fit(x, y, batch_size=32, epochs=2, verbose=0, shuffle=False).history)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from whale_nebula.planner.costs import Costs
-from whale_nebula.planner.problem import Candidate, Chain, Options, Part, Problem, Shape, Site, Wire
+from whale_nebula.planner.problem import Candidate, Chain, Fixed, Options, Part, Problem, Shape, Site, Wire
 from whale_nebula.planner.score import score
 
 
-def draw_problem(seed: int) -> Problem:
-    """Three to five blocks, two or three clusters, unequal lines, short memory, gradients that may come later."""
+def draw_problem(seed: int, kind: str = "") -> Problem:
+    """Three to five blocks, two or three clusters, unequal lines, short memory, gradients that may come later; with
+    stages that were "written", of which little is open, or much, or where variables may be "split".
+    """
     draw = np.random.default_rng(seed)
     blocks, clusters = int(draw.integers(3, 6)), int(draw.integers(2, 4))
     seconds, weights = draw.uniform(0.2, 3, blocks) * 1e-3, draw.uniform(0.1, 2, blocks) * 1e6
@@ -34,7 +36,21 @@ def draw_problem(seed: int) -> Problem:
     share = draw.choice([0.0, 0.5, 0.5], blocks)  # of each block's backward what is for gradients of weights alone
     sites = tuple(replace(site, later=share * site.backward) for site in sites)
     chain = replace(chain, apart=weights * (share > 0))
-    return Problem(chain, sites, int(draw.choice([8, 16])), lines, Options(most=8))
+    problem = Problem(chain, sites, int(draw.choice([8, 16])), lines, Options(most=8))
+    if kind == "split":
+        return replace(problem, options=Options(most=8, split=None))
+    return _draw_written(draw, problem) if kind == "written" else problem
+
+
+def _draw_written(draw: Any, problem: Problem) -> Problem:
+    blocks = len(problem.chain)
+    edges = sorted(draw.choice(blocks + 1, 2 * int(draw.integers(1, blocks // 2 + 1)), replace=False).tolist())
+    fixed, cuttable = [], problem.chain.cuttable.copy()
+    for number, (begin, end) in enumerate(zip(edges[::2], edges[1::2], strict=True)):
+        sites = tuple(draw.permutation(len(problem.sites))[: int(draw.integers(0, 2))].tolist())
+        fixed.append(Fixed(f"s{number}", begin, end, sites, draw.choice([None, 1, 2])))
+        cuttable[begin + 1 : end] = False
+    return replace(problem, chain=replace(problem.chain, cuttable=cuttable), fixed=tuple(fixed))
 
 
 def _draw_site(draw: Any, number: int, seconds: Any) -> Site:
@@ -51,20 +67,55 @@ def find_best(problem: Problem) -> Candidate | None:
 
 
 def _shapes(problem: Problem) -> Iterator[tuple[Shape, Costs]]:
+    if problem.fixed:
+        yield from _written_shapes(problem)
+        return
     blocks = len(problem.chain)
     for recompute, count in itertools.product((False, True), problem.counts):
         costs = Costs(problem, count, recompute)
         for order in _orders(problem):
             ways = [
-                [(stages, d) for d in range(1, min(n, count) + 1) for stages in range(1, n // d + 1)]
-                for n in (problem.sites[site].workers for site in order)
+                [(stages, d, s) for d, s in _seats(costs, site) for stages in range(1, n // (d * s) + 1)]
+                for site, n in ((site, problem.sites[site].workers) for site in order)
             ]
             for way in itertools.product(*ways):
-                homes = [(site, d) for site, (stages, d) in zip(order, way, strict=True) for _ in range(stages)]
+                homes = [(site, d, s) for site, (stages, d, s) in zip(order, way, strict=True) for _ in range(stages)]
                 for cuts in itertools.combinations(range(1, blocks), len(homes) - 1):
                     ends = itertools.pairwise([0, *cuts, blocks])
-                    parts = (Part(site, *end, d) for (site, d), end in zip(homes, ends, strict=True))
+                    parts = (Part(site, *end, d, s) for (site, d, s), end in zip(homes, ends, strict=True))
                     yield Shape(tuple(parts), count, recompute), costs
+
+
+def _seats(costs: Costs, site: int) -> list[tuple[int, int]]:
+    """Replicas and pieces of variables that a stage may have on a cluster."""
+    workers = costs.problem.sites[site].workers
+    split = costs.problem.options.split is None and costs.split_pays(site)
+    return [(d, 1) for d in range(1, min(workers, costs.micro_batches) + 1)] + [(1, 2)] * (split and workers > 1)
+
+
+def _written_shapes(problem: Problem) -> Iterator[tuple[Shape, Costs]]:
+    """Every stage on every cluster; tensors come back to one, and workers are shared, where that was written."""
+    blocks = len(problem.chain)
+    homes = [(site, d) for site in range(len(problem.sites)) for d in range(1, max(2, problem.sites[site].workers) + 1)]
+    for recompute, count in itertools.product((False, True), problem.counts):
+        costs = Costs(problem, count, recompute)
+        for size in range(1, blocks + 1):
+            for cuts in itertools.combinations(range(1, blocks), size - 1):
+                for way in itertools.product(homes, repeat=size):
+                    ends = itertools.pairwise([0, *cuts, blocks])
+                    parts = tuple(Part(site, *end, d) for (site, d), end in zip(way, ends, strict=True))
+                    if problem.keeps(shape := Shape(parts, count, recompute)) and _has_room(problem, parts):
+                        yield shape, costs
+
+
+def _has_room(problem: Problem, parts: tuple[Part, ...]) -> bool:
+    visits = [site for site, _ in itertools.groupby(part.site for part in parts)]
+    for site in set(visits):
+        own = [part.replicas for part in parts if part.site == site]
+        written = sum(each.sites == (site,) for each in problem.fixed)
+        if sum(own) > max(problem.room(site), *own) or visits.count(site) > max(1, written):
+            return False
+    return True
 
 
 def _orders(problem: Problem) -> Iterator[tuple[int, ...]]:

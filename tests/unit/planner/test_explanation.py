@@ -14,7 +14,7 @@ from tests.golden.files import check_golden
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.decision import Decision, describe_excess
 from whale_nebula.planner.explanation import FACTORS, WIDTH, describe_shape, with_crossing
-from whale_nebula.planner.problem import Chain, Excess, Options, Part, Problem, Shape, Site, Wire
+from whale_nebula.planner.problem import Chain, Excess, Fixed, Options, Part, Problem, Shape, Site, Wire
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
 from whale_nebula.planner.sites import Grounds
@@ -100,8 +100,22 @@ def test_free_lines_have_no_rate_to_draw_by() -> None:
     assert decide(uneven).curves().rate is None
 
 
-def test_what_does_not_fit_is_told_by_its_layers() -> None:
-    layers = decide(make_problem(), (ONE,)).layers
-    what, why, mend = describe_excess(Excess("gpu", 3 * MIB, 2 * MIB, 1, 5), layers)
-    assert what == "no plan fits: 3.0 MiB on a worker of gpu, 2.0 MiB allowed"
-    assert "the layers from 'block0/wide' to 'head'" in why and "more memory" in mend
+def test_what_does_not_fit_is_told_by_its_layers_with_ways_out_that_were_tried() -> None:
+    problem = make_problem()
+    sites = tuple(
+        replace(site, memory=memory) for site, memory in zip(problem.sites, (22 * MIB, 30 * MIB), strict=True)
+    )
+    problem = replace(problem, sites=sites, options=Options(1))
+    found = search(problem)
+    assert not found.candidates
+    what, why, mend = describe_excess(found.excess, problem)
+    assert what == "no plan fits: 24.2 MiB on a worker of gpu, 22.0 MiB allowed"
+    assert "the layers from 'block1/wide' to 'head'" in why
+    assert mend == "x"
+
+
+def test_a_stage_of_the_user_that_does_not_fit_is_named() -> None:
+    said = "nb.stage(cluster='gpu') at train.py:12"
+    problem = replace(make_problem(), fixed=(Fixed("gpu", 1, 4, (0,), None, said),))
+    what, _, _ = describe_excess(Excess("gpu", 3 * MIB, 2 * MIB, 1, 5), problem)
+    assert what == f"{said} needs 3.0 MiB on a worker of gpu, 2.0 MiB allowed"
