@@ -56,7 +56,7 @@ def _why_unplanned(met: ScopesMet, program: Program) -> str:
     if program.apart is not None:
         return "in it each cluster trains a copy of its own (nb.replica(sync_every=...))"
     if met.splits:
-        return f"it has nb.split at {met.splits[0].site}, whose costs the planner does not know"
+        return f"it has nb.split at {met.splits[0].site}, and so says itself which variables are in pieces"
     if met.entered and len(program.requests) > 1:
         return "it has stages of its own and asks for gradients more than once"
     return ""

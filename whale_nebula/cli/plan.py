@@ -35,8 +35,8 @@ A config looks like this; "whale-nebula measure" finds the rates of a machine, w
     - {between: [gpu, npu], rate: 60mbit, delay: 20ms}
 
 To train by that plan, call nb.auto_parallel() before the model is trained. A script that calls it itself is planned
-within the limits that stand there, and within ours where it leaves them open. A step with scopes is planned as its
-scopes say, and so does whale-nebula show.
+within the limits that stand there, and within ours where it leaves them open. What scopes say holds, and what they
+leave open is planned; whale-nebula show has a step as its scopes say.
 
 exit status:
   0   the plan was shown                   66  there is no such file
