@@ -79,9 +79,11 @@ class Costs:
     def seconds(self, site: int) -> Array:
         """Forward and backward of the blocks from each cut to each other one, a matrix; nothing below the diagonal."""
         forward, backward = self.ways
-        total = forward[site] + backward[site]
-        calls = self.problem.sites[site].call * (2 if self.trains else 1)
-        return np.where(self.upper, total[None, :] - total[:, None] + calls, 0.0)
+        total, own = forward[site] + backward[site], self.problem.sites[site]
+        found = np.where(self.upper, total[None, :] - total[:, None] + own.call * (2 if self.trains else 1), 0.0)
+        found[:-1, -1] = found[:-1, -1] * own.fused
+        ends = own.crossing * (self.there + self.back)
+        return found + np.where(self.upper, ends[:, None] + ends[None, :], 0.0)
 
     @cached_property
     def upper(self) -> np.ndarray:
@@ -115,8 +117,13 @@ class Costs:
     def part_seconds(self, part: Part) -> tuple[float, float]:
         """Forward and backward of one micro-batch in one stage, with their calls."""
         forward, backward = (way[part.site][part.end] - way[part.site][part.begin] for way in self.ways)
-        call = self.problem.sites[part.site].call
-        return float(forward) + call, float(backward) + call * self.trains
+        site = self.problem.sites[part.site]
+        share = site.fused if part.end == len(self.problem.chain) else 1.0
+        there, back = (site.crossing * float(way[part.begin] + way[part.end]) for way in (self.there, self.back))
+        return (
+            share * (float(forward) + site.call) + there,
+            share * (float(backward) + site.call * self.trains) + back,
+        )
 
     def part_bytes(self, part: Part, in_flight: int) -> float:
         """What a worker of one stage needs."""
