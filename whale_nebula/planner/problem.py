@@ -42,7 +42,7 @@ class Site:
     `forward` and `backward` are seconds of each block on one worker: a row for what a call costs and a row for what
     each row of the micro-batch adds. `call` is what it costs to call a stage's forward or backward, `update` what a
     block's update takes once a step, `adding` a byte of a gradient that is added to that of the micro-batches before.
-    Where forward and backward are one function they take `fused` times as long as apart. A byte that comes or goes takes
+    Where forward and backward are one function they take `fused` times as long as apart. A byte that crosses takes
     `crossing` seconds of computing. `inside` joins the cluster's workers.
     """
 
