@@ -113,7 +113,11 @@ def main() -> int:
     kept = json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": []}
     rows = {Run(*(row[key] for key in Run._fields)): row for row in kept["rows"]}
     for run in (RUNS[int(number)] for number in a.runs.split(",")):
-        rows[run] = measure(run, a.steps)
+        try:
+            rows[run] = measure(run, a.steps)
+        except SystemExit as failure:
+            print(run, failure, flush=True)
+            continue
         row = rows[run]
         print(*run, f"{row['predicted']:.3f} {row['measured']:.3f} {row['error']:+.0%}", flush=True)
         ordered = [rows[each] for each in RUNS if each in rows]

@@ -93,9 +93,11 @@ def _complete(measured: Array, estimated: Array, rows: int) -> Array:
     guess, found = float((at @ estimated)[known].sum()), float((at @ blocks)[known].sum())
     line = np.where(known, blocks, estimated * (found / guess if guess and found else 1.0))
     sums = line.sum(axis=1)
-    if np.isnan(whole).any() or not sums.all():
+    if np.isnan(whole).any() or not sums.any():
         return line
-    return line * (whole / sums)[:, None] if whole.all() else line * float(at @ whole / (at @ sums))
+    if whole.all() and sums.all():
+        return line * (whole / sums)[:, None]
+    return line * float(at @ whole / (at @ sums))
 
 
 def _compare_fused(measured: MeasuredBlocks, rows: int) -> float:
