@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,15 +60,21 @@ RUNS = (
 DELAY = "5ms"
 
 
+def train(words: Sequence[str]) -> list[dict[str, Any]]:
+    """What the processes of a run tell."""
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    lines = [each[each.index('{"site"') :] for each in done.stdout.splitlines() if '{"site"' in each]
+    if done.returncode or not lines:
+        raise SystemExit(f"{words} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    return [json.loads(each) for each in lines]
+
+
 def measure(run: Run, steps: int) -> dict[str, Any]:
     """Train so many steps; what was told by the site that ends a step last."""
     words = [SCRIPT, run.model, run.plan, "--steps", str(steps)]
     if run.where == "process":
         line = "free" if run.rate == "free" else f"{run.rate},{DELAY}"
-        done = subprocess.run([sys.executable, *words, "--line", line], capture_output=True, text=True, check=False)
-        told = [json.loads(each) for each in done.stdout.splitlines() if each.startswith('{"site"')]
-        if not told:
-            raise SystemExit(f"{run} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        told = train([*words, "--line", line])
     else:
         line = two_sites.FREE if run.rate == "free" else (run.rate, DELAY)
         given = {"links": [{"between": list(two_sites.CLUSTERS), "rate": line[0], "delay": line[1]}]}
@@ -106,7 +113,11 @@ def main() -> int:
     kept = json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": []}
     rows = {Run(*(row[key] for key in Run._fields)): row for row in kept["rows"]}
     for run in (RUNS[int(number)] for number in a.runs.split(",")):
-        rows[run] = measure(run, a.steps)
+        try:
+            rows[run] = measure(run, a.steps)
+        except SystemExit as failure:
+            print(run, failure, flush=True)
+            continue
         row = rows[run]
         print(*run, f"{row['predicted']:.3f} {row['measured']:.3f} {row['error']:+.0%}", flush=True)
         ordered = [rows[each] for each in RUNS if each in rows]

@@ -16,9 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-if "WAN_SITE" in os.environ:  # a site has a core of its own, as TensorFlow sees it when it starts
+from whale_nebula.launch import attach
+
+if (own := attach()) is not None:  # a cluster has a core of its own, as TensorFlow sees it when it starts
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[int(os.environ["WAN_SITE"]) % len(cores)]})
+    os.sched_setaffinity(0, {cores[own.workers.index(own.worker) % len(cores)]})
 
 import keras
 import numpy as np

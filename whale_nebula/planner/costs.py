@@ -103,10 +103,15 @@ class Costs:
 
     def seconds(self, site: int, shards: int = 1) -> Array:
         """Forward and backward of the blocks from each cut to each other one, a matrix; nothing below the diagonal."""
+        own = self.problem.sites[site]
         total = self._spread(site, shards, False) + self._spread(site, shards, True)
-        calls = self.problem.sites[site].call * (2 if self.trains else 1)
-        crossing = sum(self._collect(site, shards, sizes) for sizes in (self.there, self.back)) if shards > 1 else 0.0
-        return np.where(self.upper, total[None, :] - total[:, None] + calls + crossing, 0.0)
+        found = np.where(self.upper, total[None, :] - total[:, None] + own.call * (2 if self.trains else 1), 0.0)
+        found[:-1, -1] = found[:-1, -1] * own.fused
+        ends = own.crossing * (self.there + self.back)
+        more = ends[:, None] + ends[None, :]
+        if shards > 1:
+            more = more + self._collect(site, shards, self.there) + self._collect(site, shards, self.back)
+        return found + np.where(self.upper, more, 0.0)
 
     def _spread(self, site: int, shards: int, backward: bool) -> Array:
         """Seconds of forward or backward up to each cut, with variables in so many pieces."""
@@ -220,10 +225,13 @@ class Costs:
         """Forward and backward of one micro-batch in one stage, with their calls."""
         ways = [self._spread(part.site, part.shards, backward) for backward in (False, True)]
         forward, backward = (float(way[part.end] - way[part.begin]) for way in ways)
-        crossing = [self._collect_for(part, sizes) for sizes in (self.there, self.back)]
-        forward, backward = forward + crossing[0], backward + crossing[1] * self.trains
-        call = self.problem.sites[part.site].call
-        return forward + call, backward + call * self.trains
+        site = self.problem.sites[part.site]
+        share = site.fused if part.end == len(self.problem.chain) else 1.0
+        there, back = (
+            site.crossing * float(sizes[part.begin] + sizes[part.end]) + self._collect_for(part, sizes)
+            for sizes in (self.there, self.back)
+        )
+        return share * (forward + site.call) + there, (share * (backward + site.call) + back) * self.trains
 
     def part_later(self, part: Part) -> float:
         """Seconds of a stage's backward that may come later, where it is parted: see `passes.parting`. Nothing goes

@@ -43,7 +43,9 @@ class Site:
     `forward` and `backward` are seconds of each block on one worker: a row for what a call costs and a row for what
     each row of the micro-batch adds. `call` is what it costs to call a stage's forward or backward, `update` what a
     block's update takes once a step, `adding` a byte of a gradient that is added to that of the micro-batches before.
-    `inside` joins the cluster's workers. `later` is what of `backward` is for gradients of weights alone.
+    Where forward and backward are one function they take `fused` times as long as apart. A byte that crosses takes
+    `crossing` seconds of computing. `inside` joins the cluster's workers. `later` is what of `backward` is for
+    gradients of weights alone.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Site:
     memory: float = math.inf
     inside: Wire = Wire()
     adding: float = 0.0
+    fused: float = 1.0
+    crossing: float = 0.0
     later: Array | None = None
 
 

@@ -177,7 +177,10 @@ def _kinds(problem: Problem) -> list[int]:
 
     def alike(a: int, b: int) -> bool:
         one, other = sites[a], sites[b]
-        numbers, costs = ("workers", "memory", "call", "inside", "adding"), ("forward", "backward", "update", "later")
+        numbers, costs = (
+            ("workers", "memory", "call", "inside", "adding", "fused", "crossing"),
+            ("forward", "backward", "update", "later"),
+        )
         same = all(getattr(one, name) == getattr(other, name) for name in numbers)
         rest = [site for site in range(count) if site not in (a, b)]
         return (

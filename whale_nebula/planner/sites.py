@@ -19,6 +19,10 @@ OP_SECONDS = 5e-6
 """What an op costs besides: to be scheduled and called."""
 MEMORY_RATE = 2e10
 """Bytes a second that a device reads and writes, where nobody has said or measured it."""
+STAGE_CALL = 1.5e-3
+"""Seconds of a processor's core besides what a stage's function takes: to gather what it is fed, and to hand on."""
+CROSSING = 6e-9
+"""Seconds of a processor's core for a byte that leaves it or arrives: copied, sealed, written or read."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +73,17 @@ def _site(layers: Layers, cluster: ClusterInfo, options: Options, measured: Meas
     later, whole = at @ layers.seconds(layers.backward, pace, later=True), at @ backward
     share_later = np.divide(later, whole, where=whole > 0, out=np.zeros_like(later))
     update, adding = np.array(layers.update) * (3.0 / rate), 3.0 / rate
+    call, crossing, fused = slowest.call_seconds or CALL, 0.0, 1.0
     if measured is not None:
         adding = adding if math.isnan(measured.adding) else measured.adding
+        call, crossing = max(call, STAGE_CALL), CROSSING / measured.cores
+        fused = _compare_fused(measured, layers.rows)
         forward = _complete(measured.forward, forward, layers.rows)
         backward = _complete(measured.backward, backward, layers.rows)
         update = _complete(measured.update, np.stack([update, 0.0 * update]), 1)[0]
     return Site(
-        cluster.name, max(1, len(devices)), forward, backward, update, slowest.call_seconds or CALL,
-        float(min(memory, options.memory)), inside, adding, backward * share_later,
+        cluster.name, max(1, len(devices)), forward, backward, update, call,
+        float(min(memory, options.memory)), inside, adding, fused, crossing, backward * share_later,
     )  # fmt: skip
 
 
@@ -89,9 +96,18 @@ def _complete(measured: Array, estimated: Array, rows: int) -> Array:
     guess, found = float((at @ estimated)[known].sum()), float((at @ blocks)[known].sum())
     line = np.where(known, blocks, estimated * (found / guess if guess and found else 1.0))
     sums = line.sum(axis=1)
-    if np.isnan(whole).any() or not sums.all():
+    if np.isnan(whole).any() or not sums.any():
         return line
-    return line * (whole / sums)[:, None] if whole.all() else line * float(at @ whole / (at @ sums))
+    if whole.all() and sums.all():
+        return line * (whole / sums)[:, None]
+    return line * float(at @ whole / (at @ sums))
+
+
+def _compare_fused(measured: MeasuredBlocks, rows: int) -> float:
+    """How long forward and backward take as one function, beside what they take apart."""
+    apart = measured.forward[:, -1] + measured.backward[:, -1]
+    share = float((measured.fused[:, -1] @ [1.0, rows]) / (apart @ [1.0, rows]))
+    return 1.0 if math.isnan(share) else min(max(share, 0.5), 1.2)
 
 
 def op_seconds(device: Device, kernel: str, flops: float, moved: float) -> float:

@@ -17,6 +17,8 @@ from whale_nebula.planner.chain import BlockOps
 from whale_nebula.spec import Value
 
 KINDS = ("forward", "backward", "update")
+FUSED = "fused"
+"""The kind of a forward and a backward as one function."""
 WHOLE = -1
 """What stands for all blocks together where one has its number."""
 
@@ -32,10 +34,10 @@ class Subgraph:
     fragment: Fragment
     text: str
 
-    def key(self, sizes: Sizes) -> str:
-        """What identifies it with what it is fed, given the sizes of a batch."""
+    def key(self, sizes: Sizes, settings: str) -> str:
+        """What identifies it with what it is fed, given the sizes of a batch and how TensorFlow is set up."""
         shapes = [sizes.shape(value) for value in self.fragment.feeds]
-        return hashlib.sha256(f"{self.text}\n{shapes}".encode()).hexdigest()[:32]
+        return hashlib.sha256(f"{self.text}\n{shapes}\n{settings}".encode()).hexdigest()[:32]
 
 
 def subgraphs_of(program: Program, ops: BlockOps) -> Iterator[Subgraph]:
@@ -46,10 +48,10 @@ def subgraphs_of(program: Program, ops: BlockOps) -> Iterator[Subgraph]:
     for kind, blocks in zip(KINDS, (ops.forward, ops.backward, ops.update), strict=True):
         every = tuple(sorted(op for own in blocks for op in own))
         for block, own in ((WHOLE, every), *enumerate(blocks)):
-            fragment = making.fragment(kind, own)
-            if fragment is not None:
-                text = subgraph_text(program.graph, fragment.ops, fragment.feeds, fragment.fetches)
-                yield Subgraph(kind, block, fragment, text)
+            yield from making.subgraph(kind, block, own)
+    yield from making.subgraph(
+        FUSED, WHOLE, [op for blocks in (ops.forward, ops.backward) for own in blocks for op in own]
+    )
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,14 @@ class _Making:
         """What the backward is there for."""
         return frozenset(v for request in self.program.requests for part in request.parts for v in part.values)
 
-    def fragment(self, kind: str, own: Sequence[int]) -> Fragment | None:
+    def subgraph(self, kind: str, block: int, own: Sequence[int]) -> Iterator[Subgraph]:
+        """The subgraph of these ops, if they can be run."""
+        fragment = self._fragment(kind, own)
+        if fragment is not None:
+            text = subgraph_text(self.program.graph, fragment.ops, fragment.feeds, fragment.fetches)
+            yield Subgraph(kind, block, fragment, text)
+
+    def _fragment(self, kind: str, own: Sequence[int]) -> Fragment | None:
         """The ops of a block with what they read that depends neither on the batch nor on gradients."""
         graph = self.program.graph
         own = [op for op in own if not graph.ops[op].role]

@@ -17,13 +17,13 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.capture.step import Captured
-from whale_nebula.hardware.measured import BlockTime, keep_blocks, read_blocks
+from whale_nebula.hardware.measured import BlockTime, count_cores, keep_blocks, read_blocks
 from whale_nebula.hardware.timing import Timed, time_calls
 from whale_nebula.ir.graph import INPUT
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.measured_blocks import MeasuredBlocks, Points
-from whale_nebula.planner.subgraphs import KINDS, WHOLE, Subgraph, subgraphs_of
+from whale_nebula.planner.subgraphs import WHOLE, Subgraph, subgraphs_of
 from whale_nebula.runtime.step.compiled import Function, Workshop
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
@@ -48,8 +48,10 @@ def measure_blocks(
     """Seconds of the blocks of a step with batches of so many rows, by `sizes`: those that were measured on this
     machine before, and what can be measured within a budget of seconds. `tensors` are a batch, if there is one.
     """  # fmt: skip
+    threading = tf.config.threading
     subgraphs = list(subgraphs_of(captured.program, layers.ops))
-    keys = {(each.kind, each.block, rows): each.key(own) for each in subgraphs for rows, own in sizes.items()}
+    settings = str((threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()))
+    keys = {(each.kind, each.block, rows): each.key(own, settings) for each in subgraphs for rows, own in sizes.items()}
     known = read_blocks()
     if budget and any(key not in known for key in keys.values()):
         bench = _Bench(name, captured, sizes, tensors, budget, dict(known))
@@ -58,12 +60,12 @@ def measure_blocks(
             with suppress(OSError):  # a cache that cannot be written is none
                 keep_blocks(bench.fresh)
         known = bench.known
-    found: dict[str, dict[int, Points]] = {kind: {} for kind in KINDS}
+    found: dict[str, dict[int, Points]] = {}
     for (kind, block, rows), key in keys.items():
         if key in known:
-            found[kind].setdefault(block, {})[rows] = known[key].seconds
+            found.setdefault(kind, {}).setdefault(block, {})[rows] = known[key].seconds
     adding = known[ADDING].seconds if ADDING in known else math.nan
-    return MeasuredBlocks.of(found, len(layers.chain), adding)
+    return MeasuredBlocks.of(found, len(layers.chain), adding, count_cores())
 
 
 def _by_block(subgraphs: Sequence[Subgraph]) -> dict[int, dict[str, Subgraph]]:
@@ -152,7 +154,7 @@ class _Bench:
         lasted: dict[str, float] = {}
         for rows in sorted(self.sizes):
             values: dict[Value, Any] = {}
-            for kind in (kind for kind in KINDS if kind in own):
+            for kind in own:
                 key, subgraph = wanted[kind, rows], own[kind]
                 needed = kind == "forward" and "backward" in own and wanted["backward", rows] not in self.known
                 if self.left < _CALLS * lasted.get(kind, 0.0) or (key in self.known and not needed):
@@ -161,7 +163,7 @@ class _Bench:
                     if kind not in functions:
                         functions[kind] = self._make(subgraph, copies)
                     given = [self._draw(value, rows, values) for value in subgraph.fragment.feeds]
-                    timed = self._time(functions[kind], given)
+                    timed = self._time(functions[kind], given, 20 if subgraph.block == WHOLE else 8)
                     if needed:
                         values |= zip(subgraph.fragment.fetches, functions[kind](given), strict=True)
                 except (tf.errors.OpError, ValueError, TypeError, KeyError, RuntimeError) as failure:
@@ -175,15 +177,15 @@ class _Bench:
         date = datetime.now(UTC).isoformat(timespec="seconds")
         self.known[key] = self.fresh[key] = BlockTime(seconds, spread, date)
 
-    def _time(self, function: Function, given: Sequence[Any]) -> Timed:
-        """Time a call until the device has done it."""
+    def _time(self, function: Function, given: Sequence[Any], part: int) -> Timed:
+        """Time a call until the device has done it, with such a part of what is left of the budget."""
         wait: Callable[[], Any] = tf.test.experimental.sync_devices if _has_gpu() else lambda: None
 
         def run() -> None:
             function(given)
             wait()
 
-        return time_calls(run, most=self.left / 8)
+        return time_calls(run, most=self.left / part)
 
     def _make(self, subgraph: Subgraph, copies: dict[int, Any]) -> Function:
         """The function of a subgraph, which reads and writes copies of variables."""
