@@ -6,11 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from whale_nebula.codec.way import NONE
 from whale_nebula.ir.assignment import Assignment
 from whale_nebula.ir.program import Pipeline, Stage
 from whale_nebula.plan.records import Considered, Predicted, RateCurves
 from whale_nebula.planner.chain import Layers
-from whale_nebula.planner.explanation import describe_parts, draw_rates, explain, short_names, stage_names
+from whale_nebula.planner.explanation import (
+    describe_parts,
+    draw_rates,
+    explain,
+    list_codecs,
+    short_names,
+    stage_names,
+)
 from whale_nebula.planner.problem import Candidate, Excess, Problem
 from whale_nebula.planner.sites import Grounds
 from whale_nebula.report.records import size
@@ -58,7 +66,10 @@ class Decision:
         )
         shape = self.chosen.shape
         pipeline = Pipeline(shape.micro_batches, self.chosen.schedule, self.chosen.in_flight, shape.recompute)
-        return Assignment(stages, {path: _by_reader(readers) for path, readers in found.items()}, pipeline)
+        variables = {path: _by_reader(readers) for path, readers in found.items()}
+        codecs = list_codecs(self.problem, self.chosen) if len(self.problem.chain.coded) > 1 else {}  # else a scope's
+        crossing = {names[place]: codec for place, codec in codecs.items() if codec != NONE}
+        return Assignment(stages, variables, pipeline, crossing)
 
     @cached_property
     def considered(self) -> tuple[Considered, ...]:

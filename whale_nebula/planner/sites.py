@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from whale_nebula.hardware import ClusterInfo, Clusters, Device, LinkRate
 from whale_nebula.plan.timing import CALL, SPEED
 from whale_nebula.planner.chain import Layers, OpWork
+from whale_nebula.planner.crossing import code_crossings
 from whale_nebula.planner.problem import Options, Problem, Site, Wire
 
 OP_SECONDS = 5e-6
@@ -28,12 +29,13 @@ class Grounds:
     guessed: float = 1.0
 
 
-def problem_of(layers: Layers, clusters: Clusters, options: Options) -> Problem:
-    """The problem of planning a program for clusters."""
+def problem_of(layers: Layers, clusters: Clusters, options: Options, compress: str | None = None) -> Problem:
+    """The problem of planning a program for clusters; `compress` is the codec of what crosses, or "auto"."""
     sites = tuple(_site(layers, cluster, options) for cluster in clusters.clusters)
     pairs = permutations(enumerate(clusters.names), 2)
     lines = {(a, b): _wire(clusters.between(one, other)) for (a, one), (b, other) in pairs}
-    return Problem(layers.chain, sites, layers.rows, lines, options)
+    coded = code_crossings(compress, layers.tensors, layers.rows, clusters.codecs)
+    return Problem(replace(layers.chain, coded=coded), sites, layers.rows, lines, options)
 
 
 def _wire(link: LinkRate) -> Wire:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from whale_nebula.capture.step import Captured, Signature, capture
+from whale_nebula.codec.way import AUTO
 from whale_nebula.errors import CaptureError, NebulaError, PlanError
 from whale_nebula.hardware import Clusters
 from whale_nebula.ir.program import Stage
@@ -125,7 +126,7 @@ def _why_whole(captured: Captured, layers: Layers) -> str:
 
 
 def _search(layers: Layers, clusters: Clusters, options: Options, limits: Limits, reasons: tuple[str, ...]) -> Decision:
-    problem = problem_of(layers, clusters, options)
+    problem = problem_of(layers, clusters, options, limits.compress)
     found = search(problem)
     if not found.candidates:
         what, why, mend = (
@@ -164,9 +165,9 @@ def _with_stages(
 
 @contextlib.contextmanager
 def _compress_crossings(limits: Limits) -> Iterator[None]:
-    """What crosses is compressed as the user has said."""
+    """What crosses is compressed as the user has said; with "auto" the stages that were decided say it."""
     with contextlib.ExitStack() as opened:
-        if limits.compress is not None:
+        if limits.compress not in (None, AUTO):
             opened.enter_context(public.cluster())
             opened.enter_context(public.compress(codec=limits.compress))
         yield
