@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from whale_nebula.capture.scopes_met import ScopesMet
+from whale_nebula.codec.way import both_ways
 from whale_nebula.ir.assignment import Assignment, Constraints, Written
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Pipeline, Program
@@ -18,7 +19,11 @@ from whale_nebula.site import Site
 
 def adopt_stages(met: ScopesMet, given: Assignment, site: Site) -> None:
     """Let a trace have the stages that were decided, as if its scopes had said all of it, or new ones at this line."""
-    met.stages = {stage.key: stage for stage in given.stages}
+    numbers = dict[str, int]()
+    for codec in dict.fromkeys(given.codecs.values()):
+        numbers[codec] = len(met.compressions)
+        met.compressions.append(Frame("compress", both_ways(codec), site))
+    met.stages = {s.key: replace(s, compress=numbers.get(given.codecs.get(s.key, ""))) for s in given.stages}
     met.pipeline, met.decided = given.pipeline, True
     for stage in given.stages:
         shard = ("gradients" if stage.shared_gradients else "optimizer") if stage.shared_slots else None

@@ -208,6 +208,15 @@ def ways(options: Mapping[str, Any], *, training: bool = True) -> tuple[Way, Way
     return _add_ramp(replace(common, codec=there), options), _add_ramp(replace(common, codec=back, delta=None), options)
 
 
+def both_ways(codec: str) -> dict[str, Any]:
+    """The options of a scope by which a tensor and its gradient cross by the same precision.
+
+    >>> [str(way) for way in ways(both_ways("fp16"))]
+    ['fp16', 'fp16']
+    """
+    return {"codec": parse(codec), "backward": codec}
+
+
 def _common(options: Mapping[str, Any]) -> Way:
     mask = options.get("mask")
     return Way(

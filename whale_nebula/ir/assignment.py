@@ -56,7 +56,7 @@ class Assignment:
     the ops that read it.
 
     Those ops stand in the order of the trace; the last stage holds for all that follow. Ops that read no variable go
-    where the fewest bytes cross, as those do that no scope has stamped.
+    where the fewest bytes cross, as those do that no scope has stamped. `codecs` are those of what stages are given.
 
     >>> given = Assignment((Stage("stage0", "gpu"), Stage("stage1", "npu")), {"table": ("stage0", "stage1")})
     >>> [given.stage_of("table", number) for number in range(3)], given.stage_of("other", 0)
@@ -66,6 +66,7 @@ class Assignment:
     stages: tuple[Stage, ...]
     variables: Mapping[str, tuple[str, ...]]
     pipeline: Pipeline = field(default_factory=Pipeline)
+    codecs: Mapping[str, str] = field(default_factory=dict)
 
     def stage_of(self, path: str, number: int) -> str | None:
         """The stage of the op that is the variable's reader of this number; None where it was not decided."""

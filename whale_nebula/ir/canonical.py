@@ -56,7 +56,8 @@ def _header(program: Program) -> Iterator[str]:
         speeds = f" speeds={':'.join(map(repr, stage.speeds))}" if stage.speeds else ""
         shards = "" if stage.shards == 1 else f" shards={stage.shards}"
         shards += " shared_slots" * stage.shared_slots + " shared_gradients" * stage.shared_gradients
-        yield f"stage {number} {stage.key} cluster={stage.cluster}{copies}{speeds}{shards}"
+        coded = "" if stage.compress is None else f" compress={stage.compress}"
+        yield f"stage {number} {stage.key} cluster={stage.cluster}{copies}{speeds}{shards}{coded}"
     if program.apart is not None:
         yield f"apart {program.apart}"
     for number, (forward, backward) in enumerate(program.compressions):

@@ -87,7 +87,8 @@ class Stage:
 
     There are `replicas` of it, and each takes its share of the micro-batches; `speeds` are theirs beside one another,
     where the config says that they differ. `shards` is the number of devices that its variables are split over. `first`
-    is the number of its cluster's worker that has the first of them, where a planner says it.
+    is the number of its cluster's worker that has the first of them, where a planner says it. What it is given crosses
+    by the compress scope of number `compress` where no scope in the script says it.
     With `shared_slots` each replica holds a part of the optimizer's slots, and with `shared_gradients` a part of all
     gradients that are summed.
     """
@@ -101,6 +102,7 @@ class Stage:
     shared_slots: bool = False
     shared_gradients: bool = False
     first: int | None = None
+    compress: int | None = None
 
 
 @dataclass(frozen=True)

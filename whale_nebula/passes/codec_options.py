@@ -17,7 +17,9 @@ from whale_nebula.wire.tensor import DTYPE_NAMES
 
 
 def _scopes_of(program: Program, value: Value, readers: Collection[int] | None = None) -> Iterator[int]:
-    """The compress scopes of a value: around its producer, else around a consumer, of these stages if given."""
+    """The compress scopes of a value: around its producer, else around a consumer, of these stages if given; else what
+    the planner has said of the first of these stages.
+    """
     made = program.graph.ops[value.op].compress
     if made is not None:
         yield made
@@ -25,6 +27,9 @@ def _scopes_of(program: Program, value: Value, readers: Collection[int] | None =
     for op in program.graph.consumers(value):
         if op.compress is not None and (readers is None or program.labels.get(op.index) in readers):
             yield op.compress
+    planned = None if not readers else program.stages[min(readers)].compress
+    if planned is not None:
+        yield planned
 
 
 def scope_of(program: Program, value: Value, readers: Collection[int] | None = None) -> int | None:

@@ -20,6 +20,7 @@ from whale_nebula.ir.sizes import Sizes
 from whale_nebula.passes.effects import is_effect, is_random, is_read, written_handles
 from whale_nebula.passes.parting import ascend, only_move
 from whale_nebula.plan.flops import Effort
+from whale_nebula.planner.crossing import Tensor
 from whale_nebula.planner.problem import Array, Chain
 from whale_nebula.spec import Value
 
@@ -61,7 +62,8 @@ class Layers:
 
     `variables` are the paths of each block's variables with the number of the reader that lies in it; `forward`,
     `backward` and `update` the work of each block's ops, and `ops` which these are. `draws` says that the forward draws
-    random numbers, `written` from which block to which each stage goes that a scope has said.
+    random numbers, `written` from which block to which each stage goes that a scope has said. `tensors` are those that
+    cross at each cut.
     """
 
     chain: Chain
@@ -73,6 +75,7 @@ class Layers:
     draws: bool = False
     ops: BlockOps = BlockOps()
     written: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    tensors: tuple[tuple[Tensor, ...], ...] = ()
 
     def seconds(self, works: Sequence[Sequence[OpWork]], pace: Pace, *, later: bool = False) -> Array:
         """Seconds of blocks at the pace of a device: what a call costs, and what each row adds; of all ops, or of those
@@ -127,7 +130,7 @@ class _Chaining:
                 self.block[order[place]] = number
         count = len(starts)
         variables = self._variables(order, weighted, count)
-        there, back, cuttable = self._crossing(order, starts, weighted)
+        there, back, cuttable, tensors = self._crossing(order, starts, weighted)
         weights, slots, gradients, tied, apart = self._memory(variables, count)
         held, transient = self._held(count)
         self._join_written(cuttable, apart)
@@ -142,7 +145,7 @@ class _Chaining:
         forward, backward = self._work(ops.forward), self._work(ops.backward, later)
         update = [float(weights[n] + slots[n] + gradients[n]) * bool(self.requests) for n in range(count)]
         draws = any(is_random(op) for op in self.graph.with_bodies(self.graph.ops[index] for index in order))
-        return Layers(chain, self.rows, variables, forward, backward, tuple(update), draws, ops, written)
+        return Layers(chain, self.rows, variables, forward, backward, tuple(update), draws, ops, written, tensors)
 
     # ------------------------------------------------------------------ order
     def _ends(self) -> list[int]:
@@ -246,12 +249,13 @@ class _Chaining:
 
     def _crossing(
         self, order: Sequence[int], starts: Sequence[int], weighted: Collection[int]
-    ) -> tuple[Array, Array, np.ndarray]:
-        """Bytes a row that cross before each block, there and back, and whether one may cut there."""
+    ) -> tuple[Array, Array, np.ndarray, tuple[tuple[Tensor, ...], ...]]:
+        """Bytes a row that cross before each block, there and back, whether one may cut there, and the tensors."""
         place = {op: number for number, op in enumerate(order)}
         trained = self._find_trained(order)
         size = len(order) + 1
-        there, back, tensors = np.zeros(size), np.zeros(size), np.zeros(size)
+        there, back = np.zeros(size), np.zeros(size)
+        crossing: list[list[Tensor]] = [[] for _ in range(size)]
         for op in order:
             for value in self.graph.ops[op].values:
                 readers = [place[reader.index] for reader in self.graph.consumers(value) if reader.index in place]
@@ -262,9 +266,11 @@ class _Chaining:
                 nbytes = self.sizes.nbytes(value) / self.rows
                 crossed = slice(begin + 1, max(readers) + 1)
                 there[crossed] += nbytes
-                tensors[crossed] += 1
-                if op in trained and self.graph.spec(value).floating and self.requests:
-                    back[crossed] += nbytes
+                returns = op in trained and self.graph.spec(value).floating and bool(self.requests)
+                back[crossed] += nbytes * returns
+                tensor = Tensor(self.graph.spec(value).dtype, self.sizes.shape(value), returns)
+                for tensors in crossing[crossed]:
+                    tensors.append(tensor)
         ends = [0, *starts[1:], len(order)]
         best = [0]
         last = {self.block[op]: place[op] for op in order if op in weighted}
@@ -272,8 +278,8 @@ class _Chaining:
             places = range(last[number] + 1, end + 1)
             best.append(min(places, key=lambda at: (there[at] + back[at], -at)))
         at = np.array([*best, len(order)])
-        cuttable = tensors[at] <= MOST_CROSSING
-        return there[at], back[at], cuttable
+        found = tuple(tuple(crossing[place]) for place in at)
+        return there[at], back[at], np.array([len(each) <= MOST_CROSSING for each in found]), found
 
     def _find_trained(self, order: Sequence[int]) -> set[int]:
         """The ops of the forward that depend on a variable that is not a generator's state."""

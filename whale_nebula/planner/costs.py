@@ -93,13 +93,21 @@ class Costs:
 
     @cached_property
     def there(self) -> Array:
-        """Bytes of a micro-batch that cross at each cut."""
+        """Bytes of a micro-batch that are needed from before each cut."""
         return self.problem.chain.there * self.rows
 
     @cached_property
     def back(self) -> Array:
-        """Bytes of a micro-batch's gradients that cross at each cut."""
+        """Bytes of a micro-batch's gradients that go back at each cut."""
         return self.problem.chain.back * self.rows
+
+    def crossing(self, one: Part, other: Part) -> tuple[float, float, Array]:
+        """Bytes of a micro-batch that cross from one stage to the next, and back; and seconds to encode and to decode
+        what goes there and what comes back.
+        """
+        chain, at = self.problem.chain, other.begin
+        way = chain.plain if one.site == other.site else chain.choices[other.codec]
+        return float(way.there[at]) * self.rows, float(way.back[at]) * self.rows, way.seconds[:, at] * self.rows
 
     def seconds(self, site: int, shards: int = 1) -> Array:
         """Forward and backward of the blocks from each cut to each other one, a matrix; nothing below the diagonal."""

@@ -7,11 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from whale_nebula.codec.way import NONE
 from whale_nebula.ir.assignment import Assignment, Constraints
 from whale_nebula.ir.program import Stage
 from whale_nebula.plan.records import Considered, Predicted, RateCurves
 from whale_nebula.planner.chain import Layers
-from whale_nebula.planner.explanation import describe_parts, draw_rates, explain, short_names, stage_names
+from whale_nebula.planner.explanation import (
+    describe_parts,
+    draw_rates,
+    explain,
+    list_codecs,
+    short_names,
+    stage_names,
+)
 from whale_nebula.planner.problem import Candidate, Excess, Problem
 from whale_nebula.planner.search import search
 from whale_nebula.planner.sites import Grounds
@@ -81,7 +89,10 @@ class Decision:
             self.said.pipeline, micro_batch=shape.micro_batches, schedule=self.chosen.schedule,
             in_flight=min(limits, default=None), recompute=shape.recompute,
         )  # fmt: skip
-        return Assignment(stages, {path: _by_reader(readers) for path, readers in found.items()}, pipeline)
+        variables = {path: _by_reader(readers) for path, readers in found.items()}
+        codecs = list_codecs(self.problem, self.chosen) if len(self.problem.chain.coded) > 1 else {}  # else a scope's
+        crossing = {names[place]: codec for place, codec in codecs.items() if codec != NONE}
+        return Assignment(stages, variables, pipeline, crossing)
 
     @cached_property
     def considered(self) -> tuple[Considered, ...]:

@@ -52,6 +52,7 @@ def _paragraphs(decision: Decision) -> Iterator[str]:
     yield f"A step is predicted to take {duration(chosen.seconds)}. {_binding_text(problem, chosen)}"
     if decision.seconds_here > chosen.seconds:
         yield f"Here the clusters share the cores of one process, and it takes about {duration(decision.seconds_here)}."
+    yield from _codecs_text(problem, chosen)
     yield _memory_text(problem, chosen)
     yield _grounds_text(decision.grounds)
     for reason in decision.reasons:
@@ -90,6 +91,23 @@ def _binding_text(problem: Problem, chosen: Candidate) -> str:
     if kind == "updates":
         return "More than half of it are updates and sums of gradients, once a step."
     return "Nothing is busy for most of it: it waits for micro-batches on their way."
+
+
+def _codecs_text(problem: Problem, chosen: Candidate) -> Iterator[str]:
+    """By which codec each boundary crosses, where there is one to choose."""
+    if not problem.chain.coded or not chosen.crossed:
+        return
+    names = stage_names(problem, chosen.parts)
+    codecs = list_codecs(problem, chosen).items()
+    told = (f"{names[place - 1]} to {names[place]} {codec.replace('none', 'as it is')}" for place, codec in codecs)
+    chosen_one = len(problem.chain.coded) > 1 and any(chosen.parts[place].codec for place in chosen.crossed)
+    milder = f"; with a milder one a step would take over {problem.options.slack:.0%} longer than with the best"
+    yield f"What crosses: {', '.join(told)}{milder * chosen_one}."
+
+
+def list_codecs(problem: Problem, candidate: Candidate) -> dict[int, str]:
+    """By the place of a stage, the codec of what comes to it from another cluster; "none" for as it is."""
+    return {place: problem.chain.choices[candidate.parts[place].codec].codec for place in candidate.crossed}
 
 
 def _memory_text(problem: Problem, chosen: Candidate) -> str:
@@ -156,7 +174,8 @@ def what_if(decision: Decision) -> Iterator[str]:
         for factor, said in ((0.25, "a quarter of"), (0.5, "half"), (2.0, "twice"), (4.0, "4 times")):
             changes.append((f"lines at {said} their rate", with_rate(problem, factor)))
         changes += [
-            (f"{said} the bytes at boundaries ({codec})", with_crossing(problem, f)) for f, said, codec in _CODECS
+            (f"{said} the bytes at boundaries ({codec})", with_crossing(problem, f))
+            for f, said, codec in (() if problem.chain.coded else _CODECS)
         ]
     for number, site in enumerate(problem.sites):
         sites = list(problem.sites)
@@ -254,7 +273,8 @@ def describe_parts(problem: Problem, parts: Sequence[Part]) -> str:
     for part, name in zip(parts, stage_names(problem, parts), strict=True):
         begins = f" from {labels[part.begin]}" if part.begin else ""
         taken = f" x {part.replicas}" * (part.replicas > 1) + f" split {part.shards}" * (part.shards > 1)
-        said.append(f"{name}{taken}{begins}")
+        coded = f" by {problem.chain.choices[part.codec].codec}" if part.codec else ""
+        said.append(f"{name}{taken}{begins}{coded}")
     return " | ".join(said)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +71,18 @@ class Way(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Coded:
+    """How tensors cross at each cut by a codec: bytes a row `there` and `back`, and `seconds` a row that one core takes
+    to encode and to decode what goes there, and to encode and to decode what comes back.
+    """
+
+    codec: str
+    there: Array
+    back: Array
+    seconds: Array
+
+
+@dataclass(frozen=True)
 class Chain:
     """The blocks of a program.
 
@@ -77,7 +90,8 @@ class Chain:
     the backward keeps of a forward (`held`), and that it needs besides while it runs (`transient`).
     By cut, of which there is one before each block and one at the end: bytes a row that cross `there` and `back`, bytes
     that cross once a step because both sides hold a weight (`tied`), and whether one may cut there at all.
-    `apart` are the bytes of those of a block's gradients that are not computed together with what goes back.
+    `apart` are the bytes of those of a block's gradients that are not computed together with what goes back. `coded`
+    are the ways to cross between clusters that may be chosen, the mildest first; none: as it is.
     """
 
     names: tuple[str, ...]
@@ -91,6 +105,17 @@ class Chain:
     tied: Array
     cuttable: NDArray[np.bool_]
     apart: Array | None = None
+    coded: tuple[Coded, ...] = ()
+
+    @cached_property
+    def plain(self) -> Coded:
+        """What crosses as it is."""
+        return Coded("none", self.there, self.back, np.zeros((4, len(self) + 1)))
+
+    @property
+    def choices(self) -> tuple[Coded, ...]:
+        """The ways to cross between clusters, at least one."""
+        return self.coded or (self.plain,)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -118,9 +143,10 @@ class Fixed:
 @dataclass(frozen=True)
 class Options:
     """What the user has decided; None leaves it to the search. At most so many micro-batches are tried, and no worker
-    may need more than `memory`. Of `schedules` a later one is taken only where it is clearly faster. With `split`
-    stages of several workers have their variables in pieces, and are not copied; left open, that is tried where memory
-    is short or gradients of copies take long to be summed.
+    may need more than `memory`. Of `schedules` a later one is taken only where it is clearly faster, and a codec that
+    loses less wherever a step takes no more than the share of `slack` longer with it. With `split` stages of several
+    workers have their variables in pieces, and are not copied; left open, that is tried where memory is short or
+    gradients of copies take long to be summed.
     """
 
     micro_batch: int | None = None
@@ -130,6 +156,7 @@ class Options:
     most: int = 64
     memory: float = math.inf
     split: bool | None = False
+    slack: float = 0.02
 
 
 @dataclass(frozen=True)
@@ -234,7 +261,8 @@ class Problem:
 @dataclass(frozen=True)
 class Part:
     """A stage of a candidate: blocks from `begin` to `end` on so many `replicas`, each a worker of a site, or so many
-    workers as there are `shards` of its variables.
+    workers as there are `shards` of its variables. What comes to it from another site crosses by the `codec` of this
+    number.
     """
 
     site: int
@@ -242,6 +270,7 @@ class Part:
     end: int
     replicas: int = 1
     shards: int = 1
+    codec: int = 0
 
     @property
     def seats(self) -> int:
@@ -280,6 +309,11 @@ class Candidate:
     def parts(self) -> tuple[Part, ...]:
         """Its stages."""
         return self.shape.parts
+
+    @property
+    def crossed(self) -> tuple[int, ...]:
+        """The places of stages to which something comes from another cluster."""
+        return tuple(n for n in range(1, len(self.parts)) if self.parts[n].site != self.parts[n - 1].site)
 
 
 @dataclass(frozen=True)

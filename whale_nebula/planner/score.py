@@ -9,12 +9,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
 
+import numpy as np
+
 from whale_nebula.planner.costs import Costs
-from whale_nebula.planner.problem import Candidate, Excess, Part, Problem, Shape, Wire
+from whale_nebula.planner.problem import Array, Candidate, Excess, Part, Problem, Shape, Wire
 from whale_nebula.schedule.lines import Hop, Hops, Line, Work, pace
 from whale_nebula.schedule.schedules import PARTED, Pace, delays, limits
 from whale_nebula.schedule.simulate import Timeline, simulate
 
+Crossing = tuple[float, float, Array]
 CLEARLY = 0.98
 """Another schedule has to take less than this share of the time of those before it."""
 
@@ -36,8 +39,11 @@ def score(problem: Problem, shape: Shape, costs: Costs | None = None, *, simulat
 
 def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulated: bool) -> Candidate | Excess:
     parts, count = shape.parts, shape.micro_batches
+    crossing = [costs.crossing(one, other) for one, other in pairwise(parts)]
     works = [_work(costs, part, schedule in PARTED) for part in parts]
-    hops = {(place, place + 1): _hop(problem, costs, parts, place) for place in range(len(parts) - 1)}
+    if problem.chain.coded:
+        works = [_add_coding(work, crossing, place) for place, work in enumerate(works)]
+    hops = {(n, n + 1): _hop(problem, parts, n, there, back, costs) for n, (there, back, _) in enumerate(crossing)}
     sharing = _find_sharing(problem, parts)
     copies = [min(part.replicas, problem.sites[part.site].workers) for part in parts]
     holding = _Holding(schedule, works, copies, pace(works, hops), count, shape.recompute)
@@ -64,7 +70,7 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
     binds = slowest if busy[slowest] > 0.7 * seconds else "updates" if max(once) > 0.5 * seconds else "trips"
     return Candidate(
         shape, schedule, in_flight, seconds, tuple(work.seconds for work in works), tuple(memory),
-        _crossing(problem, costs, shape), binds,
+        _crossing(problem, shape, crossing), binds,
     )  # fmt: skip
 
 
@@ -111,10 +117,18 @@ def _work(costs: Costs, part: Part, parted: bool) -> Work:
     return Work(forward, backward - later, replicas=part.replicas, weights=later + call)
 
 
-def _hop(problem: Problem, costs: Costs, parts: Sequence[Part], place: int) -> Hop:
+def _add_coding(work: Work, crossing: Sequence[Crossing], place: int) -> Work:
+    """With what codecs take a stage: for what comes to it, and for what it sends on."""
+    none = np.zeros(4)
+    before = crossing[place - 1][2] if place else none
+    after = crossing[place][2] if place < len(crossing) else none
+    return replace(work, coding=float(before[1] + after[0]), coding_back=float(before[2] + after[3]))
+
+
+def _hop(problem: Problem, parts: Sequence[Part], place: int, size: float, size_back: float, costs: Costs) -> Hop:
     """From one stage to the next; within a cluster each pair of stages has a way of its own."""
     one, other = parts[place : place + 2]
-    back_size = float(costs.back[other.begin]) if costs.trains else None
+    back_size = size_back if costs.trains else None
     if one.site == other.site and problem.line(one.site, one.site) == Wire():
         return Hop(None, None, 0.0, None if back_size is None else 0.0)
     there, back = problem.line(one.site, other.site), problem.line(other.site, one.site)
@@ -122,7 +136,7 @@ def _hop(problem: Problem, costs: Costs, parts: Sequence[Part], place: int) -> H
     if a == b:
         a, b = f"{a}.{place}", f"{b}.{place + 1}"
     lines = Line(f"{a}->{b}", there.rate, there.delay), Line(f"{b}->{a}", back.rate, back.delay)
-    return Hop(*lines, float(costs.there[other.begin]), back_size)
+    return Hop(*lines, size, back_size)
 
 
 @dataclass(frozen=True)
@@ -201,17 +215,16 @@ def _tied_seconds(problem: Problem, one: Part, other: Part) -> float:
     return line.seconds(size) + line.delay
 
 
-def _crossing(problem: Problem, costs: Costs, shape: Shape) -> dict[str, float]:
+def _crossing(problem: Problem, shape: Shape, crossing: Sequence[Crossing]) -> dict[str, float]:
     """Bytes that a step puts on each line."""
     found: dict[str, float] = {}
-    for one, other in pairwise(shape.parts):
+    for (one, other), (there, back, _) in zip(pairwise(shape.parts), crossing, strict=True):
         if one.site == other.site:
             continue
         names = [problem.sites[part.site].name for part in (one, other)]
         tied = float(problem.chain.tied[other.begin])
-        for line, size in (("->".join(names), costs.there), ("->".join(reversed(names)), costs.back)):
-            crossing = float(size[other.begin]) * shape.micro_batches + tied
-            found[line] = found.get(line, 0.0) + crossing
+        for line, size in (("->".join(names), there), ("->".join(reversed(names)), back)):
+            found[line] = found.get(line, 0.0) + size * shape.micro_batches + tied
     return found
 
 

@@ -25,20 +25,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from whale_nebula.planner.costs import DEEPEST, Costs
-from whale_nebula.planner.problem import Array, Candidate, Chain, Excess, Part, Problem, Shape, Site, Way
+from whale_nebula.planner.groups import group_blocks, ungroup_parts
+from whale_nebula.planner.orders import Order, find_kinds, list_orders
+from whale_nebula.planner.problem import Array, Candidate, Excess, Part, Problem, Shape, Way
 from whale_nebula.planner.score import score
-from whale_nebula.planner.written import follow_written, group_written
 
 SCORED = 48
 """So many candidates are given to the simulator; and of each number of micro-batches the best `FEW`."""
 FEW = 8
-AFFORDED = 20_000
+AFFORDED = 40_000
 """The simulator is given so many instructions in all."""
-MOST_GROUPS = 240
-WIDEST = 72
-"""A longer chain is searched in so many groups of blocks first, or in some more where memory is short."""
-ALL_ORDERS = 4
-"""Up to so many clusters all orders of each subset are tried."""
 FAR = 8
 """Of more stages than this, cuts are moved only around those that take longest."""
 
@@ -63,7 +59,7 @@ def search(problem: Problem, most: int = 8, *, relaxed: bool = True) -> Found:
             _Search(coarse, Costs(coarse, count, recompute), own).run(orders)
             few += own.shapes()
     shapes = dict.fromkeys([*best.shapes(), *few])
-    found = _Ranking(problem).rank([_ungroup(shape, cuts) for shape in shapes], most)
+    found = _Ranking(problem).rank([ungroup_parts(shape, cuts) for shape in shapes], most)
     return found if found.candidates or not relaxed else replace(found, excess=_find_excess(problem))
 
 
@@ -92,128 +88,6 @@ def _recomputes(problem: Problem) -> Sequence[bool]:
         return (asked,)
     everything = Costs(problem, 1).whole_bytes(problem.rows)
     return (False, True) if any(site.memory < everything for site in problem.sites) else (False,)
-
-
-# ---------------------------------------------------------------------- the chain in groups
-def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
-    """The problem with neighbouring blocks joined: those between which one may not cut and, of a long chain, those that
-    take least; and before which block each cut between groups is, the end among them.
-    """
-    chain = problem.chain
-    starts: Sequence[int] = [0, *(cut for cut in range(1, len(chain)) if chain.cuttable[cut])]
-    if len(starts) > WIDEST:
-        edges = {edge for each in problem.fixed for edge in (each.begin, each.end)}
-        starts = sorted({*_spread(problem, starts), *edges.intersection(starts)})
-    ends = [*starts, len(chain)]
-    if len(starts) == len(chain):
-        return problem, ends
-
-    def add(values: Array) -> Array:
-        return np.add.reduceat(values, starts, axis=-1)
-
-    grouped = Chain(
-        tuple(chain.names[start] for start in starts), add(chain.weights), add(chain.slots), add(chain.gradients),
-        add(chain.held), np.maximum.reduceat(chain.transient, starts), chain.there[ends], chain.back[ends],
-        chain.tied[ends], np.ones(len(ends), bool),
-    )  # fmt: skip
-    sites = tuple(
-        replace(site, forward=add(site.forward), backward=add(site.backward), update=add(site.update), later=None)
-        for site in problem.sites
-    )
-    return replace(problem, chain=grouped, sites=sites, fixed=group_written(problem, ends)), ends
-
-
-def _spread(problem: Problem, starts: Sequence[int]) -> Sequence[int]:
-    """Fewer starts, so that groups take about as long as each other, and as much memory; more where that is short."""
-    chain, rows = problem.chain, problem.rows
-    times = np.max([site.forward.sum(0) * rows + site.backward.sum(0) * rows for site in problem.sites], axis=0)
-    size = chain.weights + chain.slots + 2 * chain.gradients + chain.held * problem.rows_of(problem.counts[-1])
-    room = min(site.memory for site in problem.sites)
-    wanted = min(max(WIDEST, math.ceil(3 * float(size.sum()) / room)), MOST_GROUPS)
-    done = np.concatenate([[0.0], np.cumsum(times / max(times.sum(), 1e-30) + size / max(size.sum(), 1.0))])
-    kept = np.unique(np.searchsorted(done[starts], np.linspace(0.0, done[-1], wanted + 1)[1:-1]))
-    return [0, *(starts[place] for place in kept if 0 < place < len(starts))]
-
-
-def _ungroup(shape: Shape, cuts: Sequence[int]) -> Shape:
-    """The same stages, by blocks instead of groups."""
-    return replace(shape, parts=tuple(replace(p, begin=cuts[p.begin], end=cuts[p.end]) for p in shape.parts))
-
-
-# ---------------------------------------------------------------------- orders of clusters
-Order = tuple[int, ...]
-_ByWay = Mapping[Way, Array]
-
-
-def list_orders(problem: Problem) -> list[Order]:
-    """The orders in which clusters may stand along the chain, the short ones first.
-
-    All orders of all subsets of a few clusters; of many, for each first one those that follow over the best lines, and
-    as many again that prefer fast clusters. Of clusters that nothing tells apart only the first stands for each.
-    """
-    sites = range(len(problem.sites))
-    kinds = _kinds(problem)
-    if written := follow_written(problem):
-        return written
-    if len(sites) > ALL_ORDERS:
-        firsts = [site for site in sites if kinds[site] == site]
-        found = {_follow(problem, first, fast) for first in firsts for fast in (False, True)}
-        found |= {order[begin:] for order in list(found) for begin in sites}
-        return sorted(found, key=lambda order: (len(order), order))
-    orders: list[Order] = []
-    level: list[Order] = [()]
-    for _ in sites:  # each with one cluster more before it
-        unlike: dict[tuple[int, ...], Order] = {}
-        for order in sorted((site, *rest) for rest in level for site in sites if site not in rest):
-            unlike.setdefault(tuple(kinds[site] for site in order), order)
-        level = list(unlike.values())
-        orders += level
-    return orders
-
-
-def _kinds(problem: Problem) -> list[int]:
-    """A number for each cluster, the same where swapping two of them changes nothing."""
-    sites, count = problem.sites, len(problem.sites)
-
-    def alike(a: int, b: int) -> bool:
-        one, other = sites[a], sites[b]
-        numbers, costs = (
-            ("workers", "memory", "call", "inside", "adding", "fused", "crossing"),
-            ("forward", "backward", "update", "later"),
-        )
-        same = all(getattr(one, name) == getattr(other, name) for name in numbers)
-        rest = [site for site in range(count) if site not in (a, b)]
-        return (
-            same
-            and all(each.admits(a) == each.admits(b) for each in problem.fixed)
-            and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in costs)
-            and problem.line(a, b) == problem.line(b, a)
-            and all(problem.line(a, c) == problem.line(b, c) and problem.line(c, a) == problem.line(c, b) for c in rest)
-        )
-
-    kinds: list[int] = []
-    for site in range(count):
-        kinds.append(next((kinds[other] for other in range(site) if alike(other, site)), site))
-    return kinds
-
-
-def _speed(site: Site) -> float:
-    return site.workers / max(float(site.forward.sum() + site.backward.sum()), 1e-30)
-
-
-def _follow(problem: Problem, first: int, fast: bool) -> Order:
-    """From one cluster on, always the one with the best line from here, or the fastest."""
-    order, left = [first], set(range(len(problem.sites))) - {first}
-    while left:
-
-        def merit(site: int) -> tuple[float, ...]:
-            line = problem.line(order[-1], site)
-            by_line = (min(line.rate, 1e30), -line.delay)
-            return (_speed(problem.sites[site]), *by_line, -site) if fast else (*by_line, -site)
-
-        order.append(max(left, key=merit))
-        left.remove(order[-1])
-    return tuple(order)
 
 
 # ---------------------------------------------------------------------- dynamic programming
@@ -256,7 +130,7 @@ class _Node:
     """The best way from each cut to the end, over the clusters of an order: of a step, and of one micro-batch.
 
     `took` says by cut which number of replicas and of stages in the first cluster is best, and `goes` where each of
-    those stages ends.
+    those stages ends; `coded` by which codec it crosses there to the cluster after the first.
     """
 
     step: Array
@@ -264,6 +138,7 @@ class _Node:
     took: np.ndarray
     goes: list[np.ndarray]
     choices: list[tuple[Way, int]]
+    coded: np.ndarray
 
 
 @dataclass
@@ -286,8 +161,8 @@ class _Search:
         self.once = [self._once(site) for site in sites]
         memory = {way: self.costs.bytes(1, way.shards) for way in self.copies}
         for limit in self._limits():
-            held = {way: self.costs.bytes(np.ceil(limit / n), way.shards) for way, n in self.copies.items()}
-            self._extend(orders, limit, held, memory)
+            self.bands = {(s, how): self._band(s, how, limit) for s in sites for how in self.once[s]}
+            self._extend(orders, limit, memory)
 
     def _limits(self) -> list[int]:
         """Numbers in flight that memory is counted for: all, where memory is no limit."""
@@ -304,68 +179,116 @@ class _Search:
         sums = {way: self.costs.reduction(site, self.copies[way]) for way in self.costs.list_ways(site)}
         return {way: (update + added) / way.shards for way, added in sums.items()}
 
-    def _trip(self, source: int, destination: int) -> tuple[Array, Array]:
-        """At each cut the seconds that a micro-batch is on its way, there and back, and that it holds the line."""
+    def _trip(self, source: int, destination: int) -> list[tuple[Array, Array]]:
+        """At each cut the seconds that a micro-batch is on its way, there and back, and that it holds the line or what
+        encodes or decodes; for each codec.
+        """
         there, back = self.problem.line(source, destination), self.problem.line(destination, source)
-        held = self.costs.there / there.rate, self.costs.back / back.rate
-        trip = held[0] + held[1] + there.delay + back.delay
-        if source != destination:
-            trip = trip + self.problem.chain.tied / min(there.rate, back.rate)
-        return trip, np.maximum(*held)
+        chain, rows, found = self.problem.chain, self.costs.rows, []
+        for way in chain.choices if source != destination else (chain.plain,):
+            held = way.there * (rows / there.rate), way.back * (rows / back.rate)
+            trip = held[0] + held[1] + there.delay + back.delay + way.seconds.sum(0) * rows
+            if source != destination:
+                trip = trip + chain.tied / min(there.rate, back.rate)
+            found.append((trip, np.maximum(*held)))
+        return found
 
-    def _extend(self, orders: Sequence[Order], limit: int, held: _ByWay, last: _ByWay) -> None:
-        """Add clusters from the end of each order on; orders that end alike share that end."""
-        cuts, count = len(self.problem.chain) + 1, self.costs.micro_batches
+    def _cross(self, node: _Node, site: int, rest: int) -> tuple[Array, Array, np.ndarray]:
+        """At each cut the best way to the end where it crosses there, by the best codec."""
+        count, ways = self.costs.micro_batches, self.trips[site, rest]
+        single = np.stack([node.single + trip for trip, _ in ways])
+        step = np.stack([np.maximum(node.step + t, node.single + t + (count - 1) * holds) for t, holds in ways])
+        coded = np.argmin(step, axis=0)
+        at = np.arange(step.shape[1])
+        return step[coded, at], single[coded, at], coded
+
+    def _extend(self, orders: Sequence[Order], limit: int, last: Mapping[Way, Array]) -> None:
+        """Add clusters from the end of each order on; orders that end alike share that end, and those that begin alike
+        and are as long are taken together.
+        """
         known: dict[Order, _Node] = {}
-        end = np.where(np.arange(cuts) == cuts - 1, 0.0, math.inf)
-        for order in orders:
-            site, rest = order[0], order[1:]
-            if rest:
-                trip, holds = self.trips[site, rest[0]]
-                node = known[rest]
-                single = node.single + trip
-                step = np.maximum(node.step + trip, single + (count - 1) * holds)
-            else:
-                step, single = end, np.where(np.arange(cuts) == cuts - 1, 0.0, 1e30)
-            known[order] = found = self._stages(site, step, single, limit, held, None if rest else last)
-            seconds = float(found.step[0])
-            if seconds < self.pool.worst:
-                self.pool.add(seconds, self._trace(order, known))
+        for (size, site), group in itertools.groupby(orders, key=lambda order: (len(order), order[0])):
+            alike = list(group)
+            crossed = [self._cross(known[order[1:]], site, order[1]) for order in alike if size > 1] or [self._end()]
+            step, single, coded = (np.stack(each) for each in zip(*crossed, strict=True))
+            nodes = self._stages(site, step, single, limit, None if size > 1 else last)
+            for order, node, way in zip(alike, nodes, coded, strict=True):
+                known[order] = node
+                node.coded = way
+                if float(node.step[0]) < self.pool.worst:
+                    self.pool.add(float(node.step[0]), self._trace(order, known))
 
-    def _stages(self, site: int, step: Array, single: Array, limit: int, held: _ByWay, last: _ByWay | None) -> _Node:
-        """Put stages of one site before what is known; where nothing comes after it, the `last` one holds little."""
-        allowed, room = self.problem.sites[site].memory, self.problem.room(site)
-        count, cuts = self.costs.micro_batches, len(step)
-        trip, holds = self.trips[site, site]
-        places = np.arange(cuts)
-        best = _Node(np.full(cuts, math.inf), np.full(cuts, 1e30), np.full(cuts, -1), [], [])
+    def _end(self) -> tuple[Array, Array, np.ndarray]:
+        """Where the last block has been computed."""
+        cuts = len(self.problem.chain) + 1
+        ends = np.arange(cuts) == cuts - 1
+        return np.where(ends, 0.0, math.inf), np.where(ends, 0.0, 1e30), np.zeros(cuts, int)
+
+    def _stages(
+        self, site: int, step: Array, single: Array, limit: int, last: Mapping[Way, Array] | None
+    ) -> list[_Node]:
+        """Put stages of one site before what is known, a row each; where nothing comes after it, the `last` one holds
+        little.
+        """
+        count, shape = self.costs.micro_batches, step.shape
+        ((trip, holds),) = self.trips[site, site]
+        rows, places = np.arange(shape[0])[:, None], np.arange(shape[1])
+        best, alone, took = np.full(shape, math.inf), np.full(shape, 1e30), np.full(shape, -1)
+        ways_there, choices = list[np.ndarray](), list[tuple[Way, int]]()
         for how, once in self.once[site].items():
-            times, turns = self.times[site][how], np.ceil(count / self.copies[how])
-            may = self.open[site] & ((self.copies[how] == 1) | (how.shards == 1))
-            own = np.where(may & (held[how] <= allowed), turns * times + once, math.inf)
+            own, times, held = self.bands[site, how]
             after, way = step, single
-            depth = min(max(1, room // (how.replicas * how.shards)), DEEPEST)
+            depth = min(max(1, self.problem.room(site) // (how.replicas * how.shards)), DEEPEST)
             for number in range(1, depth + 1):
-                if number > 1:
-                    way = way + trip
-                    after = np.maximum(after + trip, way + (count - 1) * holds)
-                ways = np.maximum(own, times + after[None, :])
-                if limit < count:
-                    ways = np.maximum(ways, (count / limit) * (times + way[None, :]))
                 if number == 1 and last is not None:
-                    closing = may[:, -1] & (last[how][:, -1] <= allowed)
-                    whole = np.where(closing, turns[:, -1] * times[:, -1] + once[:, -1], math.inf)
-                    ways[:, -1] = np.where(places < cuts - 1, whole, math.inf)
-                goes = np.argmin(ways, axis=1)
-                after, way = ways[places, goes], times[places, goes] + way[goes]
-                better = after < best.step
+                    goes = np.full(shape, shape[1] - 1)
+                    way = np.broadcast_to(self.times[site][how][:, -1], shape)
+                    turns, may = self._turns(site, how)
+                    fits = may[:, -1] & (last[how][:, -1] <= self.problem.sites[site].memory) & (places < shape[1] - 1)
+                    after = np.where(fits, turns[:, -1] * way + once[:, -1], math.inf)
+                else:
+                    if number > 1:
+                        way = way + trip
+                        after = np.maximum(after + trip, way + (count - 1) * holds)
+                    ways = np.maximum(own, times + _windows(after, own.shape[1]))
+                    if limit < count:
+                        ways = np.maximum(ways, held + _windows(way * (count / limit), own.shape[1]))
+                    chosen = np.argmin(ways, axis=2)
+                    goes = np.minimum(places + 1 + chosen, shape[1] - 1)
+                    after, way = ways[rows, places, chosen], times[places, chosen] + way[rows, goes]
+                better = after < best
                 if number > 1 and not better.any():
                     break
-                best.took[better] = len(best.choices)
-                best.step, best.single = np.where(better, after, best.step), np.where(better, way, best.single)
-                best.goes.append(goes)
-                best.choices.append((how, number))
-        return best
+                took[better] = len(choices)
+                best, alone = np.where(better, after, best), np.where(better, way, alone)
+                ways_there.append(goes)
+                choices.append((how, number))
+        return [
+            _Node(best[row], alone[row], took[row], [goes[row] for goes in ways_there], choices, took[row])
+            for row in range(shape[0])
+        ]
+
+    def _turns(self, site: int, how: Way) -> tuple[Array, np.ndarray]:
+        """Of the stages between each two cuts, how many micro-batches a copy takes, and whether it may be so at all."""
+        copies = self.copies[how]
+        may = self.costs.upper & self.open[site] & ((copies == 1) | (how.shards == 1))
+        return np.ceil(self.costs.micro_batches / copies), may
+
+    def _band(self, site: int, how: Way, limit: int) -> tuple[Array, Array, Array]:
+        """Of stages from each cut that fit into memory, by how many blocks they have: seconds of a step, of a
+        micro-batch, and of a micro-batch times so many as `limit` makes of it. Where memory is short that is few.
+        """
+        count, once = self.costs.micro_batches, self.once[site][how]
+        turns, may = self._turns(site, how)
+        fits = may & (
+            self.costs.bytes(np.ceil(limit / self.copies[how]), how.shards) <= self.problem.sites[site].memory
+        )
+        places, width = np.arange(len(fits))[:, None], max(1, int(fits.sum(1).max()))
+        ends = np.minimum(places + np.arange(1, width + 1), len(fits) - 1)
+        times = self.times[site][how][places, ends]
+        own = np.where(fits[places, ends], turns[places, ends] * times + once[places, ends], math.inf)
+        own[ends - places < np.arange(1, width + 1)] = math.inf
+        return own, times, times * (count / limit)
 
     def _trace(self, order: Order, known: Mapping[Order, _Node]) -> Shape:
         """The stages of the best way."""
@@ -377,9 +300,22 @@ class _Search:
             how, stages = node.choices[choice]
             for number in range(stages):
                 end = int(node.goes[choice - number][begin])
-                parts.append(Part(site, begin, end, int(self.copies[how][begin, end]), how.shards))
+                codec = 0 if number or not place else int(known[order[place - 1 :]].coded[begin])
+                parts.append(Part(site, begin, end, int(self.copies[how][begin, end]), how.shards, codec))
                 begin = end
         return Shape(tuple(parts), self.costs.micro_batches, self.costs.recompute)
+
+
+def _windows(values: Array, width: int) -> Array:
+    """Of each row, at each place the next so many values, and 0 beyond the last.
+
+    >>> _windows(np.array([[1.0, 2.0, 3.0]]), 2).tolist()
+    [[[2.0, 3.0], [3.0, 0.0], [0.0, 0.0]]]
+    """
+    rows, count = values.shape
+    padded = np.concatenate([values[:, 1:], np.zeros((rows, width))], axis=1)
+    step = padded.itemsize
+    return np.ndarray((rows, count, width), buffer=padded, strides=(padded.strides[0], step, step))
 
 
 # ---------------------------------------------------------------------- by the simulator
@@ -394,7 +330,7 @@ class _Ranking:
 
     def __post_init__(self) -> None:
         chain = self.problem.chain
-        self.kinds = _kinds(self.problem)
+        self.kinds = find_kinds(self.problem)
         self.cuts = [cut for cut in range(1, len(chain)) if chain.cuttable[cut]]
 
     def rank(self, shapes: Sequence[Shape], most: int) -> Found:
@@ -406,27 +342,46 @@ class _Ranking:
         for each in self._fitting(False)[:SCORED]:
             if self._affords(each.shape):
                 self.score(each.shape, True)
-        for best in self._fitting(True)[:3]:
+        for best in self._unlike()[:3]:
             self._improve(best, True)
-        unlike: dict[tuple[Part, ...], Candidate] = {}  # of the same stages the best number of micro-batches
+        found = map(self._choose_codecs, self._unlike()[:most])
+        return Found(tuple(sorted(found, key=_preference)), None, len(self.known))
+
+    def _unlike(self) -> list[Candidate]:
+        """The best that were simulated; of the same stages those with the best number of micro-batches and codecs."""
+        found: dict[tuple[Part, ...], Candidate] = {}
         for each in self._fitting(True):
-            unlike.setdefault(each.parts, each)
-        if unlike:
-            return Found(tuple(unlike.values())[:most], None, len(self.known))
-        return Found((), None, len(self.known))
+            found.setdefault(tuple(replace(part, codec=0) for part in each.parts), each)
+        return list(found.values())
+
+    def _choose_codecs(self, best: Candidate) -> Candidate:
+        """The same stages, with the mildest codec at each boundary that hardly makes a step longer than another."""
+        places, codecs = best.crossed, range(len(self.problem.chain.choices))
+        for place in places:
+            coded = [self.score(shape, True) for shape in _code_otherwise(best.shape, place, codecs)]
+            best = min([best, *(e for e in coded if isinstance(e, Candidate))], key=lambda each: each.seconds)
+        most = (1.0 + self.problem.options.slack) * best.seconds
+        for place in places:
+            milder = codecs[: best.parts[place].codec]
+            coded = [self.score(shape, True) for shape in _code_otherwise(best.shape, place, milder)]
+            best = next((e for e in coded if isinstance(e, Candidate) and e.seconds <= most), best)
+        return best
 
     def score(self, shape: Shape, simulated: bool = False) -> Candidate | Excess:
         """The costs of a shape."""
         if (shape, simulated) not in self.known:
             key = shape.micro_batches, shape.recompute
             costs = self.costs.setdefault(key, Costs(self.problem, *key))
-            self.spent += len(shape.parts) * shape.micro_batches * simulated
+            self.spent += self._effort(shape) * simulated
             self.known[shape, simulated] = score(self.problem, shape, costs, simulated=simulated)
         return self.known[shape, simulated]
 
     def _affords(self, shape: Shape) -> bool:
         """Whether the simulator may still be asked: always for one, and then for so many instructions."""
-        return (shape, True) in self.known or self.spent + len(shape.parts) * shape.micro_batches <= AFFORDED
+        return not self.spent or (shape, True) in self.known or self.spent + self._effort(shape) <= AFFORDED
+
+    def _effort(self, shape: Shape) -> int:
+        return len(shape.parts) * shape.micro_batches * len(self.problem.options.schedules)
 
     def _in_order(self, shape: Shape) -> Shape:
         """The shape in which clusters that are alike come in their order."""
@@ -453,7 +408,7 @@ class _Ranking:
 
     def _neighbours(self, candidate: Candidate) -> Iterator[Shape]:
         """One cut moved, added or taken away, one replica more or less, or the next number of micro-batches."""
-        shape, cuts = candidate.shape, self.cuts
+        shape, cuts, sites = candidate.shape, self.cuts, self.problem.sites
         parts = shape.parts
         slowest = sorted(range(len(parts)), key=lambda place: -candidate.compute[place] / parts[place].replicas)
         near = {place + step for place in slowest[:2] for step in (-1, 0, 1)} if len(parts) > FAR else range(len(parts))
@@ -462,7 +417,7 @@ class _Ranking:
             used[part.site] += part.seats
         for place in sorted(place for place in near if 0 <= place < len(parts)):
             part, before, after = parts[place], parts[:place], parts[place + 1 :]
-            free = self.problem.sites[part.site].workers - used[part.site]
+            free = sites[part.site].workers - used[part.site]
             inside = cuts[bisect_right(cuts, part.begin) : bisect_left(cuts, part.end)]
             if after:
                 upper = cuts[bisect_right(cuts, part.end) : bisect_left(cuts, after[0].end)][:1]
@@ -471,6 +426,9 @@ class _Ranking:
                     yield replace(shape, parts=(*before, *moved, *after[1:]))
                 if after[0].site == part.site:
                     yield replace(shape, parts=(*before, replace(part, end=after[0].end), *after[1:]))
+                for cut in inside[-1:] if sites[after[0].site].workers - used[after[0].site] >= after[0].seats else ():
+                    first = replace(after[0], begin=cut, end=part.end)
+                    yield replace(shape, parts=(*before, replace(part, end=cut), first, *after))
             if self.problem.options.replica is None and part.shards == 1:
                 more = part.replicas + 1 if free > 0 and part.replicas < shape.micro_batches else part.replicas
                 for replicas in sorted({more, max(part.replicas - 1, 1)} - {part.replicas}):
@@ -478,11 +436,21 @@ class _Ranking:
             if free >= part.seats and inside:
                 halves = replace(part, end=inside[len(inside) // 2]), replace(part, begin=inside[len(inside) // 2])
                 yield replace(shape, parts=(*before, *halves, *after))
+        for place in candidate.crossed:
+            yield from _code_otherwise(shape, place, range(len(self.problem.chain.choices)))
         counts = self.problem.counts
         at = counts.index(shape.micro_batches) if shape.micro_batches in counts else -1
         for nearest in (at - 1, at + 1):
             if at >= 0 and 0 <= nearest < len(counts) and counts[nearest] >= max(part.replicas for part in parts):
                 yield replace(shape, micro_batches=counts[nearest])
+
+
+def _code_otherwise(shape: Shape, place: int, codecs: Sequence[int]) -> Iterator[Shape]:
+    """The shape where by each of these codecs crosses what comes to a stage."""
+    parts = shape.parts
+    for codec in codecs:
+        if codec != parts[place].codec:
+            yield replace(shape, parts=(*parts[:place], replace(parts[place], codec=codec), *parts[place + 1 :]))
 
 
 def _preference(candidate: Candidate) -> tuple[float, int, int, str]:

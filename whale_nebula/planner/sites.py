@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from whale_nebula.hardware import ClusterInfo, Clusters, Device, LinkRate, WorkerInfo
 from whale_nebula.plan.timing import CALL, SPEED
 from whale_nebula.planner.chain import Layers, OpWork
+from whale_nebula.planner.crossing import code_crossings
 from whale_nebula.planner.measured_blocks import MeasuredBlocks
 from whale_nebula.planner.problem import Array, Options, Problem, Site, Wire
 
@@ -41,12 +42,21 @@ Measured = Mapping[str, MeasuredBlocks]
 """Seconds of blocks by the name of the cluster."""
 
 
-def problem_of(layers: Layers, clusters: Clusters, options: Options, measured: Measured | None = None) -> Problem:
-    """The problem of planning a program for clusters, some of which have measured its blocks."""
+def problem_of(
+    layers: Layers,
+    clusters: Clusters,
+    options: Options,
+    measured: Measured | None = None,
+    compress: str | None = None,
+) -> Problem:
+    """The problem of planning a program for clusters, some of which have measured its blocks; `compress` is the codec
+    of what crosses, or "auto".
+    """
     sites = tuple(_site(layers, cluster, options, (measured or {}).get(cluster.name)) for cluster in clusters.clusters)
     pairs = permutations(enumerate(clusters.names), 2)
     lines = {(a, b): _wire(clusters.between(one, other)) for (a, one), (b, other) in pairs}
-    return Problem(layers.chain, sites, layers.rows, lines, options)
+    coded = code_crossings(compress, layers.tensors, layers.rows, clusters.codecs)
+    return Problem(replace(layers.chain, coded=coded), sites, layers.rows, lines, options)
 
 
 def _wire(link: LinkRate) -> Wire:

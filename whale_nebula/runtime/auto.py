@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from whale_nebula.capture.step import Captured, Signature, capture
+from whale_nebula.codec.way import AUTO
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import CaptureError, NebulaError, NotYetError, OptionError, PlanError
 from whale_nebula.feed.rows import sizes
@@ -177,7 +178,7 @@ def _decide(
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
     measured = _measure(name, captured, layers, shapes, clusters, options, run, tensors)
-    problem = fix_stages(problem_of(layers, clusters, options, measured), layers, said)
+    problem = fix_stages(problem_of(layers, clusters, options, measured, limits.compress), layers, said)
     grounds = grounds_of(layers, clusters, measured)
     decision = _search(layers, problem, grounds, limits, tuple(reasons), said)
     return replace(decision, handles=_handles(captured), emulated=run.alone)
@@ -275,9 +276,9 @@ def _with_stages(
 
 @contextlib.contextmanager
 def _compress_crossings(limits: Limits) -> Iterator[None]:
-    """What crosses is compressed as the user has said."""
+    """What crosses is compressed as the user has said; with "auto" the stages that were decided say it."""
     with contextlib.ExitStack() as opened:
-        if limits.compress is not None:
+        if limits.compress not in (None, AUTO):
             opened.enter_context(public.cluster())
             opened.enter_context(public.compress(codec=limits.compress))
         yield

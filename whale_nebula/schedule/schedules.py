@@ -45,6 +45,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import ClassVar, Protocol
 
@@ -179,7 +180,13 @@ def eager_limit(stage: int, stages: int, micro_batches: int, pace: Pace | None =
         return min(2 * (stages - stage) - 1, micro_batches)
     if pace.period <= 0.0:
         return micro_batches
-    return min(1 + sum(map(pace.covers, pace.trips[stage:])), micro_batches)
+    return min(1 + _cover_trips(pace)[min(stage, len(pace.trips))], micro_batches)
+
+
+@lru_cache(256)
+def _cover_trips(pace: Pace) -> tuple[int, ...]:
+    """How many micro-batches leave each stage until the gradient of the first one is back, those of later hops too."""
+    return tuple(accumulate(map(pace.covers, reversed(pace.trips)), initial=0))[::-1]
 
 
 def descending(values: Iterable[int]) -> list[int]:
@@ -345,7 +352,7 @@ def limits(
         found = descending(_choose_limits(in_flight, stages, micro_batches))
     pairs = zip(orders or [()] * len(replicas), replicas, strict=True)
     wide = [spacing(*each, least=in_flight is not None) for each in pairs]
-    most = [max(wide[stage:], default=1.0) for stage in range(stages)]
+    most = list(accumulate(reversed(wide or [1.0] * stages), max))[::-1]
     return tuple(min(int(limit * copies), micro_batches) for limit, copies in zip(found, most, strict=True))
 
 

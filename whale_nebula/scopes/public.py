@@ -202,7 +202,8 @@ def auto_parallel(
     What is None the planner chooses: which `clusters` take part, how many micro-batches a batch is cut into and how
     many replicas a stage has, whether its variables are split over workers instead, and whether forwards are computed
     again to save memory. `memory` ("16GiB", or bytes) is what a worker may need, where the config does not say it.
-    Nothing that loses anything is chosen: `compress` says what crosses smaller, as `nb.compress` takes it, and a batch
+    Nothing that loses anything is chosen: `compress` says what crosses smaller, as `nb.compress` takes it ("auto": the
+    mildest codec of each boundary that hides), and a batch
     is cut only where that gives the same numbers.
 
     It holds until `nb.shutdown()`, or as a context manager until the end of its block. `nb.plan(model, x, y)` shows
