@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from whale_nebula.hardware import Clusters
 from whale_nebula.ir.assignment import Assignment
 from whale_nebula.ir.program import Pipeline, Stage
 from whale_nebula.plan.records import Considered, Predicted, RateCurves
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.explanation import describe_parts, draw_rates, explain, short_names, stage_names
-from whale_nebula.planner.problem import Candidate, Excess, Problem
+from whale_nebula.planner.problem import Candidate, Excess, Problem, Shape
 from whale_nebula.planner.sites import Grounds
 from whale_nebula.report.records import size
 
@@ -21,7 +22,9 @@ class Decision:
     """A program's candidates, of which the first was chosen, and what they were found by.
 
     `reasons` say why something was not free to choose. `handles` are the variables that it is about, by the id of
-    their handle, with their paths.
+    their handle, with their paths; `program` is the step that was planned, for `clusters`. By cluster, `slowness` is
+    how many times as long as its rates say it was seen to compute. A decision that `replaces` another one was made
+    while that ran; with `replan` one may be, and `tried` has the seconds of those that ran before.
     """
 
     layers: Layers
@@ -31,6 +34,12 @@ class Decision:
     where: str
     reasons: tuple[str, ...] = ()
     handles: Mapping[int, str] = field(default_factory=dict)
+    program: str = ""
+    clusters: Clusters = field(default_factory=lambda: Clusters(()))
+    slowness: Mapping[str, float] = field(default_factory=dict)
+    replan: bool = False
+    tried: Mapping[Shape, float] = field(default_factory=dict)
+    replaces: Decision | None = None
 
     @property
     def chosen(self) -> Candidate:

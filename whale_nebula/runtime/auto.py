@@ -11,9 +11,11 @@ from typing import Any
 from whale_nebula.capture.step import Captured, Signature, capture
 from whale_nebula.errors import CaptureError, NebulaError, PlanError
 from whale_nebula.hardware import Clusters
+from whale_nebula.hardware.measured import find_slowness, slowness_path
 from whale_nebula.ir.program import Stage
 from whale_nebula.passes.pipeline import run_passes
 from whale_nebula.planner.chain import Layers, layers_of
+from whale_nebula.planner.correction import slow_down
 from whale_nebula.planner.decision import Decision, describe_excess
 from whale_nebula.planner.problem import Options
 from whale_nebula.planner.search import search
@@ -47,22 +49,40 @@ def capture_planned(
     run = current_run()
     decision = _find_decision(run, first)
     if decision is not None:
-        return _with_stages(first, decision, limits, call, layout, options)
+        try:
+            return _check(_with_stages(first, decision, limits, call, layout, options), decision, run)
+        except (CaptureError, PlanError):
+            if decision.replaces is None:
+                raise
+            decision = _go_back(run, decision, decision.replaces)
+            return _with_stages(first, decision, limits, call, layout, options)
     made = _decide(name, first, _shapes(layout, tensors), limits, run)
     if made is None:  # nothing that could be given to stages: one cluster runs all of it
         stage = Stage("stage0", _clusters(limits, run).names[0], str(limits.site))
         return replace(first, program=replace(first.program, stages=(stage,)))
     decision, clusters = made
     try:
-        found = _with_stages(first, decision, limits, call, layout, options)
-        if decision.chosen.shape.micro_batches > 1:  # the passes may refuse to cut the batch
-            run_passes(prepare_compilation(found, run))
+        found = _check(_with_stages(first, decision, limits, call, layout, options), decision, run)
     except (CaptureError, PlanError) as refused:
         decision = _without_micro_batches(decision, clusters, limits, refused)
         found = _with_stages(first, decision, limits, call, layout, options)
     run.decisions.append(decision)
     _LOG.info("%s is planned by nb.auto_parallel:\n%s", name, decision.considered[0])
     return found
+
+
+def _check(found: Captured, decision: Decision, run: Run) -> Captured:
+    """The passes may refuse to cut the batch."""
+    if decision.chosen.shape.micro_batches > 1:
+        run_passes(prepare_compilation(found, run))
+    return found
+
+
+def _go_back(run: Run, refused: Decision, before: Decision) -> Decision:
+    """A better plan is refused after all: the one before stays."""
+    stays = replace(before, replan=False)
+    run.decisions[:] = [stays if each is refused else each for each in run.decisions]
+    return stays
 
 
 def _find_decision(run: Run, captured: Captured) -> Decision | None:
@@ -97,7 +117,7 @@ def _decide(
 ) -> tuple[Decision, Clusters] | None:
     """Search for a plan among clusters; None where the step has nothing that could be given to stages."""
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
-    clusters, rows = _agree(name, _clusters(limits, run), rows, run)
+    clusters, rows, slowness = _agree(name, _clusters(limits, run), rows, run)
     layers = layers_of(captured.program, rows, _with_rows(captured, shapes, rows))
     if layers is None:
         return None
@@ -107,8 +127,11 @@ def _decide(
     whole = _why_whole(captured, layers)
     if limits.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [f"the batch stays whole: {whole}"]
-    decision = _search(layers, clusters, options, limits, tuple(reasons))
-    return replace(decision, handles=_handles(captured)), clusters
+    reasons += [f"{each} computes {times:.2g} times as long as its rates say, as it did in a run before: "
+                f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
+    decision = _search(layers, clusters, options, limits, tuple(reasons), slowness)
+    found = replace(decision, handles=_handles(captured), program=name, replan=bool(limits.replan))
+    return replace(found, clusters=clusters, slowness=slowness), clusters
 
 
 def _why_whole(captured: Captured, layers: Layers) -> str:
@@ -124,8 +147,12 @@ def _why_whole(captured: Captured, layers: Layers) -> str:
     return ""
 
 
-def _search(layers: Layers, clusters: Clusters, options: Options, limits: Limits, reasons: tuple[str, ...]) -> Decision:
-    problem = problem_of(layers, clusters, options)
+def _search(
+    layers: Layers, clusters: Clusters, options: Options, limits: Limits, reasons: tuple[str, ...],
+    slowness: Mapping[str, float],
+) -> Decision:  # fmt: skip
+    times = {number: slowness[name] for number, name in enumerate(clusters.names) if name in slowness}
+    problem = slow_down(problem_of(layers, clusters, options), times)
     found = search(problem)
     if not found.candidates:
         what, why, mend = (
@@ -140,8 +167,9 @@ def _without_micro_batches(before: Decision, clusters: Clusters, limits: Limits,
     if limits.micro_batch is not None or before.chosen.shape.micro_batches == 1:
         raise refused
     reasons = (*before.reasons, f"the batch stays whole: {refused.what}")
-    found = _search(before.layers, clusters, replace(before.problem.options, micro_batch=1), limits, reasons)
-    return replace(found, handles=before.handles)
+    options = replace(before.problem.options, micro_batch=1)
+    found = _search(before.layers, clusters, options, limits, reasons, before.slowness)
+    return replace(before, problem=found.problem, candidates=found.candidates, reasons=reasons)
 
 
 # ---------------------------------------------------------------------- with its stages
@@ -178,18 +206,24 @@ def _clusters(limits: Limits, run: Run) -> Clusters:
     return told_by_config(run, limits.clusters)
 
 
-def _agree(name: str, told: Clusters, rows: int, run: Run) -> tuple[Clusters, int]:
-    """With what was measured, and the rows of the batch: the same in every process, as each tells the others."""
+def _agree(name: str, told: Clusters, rows: int, run: Run) -> tuple[Clusters, int, Mapping[str, float]]:
+    """With what was measured, the rows of the batch, and what runs before have shown of clusters: the same in every
+    process, as each tells the others.
+    """
     completed = complete(told, config_of(run))
+    slowness = find_slowness(completed, run.alone)
     if run.alone:
-        return completed, rows
-    session = run.ledger.session
-    sheet = {"shared": {"rows": rows, "clusters": completed.to_json()}}
+        return completed, rows, slowness
+    session, own = run.ledger.session, run.here().cluster
+    mine = {cluster: factor for cluster, factor in slowness.items() if cluster == own}
+    sheet = {"shared": {"rows": rows, "clusters": completed.to_json(), "slowness": mine}}
     heard = session.exchange(f"the planning of {name!r}", sheet, set(session.links))
-    every = {session.worker: sheet, **heard}
-    for worker in sorted(every):
-        told = told.complete_from(Clusters.from_json(every[worker]["shared"]["clusters"], where=worker))
-    return told, max(int(every[worker]["shared"]["rows"]) for worker in every)
+    every, slowness = [each["shared"] for _, each in sorted({session.worker: sheet, **heard}.items())], {}
+    for each in every:
+        told = told.complete_from(Clusters.from_json(each["clusters"], where=name))
+        for cluster, factor in each["slowness"].items():
+            slowness[cluster] = max(factor, slowness.get(cluster, 0.0))
+    return told, max(int(each["rows"]) for each in every), slowness
 
 
 def _with_rows(captured: Captured, shapes: Sequence[tuple[int, ...]], rows: int) -> list[tuple[int, ...]]:

@@ -23,6 +23,7 @@ class Limits:
     replica: int | None = None
     compress: str | None = None
     recompute: bool | None = None
+    replan: bool | None = None
 
     def words(self) -> list[str]:
         """What was said, as options of a call."""
@@ -44,6 +45,7 @@ def check_limits(
     replica: int | None = None,
     compress: Any = None,
     recompute: bool | None = None,
+    replan: bool = False,
 ) -> Limits:
     """The limits that a call states, or what is wrong with them."""
     return Limits(
@@ -54,6 +56,7 @@ def check_limits(
         replica=None if replica is None else values.count("replica", replica),
         compress=compressing.check_crossing_codec(compress),
         recompute=None if recompute is None else values.truth("recompute", recompute),
+        replan=values.truth("replan", replan) or None,
     )
 
 

@@ -203,6 +203,9 @@ def auto_parallel(
     what a worker may need, where the config does not say it. Nothing that loses anything is chosen: `compress` says
     what crosses smaller, as `nb.compress` takes it, and a batch is cut only where that gives the same numbers.
 
+    Where steps take much longer or shorter than predicted, that is told once, with a better plan if what was measured
+    shows one; with `replan` it is taken between two steps, and the numbers stay what they are.
+
     It holds until `nb.shutdown()`, or as a context manager until the end of its block. `nb.plan(model, x, y)` shows
     what was chosen, and `.explain()` of that plan why.
 
@@ -220,11 +223,11 @@ def auto_parallel(
         replica=replica,
         compress=compress,
         recompute=recompute,
+        replan=replan,
     )
-    asked = [name for name, value in (("split", split), ("replan", replan or None)) if value is not None]
-    if asked:
-        mend = "leave it out" if asked == ["replan"] else "with nb.split(...): around the layers that are to be divided"
-        raise Missing(f"nb.auto_parallel({asked[0]}=)", mend).error(site)
+    if split is not None:
+        mend = "with nb.split(...): around the layers that are to be divided"
+        raise Missing("nb.auto_parallel(split=)", mend).error(site)
     stack = current_stack()
     if stack.recorder is not None:
         stack.recorder.statement(" ".join(["auto_parallel", *limits.words()]), stack.frames, None)

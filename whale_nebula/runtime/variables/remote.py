@@ -109,6 +109,26 @@ class Ledger:
         mine = [(slot, kept) for slot, kept in enumerate(pieces) if here in kept.holders[1:]]
         self._admit(self.exchanges + 2, mine, {kept.path: parted[kept.path] or () for kept in pieces})
 
+    def move(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]]) -> None:
+        """Let variables that are held already be held by other workers from now on: those are sent their values, and
+        who no longer holds one frees it. Every process calls it at the same point.
+        """
+        known = ((kept, tuple(held[path])) for path in sorted(held) if (kept := self.kept.get(id(variables[path]))))
+        moving = [(slot, kept, to) for slot, (kept, to) in enumerate(known) if set(to) != set(kept.holders)]
+        self.exchanges += 1
+        here = self.session.worker
+        wanted = [(slot, kept) for slot, kept, to in moving if here in to and here not in kept.holders]
+        self._admit(self.exchanges, wanted)
+        self.session.meet(f"a move of {len(moving)} variables")
+        for slot, kept, to in moving:
+            self._send(slot, kept, [worker for worker in to if worker not in kept.holders])
+        for slot, kept in wanted:
+            fill(kept, self._receive(slot, kept))
+        for _, kept, to in moving:
+            kept.holders = to
+            if here not in to:
+                empty(kept)
+
     def hand_out(self, slot: int, variable: Any, take: Callable[[str], Any]) -> Any:
         """The piece of a variable for this worker: its first holder gives the others theirs, one after the other.
         `take` gives it the piece of a worker.
