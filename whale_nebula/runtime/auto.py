@@ -49,13 +49,13 @@ def capture_planned(
     run = current_run()
     decision = _find_decision(run, first)
     if decision is not None:
+        if decision.replaces is None or decision.program != name:
+            return _with_stages(first, decision, limits, call, layout, options)
         try:
             return _check(_with_stages(first, decision, limits, call, layout, options), decision, run)
         except (CaptureError, PlanError):
-            if decision.replaces is None:
-                raise
-            decision = _go_back(run, decision, decision.replaces)
-            return _with_stages(first, decision, limits, call, layout, options)
+            before = _go_back(run, decision, decision.replaces)
+            return _with_stages(first, before, limits, call, layout, options)
     made = _decide(name, first, _shapes(layout, tensors), limits, run)
     if made is None:  # nothing that could be given to stages: one cluster runs all of it
         stage = Stage("stage0", _clusters(limits, run).names[0], str(limits.site))
@@ -72,15 +72,15 @@ def capture_planned(
 
 
 def _check(found: Captured, decision: Decision, run: Run) -> Captured:
-    """The passes may refuse to cut the batch."""
-    if decision.chosen.shape.micro_batches > 1:
+    """The passes may refuse to cut the batch; and what is to go on by another plan must not end by it."""
+    if decision.chosen.shape.micro_batches > 1 or decision.replaces is not None:
         run_passes(prepare_compilation(found, run))
     return found
 
 
 def _go_back(run: Run, refused: Decision, before: Decision) -> Decision:
-    """A better plan is refused after all: the one before stays."""
-    stays = replace(before, replan=False)
+    """A better plan is refused after all: the one before goes on."""
+    stays = replace(before, replan=False, replaces=refused)
     run.decisions[:] = [stays if each is refused else each for each in run.decisions]
     return stays
 

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from math import ceil
 from statistics import median
@@ -74,13 +75,12 @@ class PlanWatch:
         found = self._compare(self.planned, seconds, workers)
         if self.counted >= max(FIRST, 2 * self.judged):
             self.judged = self.counted
-            if found.is_off:
-                self._judge(self.planned, found, outcome)
+            self._judge(self.planned, found, outcome)
         return replace(found, offer=self.offer)
 
     def _count_rows(self, outcome: StepOutcome, tensors: Sequence[Any]) -> int:
         whole = (t.shape[0] for t, leaf in zip(tensors, self.leaves, strict=True) if leaf.batched and len(t.shape))
-        return sum(outcome.counts) if len(outcome.counts) > 1 or outcome.pace else next(whole, 1)
+        return sum(outcome.counts) if sum(outcome.counts) > 1 else next(whole, 1)
 
     def _predict(self, rows: int) -> Candidate | None:
         if rows == self.decision.problem.rows:
@@ -102,17 +102,23 @@ class PlanWatch:
 
     # ------------------------------------------------------------------ beside what was predicted
     def _compare(self, planned: Candidate, seconds: float, workers: Mapping[str, WorkerReport]) -> PlannedReport:
-        problem, count = self.decision.problem, planned.shape.micro_batches
-        names = stage_names(problem, planned.parts)
-        stages = zip(names, planned.parts, planned.compute, strict=True)
-        computes = {f"stage {name}": ceil(count / part.replicas) * each for name, part, each in stages}
-        lines = {f"{problem.sites[a].name}->{problem.sites[b].name}": wire for (a, b), wire in problem.lines.items()}
-        held = {f"link {name}": lines[name].seconds(size) for name, size in planned.bytes.items() if name in lines}
-        needed = replace(self.decision, candidates=(planned,)).predicted.memory
+        computes, held, needed = self._predicted
         return PlannedReport(
             self.counted, Beside(seconds, planned.seconds), self._beside(computes), self._beside(held),
             {name: Beside(workers[name].peak_bytes, size) for name, size in needed.items() if name in workers},
         )  # fmt: skip
+
+    @cached_property
+    def _predicted(self) -> tuple[Mapping[str, float], Mapping[str, float], Mapping[str, int]]:
+        """Seconds that stages compute and lines are held, by "stage npu" and "link gpu->npu", and bytes by worker."""
+        problem, planned = self.decision.problem, self.planned or self.decision.chosen
+        names = stage_names(problem, planned.parts)
+        rounds = [ceil(planned.shape.micro_batches / part.replicas) for part in planned.parts]
+        stages = zip(names, rounds, planned.compute, strict=True)
+        computes = {f"stage {name}": count * each for name, count, each in stages}
+        lines = {f"{problem.sites[a].name}->{problem.sites[b].name}": wire for (a, b), wire in problem.lines.items()}
+        held = {f"link {name}": lines[name].seconds(size) for name, size in planned.bytes.items() if name in lines}
+        return computes, held, replace(self.decision, candidates=(planned,)).predicted.memory
 
     def _beside(self, predicted: Mapping[str, float]) -> dict[str, Beside]:
         """The middle of what was measured beside what was predicted, by the names of stages or of lines."""
@@ -121,22 +127,37 @@ class PlanWatch:
 
     # ------------------------------------------------------------------ what follows from it
     def _judge(self, planned: Candidate, found: PlannedReport, outcome: StepOutcome) -> None:
-        """A plan is far off: look for a better one with what was measured. All processes come to the same."""
+        """A plan that is far off is told: with a better one, if what was measured shows one, which may be taken."""
         seen = self._observe(planned, found.seconds.measured, outcome)
-        if not seen.stages:  # what runs as one function is not run by the plan: its stages come one after the other
-            return
-        slowness = self._keep_slowness(planned, seen)
-        problem = correct(replace(self.decision.problem, rows=self.rows), planned, seen)
-        better = find_better(problem, planned.shape, seen.seconds, self.decision.tried)
-        if better is None:
+        better, slowness = None, self.decision.slowness
+        if found.is_off and seen.stages:  # of stages that are one function nothing is known apart
+            slowness = self._keep_slowness(planned, seen)
+            problem = correct(replace(self.decision.problem, rows=self.rows), planned, seen)
+            better = find_better(problem, planned.shape, seen.seconds, self.decision.tried)
+        takes = self._takes(better)
+        if better is not None:
+            self.offer = self._describe(better, planned, seen)
+            if takes:
+                self._take(better, planned, seen, slowness)
+            else:
+                self._offer(found)
+        elif found.is_off and seen.stages:
             said = "with what was measured no better plan was found"
             _LOG.info("a step of %s takes %s: %s; %s", self.name, found.headline, found.cause, said)
-            return
-        self.offer = self._describe(better, planned, seen)
-        if self.decision.replan and len(self.decision.tried) < MOST:
-            self._take(better, planned, seen, slowness)
-        else:
-            self._offer(found)
+
+    def _takes(self, better: Offer | None) -> bool:
+        """Whether a better plan is to run from the next step on: one that all processes have found, as each tells the
+        others. A plan that is pinned stays.
+        """
+        before, run = self.decision, self.run
+        if not before.replan or len(before.tried) >= MOST or run.pins.pin_of(self.name) is not None:
+            return False
+        if run.alone:
+            return better is not None
+        own = {"shared": {"plan": "" if better is None else repr(better.candidates[0].shape)}}
+        session = run.ledger.session
+        heard = session.exchange(f"planning {self.name!r} anew", own, set(session.links))
+        return better is not None and all(each["shared"] == own["shared"] for each in heard.values())
 
     def _observe(self, planned: Candidate, seconds: float, outcome: StepOutcome) -> Observed:
         """What all processes have seen of the step."""

@@ -1,4 +1,5 @@
-"""Worker: trains a model without a scope under `nb.auto_parallel`, in clusters too small for all of it."""
+"""Worker: trains a model without a scope under `nb.auto_parallel`, in clusters too small for all of it. One layer of it
+is called twice."""
 
 import sys
 from functools import partial
@@ -17,9 +18,11 @@ def lesson(memory: str = "2MiB", *texts: str) -> None:
     """Tells what was planned, and what came of it; with texts of plans, it is planned anew by these."""
     ran = plan_anew(setattr, texts) if texts else []
     nb.auto_parallel(memory=memory, replan=bool(texts))
-    model = keras.Sequential(
-        [keras.Input((64,)), *(keras.layers.Dense(192, activation="relu") for _ in range(4)), keras.layers.Dense(4)]
-    )
+    first, tied, second, third = (keras.layers.Dense(192, activation="relu") for _ in range(4))
+    inputs = hidden = keras.Input((64,))
+    for layer in (first, tied, second, tied, third, keras.layers.Dense(4)):
+        hidden = layer(hidden)
+    model = keras.Model(inputs, hidden)
     model.compile("adam", "mse", metrics=["mae"])
     draw = np.random.default_rng(0)
     x, y = draw.random((96, 64)).astype("float32"), draw.random((96, 4)).astype("float32")

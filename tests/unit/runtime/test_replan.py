@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -12,9 +14,13 @@ import pytest
 
 import whale_nebula as nb
 from tests.replanning import plan_anew
+from tests.unit.planner.test_explanation import decide, make_problem
 from whale_nebula.errors import NebulaWarning, PlanError
+from whale_nebula.planner.correction import Offer
+from whale_nebula.planner.search import search
 from whale_nebula.runtime import auto
-from whale_nebula.runtime.run import current_run
+from whale_nebula.runtime.replan import PlanWatch
+from whale_nebula.runtime.run import Run, current_run
 
 CLUSTERS = {"clusters": {"gpu": {"flops": "2G"}, "npu": {"flops": "2G"}}}
 
@@ -72,6 +78,27 @@ def test_a_plan_that_the_passes_refuse_leaves_the_one_before(cache: Path, monkey
     with nb.auto_parallel(replan=True):
         assert_alike(lesson(), expected)
     assert [each.chosen.shape.micro_batches for each in current_run().decisions] == [1]
+
+
+@pytest.mark.parametrize(
+    ("pinned", "others", "taken"),
+    [(None, None, True), ("fit", None, False), (None, "the same", True), (None, "another", False)],
+)
+def test_a_better_plan_is_taken_where_all_have_found_it_and_none_is_pinned(
+    pinned: str | None, others: str | None, taken: bool
+) -> None:
+    def exchange(doing: str, sheet: Any, mates: Any) -> Any:
+        return {"c1/0": sheet if others == "the same" else {"shared": {"plan": "npu alone"}}}
+
+    session = SimpleNamespace(exchange=exchange, links={"c1/0": None})
+    pins = SimpleNamespace(pin_of=lambda name: pinned)
+    run = SimpleNamespace(pins=pins, alone=others is None, ledger=SimpleNamespace(session=session))
+    problem = make_problem()
+    better = Offer(problem, search(problem).candidates)
+    watch = PlanWatch("fit", decide(problem, replan=True), cast(Run, run), ())
+    assert watch._takes(better) is taken and not watch._takes(None)
+    stays = replace(watch.decision, replan=False)
+    assert not replace(watch, decision=stays)._takes(better)
 
 
 def test_wrong_flops_are_told_and_mended(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

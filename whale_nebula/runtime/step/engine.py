@@ -396,8 +396,7 @@ def _together(
         states = _states(run, captured)
         ends = Crossings(cut, cut.routing, clusters).ends(session.worker.__eq__)  # the channels with an end here
         parted = Parted.of(cut, captured.variables, run.ledger)
-        if captured.decision is not None and captured.decision.replaces is not None:
-            run.ledger.move(captured.variables, cut.held)
+        _move_variables(captured, cut, run, name)
         run.ledger.expect(captured.variables, cut.held, parted.shapes(session.worker))
         told = session.agree(name, digest_lines(lines), lines, first_difference, states.versions(ends))
         for channel in map(escape_foreign_text, states.drop(told, ends)):
@@ -421,6 +420,25 @@ def _together(
     )  # fmt: skip
     _close_with(run, step)
     return step
+
+
+def _move_variables(captured: Captured, cut: Cut, run: Run, name: str) -> None:
+    """By a plan that replaces another one variables go to other workers: with the program that was planned those that
+    no stage needs there any more as well, for it may train them elsewhere.
+    """
+    decision, ledger = captured.decision, run.ledger
+    if decision is None or decision.replaces is None or ledger.moved is decision:
+        return
+    rest = decision.program == name
+    ledger.move(captured.variables, cut.held, rest=rest)
+    ledger.moved = decision if rest else ledger.moved
+
+
+def forget_states(captured: Captured, run: Run) -> None:
+    """A program is cut elsewhere from now on: what codecs remember is of other tensors."""
+    if run.models is not None:
+        states = _states(run, captured)
+        states.forget({states.model})
 
 
 def _states(run: Run, captured: Captured) -> States:

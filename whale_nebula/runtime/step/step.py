@@ -23,7 +23,7 @@ from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.feed.inputs import micro_batches
 from whale_nebula.runtime.plan_step import capture_step, check_pinned
 from whale_nebula.runtime.run import Run, current_run
-from whale_nebula.runtime.step.engine import Engine, engine
+from whale_nebula.runtime.step.engine import Engine, engine, forget_states
 from whale_nebula.runtime.variables.reads import make_all_collective
 from whale_nebula.scopes import hints
 from whale_nebula.scopes.frames import around as scopes_around
@@ -265,6 +265,7 @@ class Step:
         self.forms = [(around, form) for around, form in self.forms if (around, form.key) in self.engines]
         self.steps = max(self.steps, kept.steps)
         kept.runner.close()
+        forget_states(kept.captured, current_run())
 
     def _widen_engine(self, layout: Signature, unpack: Unpack, forms: Sequence[Signature]) -> Engine | None:
         """An engine with free axes in the place of one more for every size; None where the step needs to know them."""
