@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from whale_nebula.planner.problem import Candidate, Problem, Shape, Wire
+from whale_nebula.planner.problem import Candidate, Problem, Shape, Site, Wire
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
 
@@ -25,13 +25,24 @@ class Observed:
     lines: Mapping[tuple[int, int], Wire] = field(default_factory=dict)
 
 
-def find_slowness(chosen: Candidate, seen: Observed) -> dict[int, float]:
-    """How many times as long as predicted each site computes that has a stage, by its number."""
+def find_slowness(problem: Problem, chosen: Candidate, seen: Observed) -> dict[int, float]:
+    """How many times as long as predicted sites compute, by their numbers: those that have a stage, and those of which
+    the same was told as of one of these. Of others nothing is known but what was.
+    """
     predicted, measured = defaultdict[int, float](float), defaultdict[int, float](float)
-    for part, own, found in zip(chosen.parts, chosen.compute, seen.stages, strict=False):
+    for part, own, computed in zip(chosen.parts, chosen.compute, seen.stages, strict=False):
         predicted[part.site] += own
-        measured[part.site] += found
-    return {site: measured[site] / own for site, own in predicted.items() if own > 0.0 and measured[site] > 0.0}
+        measured[part.site] += computed
+    found = {site: measured[site] / own for site, own in predicted.items() if own > 0.0 and measured[site] > 0.0}
+    alike = {_pace(problem.sites[site]): factor for site, factor in found.items()}
+    for site, told in enumerate(problem.sites):
+        if site not in found and _pace(told) in alike:
+            found[site] = alike[_pace(told)]
+    return found
+
+
+def _pace(site: Site) -> tuple[bytes, ...]:
+    return site.forward.tobytes(), site.backward.tobytes()
 
 
 def slow_down(problem: Problem, slowness: Mapping[int, float]) -> Problem:
@@ -47,10 +58,8 @@ def slow_down(problem: Problem, slowness: Mapping[int, float]) -> Problem:
 
 
 def correct(problem: Problem, chosen: Candidate, seen: Observed) -> Problem:
-    """The problem as a run of one of its plans has shown it. Of sites that run no stage nothing is known but what was:
-    they stay as they are.
-    """
-    return replace(slow_down(problem, find_slowness(chosen, seen)), lines={**problem.lines, **seen.lines})
+    """The problem as a run of one of its plans has shown it."""
+    return replace(slow_down(problem, find_slowness(problem, chosen, seen)), lines={**problem.lines, **seen.lines})
 
 
 @dataclass(frozen=True)

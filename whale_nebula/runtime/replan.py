@@ -136,10 +136,10 @@ class PlanWatch:
             better = find_better(problem, planned.shape, seen.seconds, self.decision.tried)
         takes = self._takes(better)
         if better is not None:
-            self.offer = self._describe(better, planned, seen)
+            self.offer = self._describe(better, seen, slowness)
             if takes:
                 self._take(better, planned, seen, slowness)
-            else:
+            elif not self.decision.replan:
                 self._offer(found)
         elif found.is_off and seen.stages:
             said = "with what was measured no better plan was found"
@@ -186,15 +186,13 @@ class PlanWatch:
             delay = (away - kept - held - pace.get(f"0.{place}.forward", 0.0)) / 2  # a forward may be in its way
             yield from ((ends, replace(wire, delay=max(wire.delay, delay))) for ends, wire in wires.items())
 
-    def _describe(self, better: Offer, planned: Candidate, seen: Observed) -> str:
+    def _describe(self, better: Offer, seen: Observed, slowness: Mapping[str, float]) -> str:
         """A better plan in words, beside the one of now."""
-        shape, sites = better.candidates[0].shape, better.problem.sites
-        known = {part.site for part in planned.parts}
-        fresh = dict.fromkeys(sites[part.site].name for part in shape.parts if part.site not in known)
-        unseen = [name for name in fresh if name not in self.decision.slowness]
+        shape = better.candidates[0].shape
+        names = dict.fromkeys(better.problem.sites[part.site].name for part in shape.parts)
+        unseen = " and ".join(name for name in names if name not in slowness)
         said = f"{describe_shape(better.problem, shape)} would take {duration(better.seconds)} instead of "
-        doubt = f", if {' and '.join(unseen)} computes as its rates say" if unseen else ""
-        return f"{said}{duration(seen.seconds)}{doubt}"
+        return f"{said}{duration(seen.seconds)}{f', if {unseen} computes as its rates say' * bool(unseen)}"
 
     def _offer(self, found: PlannedReport) -> None:
         """Say once that a better plan is known."""
@@ -205,15 +203,18 @@ class PlanWatch:
             warn_once(site, warning, (self.name, self.rows))
 
     def _keep_slowness(self, planned: Candidate, seen: Observed) -> dict[str, float]:
-        """How many times as long as their rates say clusters compute: the next run on this machine plans with it."""
+        """How many times as long as their rates say clusters compute. Of those that have computed something, on this
+        host, it is kept: the next run plans with it.
+        """
         run, before = self.run, self.decision
         sites, found = before.problem.sites, dict(before.slowness)
-        for number, factor in find_slowness(planned, seen).items():
+        for number, factor in find_slowness(before.problem, planned, seen).items():
             found[sites[number].name] = factor * found.get(sites[number].name, 1.0)
-        here = {run.workers[worker] for worker, host in run.hosts.items() if host == run.hosts.get(run.here().worker)}
+        host = run.hosts.get(run.here().worker)
+        here = {run.workers[worker] for worker, other in run.hosts.items() if other == host}
         if run.writes_files:
-            own = {name: factor for name, factor in found.items() if run.alone or name in here}
-            keep_slowness(own, before.clusters, run.alone)
+            own = {sites[part.site].name for part in planned.parts} & (found.keys() if run.alone else here)
+            keep_slowness({name: found[name] for name in own if name in found}, before.clusters, run.alone)
         return found
 
     def _take(self, better: Offer, planned: Candidate, seen: Observed, slowness: Mapping[str, float]) -> None:

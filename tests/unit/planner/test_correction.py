@@ -31,7 +31,7 @@ def test_a_run_that_uses_all_clusters_shows_the_truth(times: dict[int, float], r
     told = score(make_problem(), shape((0, 0, 3, 1), (1, 3, 5, 2), count=8))
     assert isinstance(told, Candidate)
     seen = run(truth, told.shape)
-    assert find_slowness(told, seen) == pytest.approx({site: times.get(site, 1.0) for site in (0, 1)})
+    assert find_slowness(make_problem(), told, seen) == pytest.approx({site: times.get(site, 1.0) for site in (0, 1)})
     corrected, best = correct(make_problem(), told, seen), search(truth).candidates[0]
     assert score(corrected, told.shape).seconds == pytest.approx(seen.seconds)
     better = find_better(corrected, told.shape, seen.seconds)
@@ -69,10 +69,11 @@ def test_a_plan_that_was_tried_takes_what_it_took() -> None:
     assert back is not None and back.seconds <= 0.5 * seconds
 
 
-def test_of_a_cluster_that_has_run_nothing_nothing_is_known() -> None:
+def test_of_a_cluster_that_has_run_nothing_is_known_what_is_known_of_one_like_it() -> None:
+    before = make_problem()
+    before = replace(before, sites=(*before.sites, replace(before.sites[0], name="gpu2")))
     told = replace(BEST, shape=shape((0, 0, 5, 1), count=1), compute=(1e-3,))
-    seen = Observed(0.1, (5e-3,), {(0, 1): Wire(1e6, 0.2)})
-    corrected, before = correct(make_problem(), told, seen), make_problem()
-    assert (corrected.sites[0].forward == 5.0 * before.sites[0].forward).all()
-    assert (corrected.sites[1].forward == before.sites[1].forward).all()
+    corrected = correct(before, told, Observed(0.1, (5e-3,), {(0, 1): Wire(1e6, 0.2)}))
+    for site, times in enumerate([5.0, 1.0, 5.0]):
+        assert (corrected.sites[site].forward == times * before.sites[site].forward).all()
     assert corrected.line(0, 1) == Wire(1e6, 0.2) and corrected.line(1, 0) == before.line(1, 0)
