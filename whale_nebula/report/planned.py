@@ -64,13 +64,11 @@ class PlannedReport:
         'stage gpu computes 0.300 s of it (predicted 0.200 s)'
         """
         terms = [(each, f"stage {name} computes", "of it") for name, each in self.stages.items()]
-        terms += [(each, f"line {name} is held", "by it") for name, each in self.links.items()]
+        terms += [(each, f"line {name} is held for", "of it") for name, each in self.links.items()]
         gap, verb, end = max(terms, key=lambda term: abs(term[0].gap), default=(Beside(0.0), "", ""))
         measured, predicted = duration(gap.measured), duration(gap.predicted or 0.0)
         if abs(gap.gap) >= _TELLING * abs(self.seconds.gap):
             return f"{verb} {measured} {end} (predicted {predicted})"
-        if not terms:
-            return "its stages run as one function here, and are not timed apart"
         return "no stage and no line is that far off: it is updates, calls and waiting"
 
 
@@ -84,6 +82,8 @@ def planned_lines(planned: PlannedReport) -> Iterator[str]:
     """
     yield f"planned: {planned.headline} (the middle of {planned.steps} step{'s' * (planned.steps != 1)})"
     yield from (f"  stage {name}: computes {each.text(duration)}" for name, each in planned.stages.items())
+    if not planned.stages:
+        yield "  its stages run as one function here, and are not timed apart"
     yield from (f"  line {name}: held for {each.text(duration)}" for name, each in planned.links.items())
     for name, each in planned.memory.items():
         yield f"  worker {name}: its process has had {each.text(size, ' for what the plan holds')}"
