@@ -52,6 +52,7 @@ class PlanWatch:
     counted: int = 0
     judged: int = 0
     offer: str = ""
+    told: bool = False
     kept: dict[str, deque[float]] = field(default_factory=dict)
     planned: Candidate | None = None
 
@@ -141,9 +142,10 @@ class PlanWatch:
                 self._take(better, planned, seen, slowness)
             elif not self.decision.replan:
                 self._offer(found)
-        elif found.is_off and seen.stages:
+        elif found.is_off and seen.stages and not self.told:
             said = "with what was measured no better plan was found"
             _LOG.info("a step of %s takes %s: %s; %s", self.name, found.headline, found.cause, said)
+            self.told = True
 
     def _takes(self, better: Offer | None) -> bool:
         """Whether a better plan is to run from the next step on: one that all processes have found, as each tells the
