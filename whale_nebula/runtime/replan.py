@@ -170,7 +170,7 @@ class PlanWatch:
         return Observed(seconds, (planned.compute[0] * seconds / planned.seconds,) if one else ())
 
     def _runs_uncut(self, outcome: StepOutcome) -> bool:
-        return self.decision.uncut and outcome.basis is None
+        return self.run.alone and self.decision.uncut and outcome.basis is None
 
     def _lines(self, planned: Candidate, pace: Mapping[str, float]) -> Iterator[tuple[tuple[int, int], Wire]]:
         """The lines between stages as they were: their rates, and the delays that the first micro-batch has seen."""
