@@ -23,6 +23,7 @@ from tests.same import PARITY, Cut, Outcome, assert_same
 from whale_nebula.planner.search import Found, search
 from whale_nebula.runtime import auto
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")
 SAMPLE = {"zoo": 2, "keras": 24, "loops": 28}
 """Of each family, every n-th script is in the sample. Placed models say themselves what is where."""
 PLANS = 4

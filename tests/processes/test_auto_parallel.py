@@ -8,14 +8,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.processes.running import Ended, beside, told_alone
+from tests.processes.running import Ended, beside, run, told_alone
 from tests.processes.workers.planned import MIB, lesson
+
+ANEW = ("c0, c1", "c1, c0: 4", "c1", "c1, c0: 2")
+"""Stages change clusters, and the batch is cut; one plan leaves all to one cluster."""
 
 
 @pytest.fixture(scope="module")
 def both() -> tuple[Ended, dict[str, Any]]:
     """Two clusters that have 2 MiB each, and meanwhile one that has enough."""
     return beside("planned", 2, "2MiB", alone=lambda: told_alone(lesson, "1GiB", "local"))
+
+
+@pytest.fixture(scope="module")
+def anew(both: tuple[Ended, dict[str, Any]]) -> Ended:
+    """The same, planned anew again and again as it trains."""
+    return run("planned", 2, "1GiB", "c1", *ANEW)
 
 
 def test_one_cluster_does_all_where_it_can(both: tuple[Ended, dict[str, Any]]) -> None:
@@ -40,6 +49,14 @@ def test_it_trains_as_the_uncut_model(both: tuple[Ended, dict[str, Any]], what: 
     found, alone = both
     got, expected = (tf.nest.flatten(told) for told in (found.same(what), alone[what]))
     np.testing.assert_allclose(got, expected, 1e-5)
+
+
+@pytest.mark.parametrize("what", ["history", "evaluated", "predicted", "weights"])
+def test_numbers_stay_where_weights_and_slots_move(what: str, anew: Ended, both: tuple[Ended, dict[str, Any]]) -> None:
+    assert anew.same("ran") == list(ANEW) and list(anew.same("last").values()) == ["c1", "c0"]
+    got, expected = (tf.nest.flatten(told) for told in (anew.same(what), both[1][what]))
+    np.testing.assert_allclose(got, expected, 1e-5)
+    assert anew.same("verified")
 
 
 def test_the_plan_is_verified_there(both: tuple[Ended, dict[str, Any]]) -> None:

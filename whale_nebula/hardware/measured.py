@@ -1,7 +1,10 @@
-"""What was measured on this machine: a record, its file in the user's cache, and how it completes a cluster object."""
+"""What was measured on this machine: a record, its file in the user's cache, and how it completes a cluster object; and
+what runs have shown of how long clusters compute.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import json
@@ -9,11 +12,12 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from whale_nebula.hardware.clusters import ClusterInfo, Clusters, Collective, Device, Provenance
+from whale_nebula.hardware.clusters import ClusterInfo, Clusters, Collective, Device, Provenance, WorkerInfo
 from whale_nebula.plain import from_plain, to_plain, write_json
 
 FORMAT, BLOCKS = "whale_nebula measured 1", "whale_nebula blocks 1"
@@ -169,3 +173,65 @@ def keep_blocks(found: Mapping[str, BlockTime], path: Path | None = None) -> Non
     every = {**read_blocks(target), **found}
     newest = dict(sorted(every.items(), key=lambda item: item[1].date)[-MOST_BLOCKS:])
     write_json(target, {"format": BLOCKS, "machine": fingerprint(), "blocks": to_plain(newest)})
+
+
+# ---------------------------------------------------------------------- what runs have shown
+@dataclass(frozen=True)
+class Slowness:
+    """How many times as long as its rates say a cluster computed in a run on a machine: alone in its processes, or
+    `together` with all others in one. Of a cluster with other `workers` it says nothing.
+    """
+
+    machine: str
+    cluster: str
+    workers: tuple[WorkerInfo, ...]
+    together: bool
+    factor: float = 1.0
+    date: str = ""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What it is of."""
+        return self.machine, self.cluster, str(to_plain(self.workers)), self.together
+
+
+@dataclass(frozen=True)
+class _File:
+    format: str
+    found: tuple[Slowness, ...]
+
+
+_SLOWNESS = "whale_nebula slowness 1"
+
+
+def slowness_path() -> Path:
+    """The file of what runs have shown, beside that of what was measured."""
+    return cache_path().with_name("slowness.json")
+
+
+def _read_slowness() -> dict[tuple[object, ...], Slowness]:
+    try:
+        found: _File = from_plain(_File, json.loads(slowness_path().read_text("utf-8")))
+        return {each.key: each for each in found.found if found.format == _SLOWNESS}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def find_slowness(clusters: Clusters, together: bool) -> dict[str, float]:
+    """By cluster, what runs on this machine have shown of just these workers."""
+    known = _read_slowness()
+    wanted = ((each.name, Slowness(fingerprint(), each.name, each.workers, together).key) for each in clusters.clusters)
+    return {name: known[key].factor for name, key in wanted if key in known}
+
+
+def keep_slowness(found: Mapping[str, float], clusters: Clusters, together: bool) -> None:
+    """Write what a run has shown of clusters; where that cannot be written, the next run plans without it."""
+    date, known = datetime.now(UTC).isoformat(timespec="seconds"), _read_slowness()
+    for cluster in clusters.clusters:
+        if cluster.name in found:
+            own = Slowness(fingerprint(), cluster.name, cluster.workers, together, found[cluster.name], date)
+            known[own.key] = own
+    target = slowness_path()
+    with contextlib.suppress(OSError):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_json(target, to_plain(_File(_SLOWNESS, tuple(known.values()))))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from whale_nebula.codec.way import NONE
+from whale_nebula.hardware import Clusters
 from whale_nebula.ir.assignment import Assignment, Constraints
 from whale_nebula.ir.program import Stage
 from whale_nebula.plan.records import Considered, Predicted, RateCurves
@@ -20,7 +21,7 @@ from whale_nebula.planner.explanation import (
     short_names,
     stage_names,
 )
-from whale_nebula.planner.problem import Candidate, Excess, Problem
+from whale_nebula.planner.problem import Candidate, Excess, Problem, Shape
 from whale_nebula.planner.search import search
 from whale_nebula.planner.sites import Grounds
 from whale_nebula.report.records import size
@@ -31,8 +32,10 @@ class Decision:
     """A program's candidates, of which the first was chosen, and what they were found by.
 
     `reasons` say why something was not free to choose, and `said` is what the scopes of the step say. `handles` are the
-    variables that it is about, by the id of their handle, with their paths. Clusters that are `emulated` share the
-    cores of one process.
+    variables that it is about, by the id of their handle, with their paths; `program` is the step that was planned, for
+    `clusters`, which share the cores of one process where they are `emulated`. By cluster, `slowness` is how many times
+    as long as its rates say it was seen to compute. A decision that `replaces` another one was made while that ran;
+    with `replan` one may be, and `tried` has the seconds of those that ran before.
     """
 
     layers: Layers
@@ -44,6 +47,12 @@ class Decision:
     handles: Mapping[int, str] = field(default_factory=dict)
     emulated: bool = False
     said: Constraints = field(default_factory=Constraints)
+    program: str = ""
+    clusters: Clusters = field(default_factory=lambda: Clusters(()))
+    slowness: Mapping[str, float] = field(default_factory=dict)
+    replan: bool = False
+    tried: Mapping[Shape, float] = field(default_factory=dict)
+    replaces: Decision | None = None
 
     @property
     def chosen(self) -> Candidate:

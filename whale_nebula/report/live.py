@@ -48,6 +48,8 @@ def _head(report: Report, rate: float | None) -> Text:
     head.append(f"{duration(report.step_seconds)} a step", style="default")
     if report.prediction is not None:
         head.append(f", predicted {duration(report.prediction.seconds)}", style="default dim")
+    if report.planned is not None and report.planned.seconds.predicted is not None:
+        head.append(f", planned {duration(report.planned.seconds.predicted)}", style="default dim")
     if rate is not None:
         head.append(f" · {per_second(rate)}", style="default")
     return head

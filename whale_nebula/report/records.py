@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
@@ -30,6 +30,24 @@ def size(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return ""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A measured number, the median of several steps, and what was predicted, where that is known."""
+
+    measured: float
+    predicted: float | None = None
+
+    @property
+    def gap(self) -> float:
+        """How much more was measured than predicted."""
+        return 0.0 if self.predicted is None else self.measured - self.predicted
+
+    def text(self, unit: Callable[[float], str], whose: str = "") -> str:
+        """Both in words."""
+        said = unit(self.measured)
+        return said if self.predicted is None else f"{said} (predicted {unit(self.predicted)}{whose})"
 
 
 ALONE = "local/0"

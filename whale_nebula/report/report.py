@@ -12,6 +12,7 @@ from whale_nebula.errors.text import Named
 from whale_nebula.plain import write_json
 from whale_nebula.report import saved
 from whale_nebula.report.bottleneck import describe_bottleneck, describe_straggler
+from whale_nebula.report.planned import PlannedReport
 from whale_nebula.report.prediction import Basis, Prediction, predict
 from whale_nebula.report.records import (
     ALONE,
@@ -156,7 +157,8 @@ class Report:
     `scalars` are the single numbers that the step returned, its loss and metrics; `worker` is the process that
     reports, and `time` when the step ended, in seconds since 1970. In a run of several processes `stages` and `links`
     are this one's own; what is known of the others is `elsewhere`. `meetings` is there where clusters train apart.
-    `workers` says what each process holds, the others as they told it a step before.
+    `workers` says what each process holds, the others as they told it a step before. `planned` is there where
+    `nb.auto_parallel` has made the plan, once steps were measured.
     """
 
     program: str
@@ -176,6 +178,7 @@ class Report:
     boundaries: Mapping[str, BoundaryReport] = field(default_factory=dict)
     meetings: MeetingsReport | None = None
     workers: Mapping[str, WorkerReport] = field(default_factory=dict)
+    planned: PlannedReport | None = None
 
     def __post_init__(self) -> None:
         for name in ("stages", "links", "boundaries", "workers"):

@@ -36,8 +36,9 @@ def document(report: Report) -> dict[str, Any]:
     names = (name for name in report.__dataclass_fields__ if name not in _UNSAVED)
     found = {"format": FORMAT, **{name: to_plain(getattr(report, name)) for name in names}}
     found["predicted"] = to_plain(report.prediction)
-    if report.meetings is None:
-        del found["meetings"]
+    for name in ("meetings", "planned"):
+        if found[name] is None:
+            del found[name]
     for kind in ("links", "boundaries"):
         for name, each in getattr(report, kind).items():
             found[kind][name]["ratio"] = each.ratio

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from whale_nebula.plain import to_plain
 from whale_nebula.report.lines import gap, per_second
-from whale_nebula.report.records import LinkReport, duration, size
+from whale_nebula.report.records import Beside, LinkReport, duration, size
 from whale_nebula.report.saved import document
 from whale_nebula.report.text import of_link, of_stage, report_text
 
@@ -18,19 +18,6 @@ if TYPE_CHECKING:
     from whale_nebula.report.report import Report
 
 _TIMED = ("compute_seconds", "wait_seconds")
-
-
-@dataclass(frozen=True)
-class Beside:
-    """A measured number, the median of all steps, and what was predicted, where that is known."""
-
-    measured: float
-    predicted: float | None = None
-
-    def text(self, unit: Callable[[float], str], whose: str = "") -> str:
-        """Both in words."""
-        said = unit(self.measured)
-        return said if self.predicted is None else f"{said} (predicted {unit(self.predicted)}{whose})"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import CaptureError, NebulaError, NotYetError, OptionError, PlanError
 from whale_nebula.feed.rows import sizes
 from whale_nebula.hardware import Clusters
+from whale_nebula.hardware.measured import find_slowness, slowness_path
 from whale_nebula.ir.assignment import Constraints
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import Leaf, Stage
@@ -22,6 +23,7 @@ from whale_nebula.launch.placement import is_local
 from whale_nebula.passes.pipeline import run_passes
 from whale_nebula.plan.splits import Crossed, list_collectives
 from whale_nebula.planner.chain import Layers, layers_of, size_values
+from whale_nebula.planner.correction import slow_down
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.decision import Decision, Unplanned, describe_excess
 from whale_nebula.planner.measured_blocks import MeasuredBlocks, slowest_of
@@ -67,7 +69,12 @@ def capture_planned(
 
     decision = _find_decision(run, first)
     if decision is not None:
-        return _reuse(decision, first, cut, limits, run)
+        if decision.replaces is None or decision.program != name:
+            return _reuse(decision, first, cut, limits, run)
+        try:
+            return _check(cut(decision), decision, run)
+        except (CaptureError, PlanError, NotYetError):
+            return cut(_go_back(run, decision, decision.replaces))
     _check_said(said, limits, run)
     decision = _decide(name, first, _shapes(layout, tensors), limits, run, tensors)
     if decision is None:  # nothing that could be given to stages: one cluster runs all of it
@@ -123,6 +130,20 @@ def _try_stages(
     return found, decision, None
 
 
+def _check(found: Captured, decision: Decision, run: Run) -> Captured:
+    """The passes may refuse to cut the batch; and what is to go on by another plan must not end by it."""
+    if decision.chosen.shape.micro_batches > 1 or decision.replaces is not None:
+        run_passes(prepare_compilation(found, run))
+    return found
+
+
+def _go_back(run: Run, refused: Decision, before: Decision) -> Decision:
+    """A better plan is refused after all: the one before goes on."""
+    stays = replace(before, replan=False, replaces=refused)
+    run.decisions[:] = [stays if each is refused else each for each in run.decisions]
+    return stays
+
+
 def _find_decision(run: Run, captured: Captured) -> Decision | None:
     """What was decided before for the variables of a step: a model is evaluated where it is trained."""
     handles = _handles(captured)
@@ -161,7 +182,7 @@ def _decide(
     """Search for a plan among clusters; None where the step has nothing that could be given to stages."""
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     said = captured.constraints
-    clusters, rows = _agree(name, _clusters(limits, said, run), rows, run)
+    clusters, rows, slowness = _agree(name, _clusters(limits, said, run), rows, run)
     layers = layers_of(captured.program, rows, _with_rows(captured.program.leaves, shapes, rows))
     if layers is None:
         return None
@@ -177,11 +198,15 @@ def _decide(
     whole = _why_whole(captured, layers)
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
+    reasons += [f"{each} computes {times:.2g} times as long as its rates say, as it did in a run before: "
+                f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
     measured = _measure(name, captured, layers, shapes, clusters, options, run, tensors)
     problem = fix_stages(problem_of(layers, clusters, options, measured, limits.compress), layers, said)
+    times = {number: slowness[name] for number, name in enumerate(clusters.names) if name in slowness}
     grounds = grounds_of(layers, clusters, measured)
-    decision = _search(layers, problem, grounds, limits, tuple(reasons), said)
-    return replace(decision, handles=_handles(captured), emulated=run.alone)
+    found = _search(layers, slow_down(problem, times), grounds, limits, tuple(reasons), said)
+    found = replace(found, handles=_handles(captured), program=name, replan=bool(limits.replan))
+    return replace(found, clusters=clusters, slowness=slowness, emulated=run.alone)
 
 
 def _check_said(said: Constraints, limits: Limits, run: Run) -> None:
@@ -253,7 +278,7 @@ def _decide_again(before: Decision, limits: Limits, refused: NebulaError) -> Dec
     reasons = (*before.reasons, f"{why}: {refused.what}")
     problem = replace(before.problem, options=options)
     found = _search(before.layers, problem, before.grounds, limits, reasons, before.said)
-    return replace(found, handles=before.handles, emulated=before.emulated)
+    return replace(before, problem=problem, candidates=found.candidates, reasons=reasons)
 
 
 # ---------------------------------------------------------------------- with its stages
@@ -295,18 +320,24 @@ def _clusters(limits: Limits, said: Constraints, run: Run) -> Clusters:
     return told_by_config(run, chosen or names)
 
 
-def _agree(name: str, told: Clusters, rows: int, run: Run) -> tuple[Clusters, int]:
-    """With what was measured, and the rows of the batch: the same in every process, as each tells the others."""
+def _agree(name: str, told: Clusters, rows: int, run: Run) -> tuple[Clusters, int, Mapping[str, float]]:
+    """With what was measured, the rows of the batch, and what runs before have shown of clusters: the same in every
+    process, as each tells the others.
+    """
     completed = complete(told, config_of(run))
+    slowness = find_slowness(completed, run.alone)
     if run.alone:
-        return completed, rows
-    session = run.ledger.session
-    sheet = {"shared": {"rows": rows, "clusters": completed.to_json()}}
+        return completed, rows, slowness
+    session, own = run.ledger.session, run.here().cluster
+    mine = {cluster: factor for cluster, factor in slowness.items() if cluster == own}
+    sheet = {"shared": {"rows": rows, "clusters": completed.to_json(), "slowness": mine}}
     heard = session.exchange(f"the planning of {name!r}", sheet, set(session.links))
-    every = {session.worker: sheet, **heard}
-    for worker in sorted(every):
-        told = told.complete_from(Clusters.from_json(every[worker]["shared"]["clusters"], where=worker))
-    return told, max(int(every[worker]["shared"]["rows"]) for worker in every)
+    every, slowness = [each["shared"] for _, each in sorted({session.worker: sheet, **heard}.items())], {}
+    for each in every:
+        told = told.complete_from(Clusters.from_json(each["clusters"], where=name))
+        for cluster, factor in each["slowness"].items():
+            slowness[cluster] = max(factor, slowness.get(cluster, 0.0))
+    return told, max(int(each["rows"]) for each in every), slowness
 
 
 def _measure(

@@ -62,6 +62,8 @@ def scalars(report: Report) -> Iterator[tuple[str, float]]:
     yield "step_seconds", report.step_seconds
     if report.prediction is not None:
         yield "predicted_seconds", report.prediction.seconds
+    if report.planned is not None and report.planned.seconds.predicted is not None:
+        yield "planned_seconds", report.planned.seconds.predicted
     for name, stage in report.stages.items():
         if stage.compute_seconds is not None and stage.wait_seconds is not None:
             yield f"stage {name}/compute_seconds", stage.compute_seconds

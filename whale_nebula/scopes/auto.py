@@ -24,6 +24,7 @@ class Limits:
     compress: str | None = None
     recompute: bool | None = None
     split: bool | None = None
+    replan: bool | None = None
 
     def words(self) -> list[str]:
         """What was said, as options of a call."""
@@ -46,6 +47,7 @@ def check_limits(
     compress: Any = None,
     recompute: bool | None = None,
     split: bool | None = None,
+    replan: bool = False,
 ) -> Limits:
     """The limits that a call states, or what is wrong with them."""
     return Limits(
@@ -57,6 +59,7 @@ def check_limits(
         compress=compressing.check_crossing_codec(compress),
         recompute=None if recompute is None else values.truth("recompute", recompute),
         split=None if split is None else values.truth("split", split),
+        replan=values.truth("replan", replan) or None,
     )
 
 

@@ -12,7 +12,7 @@ from whale_nebula.scopes import options as values
 from whale_nebula.scopes.auto import AutoParallel, check_limits, said_limits, set_limits
 from whale_nebula.scopes.frames import Frame, current_stack
 from whale_nebula.scopes.options import check_signature, scope
-from whale_nebula.scopes.scope import Missing, Scope
+from whale_nebula.scopes.scope import Scope
 from whale_nebula.site import calling_site
 
 Opens = AbstractContextManager[Frame]
@@ -203,8 +203,10 @@ def auto_parallel(
     many replicas a stage has, whether its variables are split over workers instead, and whether forwards are computed
     again to save memory. `memory` ("16GiB", or bytes) is what a worker may need, where the config does not say it.
     Nothing that loses anything is chosen: `compress` says what crosses smaller, as `nb.compress` takes it ("auto": the
-    mildest codec of each boundary that hides), and a batch
-    is cut only where that gives the same numbers.
+    mildest codec of each boundary that hides), and a batch is cut only where that gives the same numbers.
+
+    Where steps take much longer or shorter than predicted, that is told once, with a better plan if what was measured
+    shows one; with `replan` it is taken between two steps, and the numbers stay what they are.
 
     It holds until `nb.shutdown()`, or as a context manager until the end of its block. `nb.plan(model, x, y)` shows
     what was chosen, and `.explain()` of that plan why.
@@ -224,9 +226,8 @@ def auto_parallel(
         compress=compress,
         recompute=recompute,
         split=split,
+        replan=replan,
     )
-    if replan:
-        raise Missing("nb.auto_parallel(replan=)", "leave it out").error(site)
     stack = current_stack()
     if stack.recorder is not None:
         stack.recorder.statement(" ".join(["auto_parallel", *limits.words()]), stack.frames, None)

@@ -1,35 +1,47 @@
-"""Worker: trains under `nb.auto_parallel` a model without scopes, in clusters too small for all of it, and one with."""
+"""Worker: trains under `nb.auto_parallel` a model without scopes, of which one layer is called twice, in clusters too
+small for all of it, and one with scopes."""
 
 import sys
+from functools import partial
 
 import keras
 import numpy as np
 
 import whale_nebula as nb
 from tests.processes.telling import tell
+from tests.replanning import plan_anew
 
 MIB = 1 << 20
 
 
-def lesson(memory: str = "2MiB", last: str = "c1") -> None:
-    """Tells what was planned, and what came of it."""
-    nb.auto_parallel(memory=memory)
-    model = keras.Sequential(
-        [keras.Input((64,)), *(keras.layers.Dense(192, activation="relu") for _ in range(4)), keras.layers.Dense(4)]
-    )
+def lesson(memory: str = "2MiB", last: str = "c1", *texts: str) -> None:
+    """Tells what was planned, and what came of it; with texts of plans, it is planned anew by these."""
+    ran = plan_anew(setattr, texts) if texts else []
+    nb.auto_parallel(memory=memory, replan=bool(texts))
+    first, tied, second, third = (keras.layers.Dense(192, activation="relu") for _ in range(4))
+    inputs = hidden = keras.Input((64,))
+    for layer in (first, tied, second, tied, third, keras.layers.Dense(4)):
+        hidden = layer(hidden)
+    model = keras.Model(inputs, hidden)
     model.compile("adam", "mse", metrics=["mae"])
     draw = np.random.default_rng(0)
     x, y = draw.random((96, 64)).astype("float32"), draw.random((96, 4)).astype("float32")
     plan = nb.plan(model, x[:32], y[:32])
-    history = model.fit(x, y, batch_size=32, epochs=2, verbose=0, shuffle=False).history
+    fit = partial(model.fit, x, y, batch_size=32, verbose=0, shuffle=False)
+    evaluate = partial(model.evaluate, x, y, batch_size=32, verbose=0)
+    history = [fit(epochs=2).history, evaluate(), fit(epochs=3).history]
     tell("stages", {name: stage.cluster for name, stage in plan.stages.items()})
     tell("memory", max(plan.predicted.memory.values()))
     tell("history", history)
-    tell("evaluated", model.evaluate(x, y, batch_size=32, verbose=0))
+    tell("evaluated", evaluate())
     tell("predicted", float(model.predict(x, batch_size=32, verbose=0).sum()))
     tell("verified", nb.verify(model, x[:32], y[:32]).ok)
+    tell("ran", ran)
+    tell("last", {name: stage.cluster for name, stage in nb.plan(model, x[:32], y[:32]).stages.items()})
     with nb.gathered():
         tell("weights", [float(np.abs(each).sum()) for each in model.get_weights()])
+    if texts:
+        return
     scoped = inputs = keras.Input((64,))
     with nb.stage(name="first"):  # a cluster is found for it, and the layer in no stage goes somewhere
         scoped = keras.layers.Dense(96, activation="relu")(scoped)

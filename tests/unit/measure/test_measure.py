@@ -18,7 +18,16 @@ from whale_nebula.config import load
 from whale_nebula.errors import NebulaWarning
 from whale_nebula.hardware import ClusterInfo, Clusters, Collective, Device, LinkRate, Provenance, WorkerInfo, timing
 from whale_nebula.hardware import measured as hardware_measured
-from whale_nebula.hardware.measured import Measurement, cache_path, fingerprint, keep, read_kept
+from whale_nebula.hardware.measured import (
+    Measurement,
+    cache_path,
+    find_slowness,
+    fingerprint,
+    keep,
+    keep_slowness,
+    read_kept,
+    slowness_path,
+)
 from whale_nebula.launch.link_advice import Crossing, LineFound, path_of, save
 from whale_nebula.measure import device
 from whale_nebula.runtime.clusters import with_lines
@@ -249,3 +258,21 @@ def test_calls_are_timed_by_the_median_of_runs(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     assert timing.time_calls(ticking([9.0, 0.1, *[0.1] * 9, 5.0])).seconds == pytest.approx(0.1)
     assert timing.time_calls(ticking([9.0, 1.0, 1.0, 3.0, 1.0])).seconds == pytest.approx(1.0)  # they take long
+
+
+def test_what_runs_have_shown_holds_for_the_same_machine_and_workers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Clusters((ClusterInfo("gpu", (WorkerInfo("gpu/0"),)), ClusterInfo("npu", (WorkerInfo("npu/0"),))))
+    other = Clusters((ClusterInfo("gpu", (WorkerInfo("gpu/0", device=Device(flops_per_s=1e9)),)),))
+    assert find_slowness(told, True) == {}
+    keep_slowness({"gpu": 2.5}, told, True)
+    keep_slowness({"gpu": 3.0, "npu": 0.5}, told, True)
+    keep_slowness({"gpu": 9.0}, told, False)
+    assert find_slowness(told, True) == {"gpu": 3.0, "npu": 0.5}
+    assert find_slowness(told, False) == {"gpu": 9.0} and find_slowness(other, True) == {}
+    with monkeypatch.context() as moved:
+        moved.setattr(hardware_measured, "fingerprint", lambda: "another machine")
+        assert find_slowness(told, True) == {}
+        keep_slowness({"gpu": 7.0}, told, True)
+    assert find_slowness(told, True) == {"gpu": 3.0, "npu": 0.5}
+    slowness_path().write_text("{")
+    assert find_slowness(told, True) == {}

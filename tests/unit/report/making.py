@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from whale_nebula.report.planned import PlannedReport
 from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis, predict
-from whale_nebula.report.records import ONCE, BoundaryReport, LinkReport, Scalars, Span, StageReport
+from whale_nebula.report.records import ONCE, Beside, BoundaryReport, LinkReport, Scalars, Span, StageReport
 from whale_nebula.report.report import Report
 from whale_nebula.schedule.lines import Hop, Line, Work
 
@@ -71,4 +72,8 @@ def full() -> Report:
         scalars=Scalars(("loss", "accuracy"), (0.25, 0.5)),
         worker="gpu/0",
         time=1000.5,
-    )
+        planned=PlannedReport(
+            8, Beside(0.4, 0.3), {"gpu": Beside(0.3, 0.2)}, {THERE: Beside(0.02, 0.01)},
+            {"gpu/0": Beside(2.0**29, 2.0**24)}, "npu, the batch whole would take 0.100 s instead of 0.400 s",
+        ),
+    )  # fmt: skip

@@ -180,6 +180,7 @@ class ActorStep(Runner):
             basis=self.measured.basis(counts, pace),
             boundaries=self.channels.last,
             said=self.channels.lines_of(step.post.tally),
+            pace=pace,
         )
 
     # ------------------------------------------------------------------ what runners do in their own way

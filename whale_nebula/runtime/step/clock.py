@@ -236,6 +236,10 @@ class Runner(ABC):
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step."""
 
+    def close(self) -> None:
+        """Let go what it holds: it runs no more steps."""
+        return
+
     @property
     def innermost(self) -> Runner:
         """The runner of the step itself, inside of those that are wrapped around it."""
@@ -244,7 +248,9 @@ class Runner(ABC):
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """The tensors that the step returns, and what was measured on the way."""
+    """The tensors that the step returns, and what was measured on the way. `pace` is what all processes have told of
+    the steps before (see `Medians`), the same in each; empty where stages are not timed apart.
+    """
 
     tensors: Sequence[Any]
     seconds: float
@@ -258,3 +264,4 @@ class StepOutcome:
     said: StepLines = field(default_factory=StepLines)
     notes: tuple[str, ...] = ()
     meetings: MeetingsReport | None = None
+    pace: Mapping[str, float] = field(default_factory=dict)

@@ -171,7 +171,8 @@ class DistributedStep(ActorStep):
         self.session.expected.begin_step(self.program, self.steps, rows)
         inputs = take_inputs(program.leaves, tensors, self.reads)
         self.stays = self.stays or bool(inputs.rows)
-        medians = {what: round(seconds, 6) for what, seconds in self.measured.medians().items()}
+        seen = {**self.measured.medians(), **self.rates.seconds()}
+        medians = {what: round(seconds, 6) for what, seconds in seen.items()}
         clocks, before = self._start_clocks(), self._totals()
         self.looked_at = self.looks and looked_at(self.steps)
         asked, speeds = departure.asked if self.leaves else None, dict(self.look.told)

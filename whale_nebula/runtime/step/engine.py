@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -48,6 +48,9 @@ from whale_nebula.runtime.step.results import Later, ScalarResults, scalar_resul
 from whale_nebula.runtime.step.rollback import Whereabouts, whole_step
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
+
+if TYPE_CHECKING:
+    from whale_nebula.runtime.replan import PlanWatch
 
 
 def tell_if_few(program: Program, name: str, made: int, rows: int) -> None:
@@ -152,6 +155,7 @@ class Engine:
     notes: Sequence[str] = ()
     xla: Xla | None = None
     without_xla: Callable[[], Runner] | None = None
+    planned: PlanWatch | None = None
 
     def run(self, tensors: Sequence[Any]) -> Any:
         """Run one step, report on it, and pack its results as the user's code returns them."""
@@ -169,6 +173,7 @@ class Engine:
         if self.steps == 1:
             tell_if_few(self.cut.program, self.name, len(outcome.counts), sum(outcome.counts))
         xla_notes = () if self.xla is None else self.xla.notes
+        workers = {self.worker: weigh_worker(self._held_bytes), **outcome.elsewhere.workers}
         publish(
             Report(
                 program=self.name,
@@ -186,7 +191,8 @@ class Engine:
                 boundaries=outcome.boundaries,
                 meetings=outcome.meetings,
                 time=time.time(),
-                workers={self.worker: weigh_worker(self._held_bytes), **outcome.elsewhere.workers},
+                workers=workers,
+                planned=None if self.planned is None else self.planned.add(outcome, tensors, workers),
             )
         )
         if not taped:
@@ -262,7 +268,7 @@ def engine(
     numbers that other processes make are waited for where they are read. `models` are those that it is about.
     """
     run = current_run()
-    program, given = captured.program, prepare_compilation(captured, run)
+    program, given, watch = captured.program, prepare_compilation(captured, run), _watch_plan(captured, run, name)
     run.programs += 1
     cut: Cut = run_passes(given).known("cut")
     xla = Xla(program.graph, program.stages) if jit else None
@@ -281,7 +287,7 @@ def engine(
     if not run.alone and (copied is None or copied.mates):
         runner = _together(captured, cut, run, name, xla, lazy, copied)
         runner = runner if copied is None else copied.around(runner)
-        return Engine(name, captured, cut, runner, run.ledger.session.worker, notes=notes, xla=xla)
+        return Engine(name, captured, cut, runner, run.ledger.session.worker, notes=notes, xla=xla, planned=watch)
     worker = given.workers[0].name
     if copied is not None:
         copied.alone()
@@ -290,7 +296,19 @@ def engine(
         inner = _runner(captured, cut, run, call, layout, xla, worker)
         return inner if copied is None else copied.around(inner)
 
-    return Engine(name, captured, cut, choose(xla), worker, notes=notes, xla=xla, without_xla=choose if jit else None)
+    return Engine(
+        name, captured, cut, choose(xla), worker, notes=notes, xla=xla, without_xla=choose if jit else None,
+        planned=watch,
+    )  # fmt: skip
+
+
+def _watch_plan(captured: Captured, run: Run, name: str) -> PlanWatch | None:
+    """What holds a step against what was predicted of it, where the planner has planned this very program."""
+    if captured.decision is None or captured.decision.program != name:
+        return None
+    from whale_nebula.runtime.replan import PlanWatch  # the planner, which scripts with scopes do not need
+
+    return PlanWatch(name, captured.decision, run, captured.program.leaves)
 
 
 def held_layouts(captured: Captured, run: Run) -> dict[int, Layout]:
@@ -378,6 +396,7 @@ def _together(
         states = _states(run, captured)
         ends = Crossings(cut, cut.routing, clusters).ends(session.worker.__eq__)  # the channels with an end here
         parted = Parted.of(cut, captured.variables, run.ledger)
+        _move_variables(captured, cut, run, name)
         run.ledger.expect(captured.variables, cut.held, parted.shapes(session.worker))
         told = session.agree(name, digest_lines(lines), lines, first_difference, states.versions(ends))
         for channel in map(escape_foreign_text, states.drop(told, ends)):
@@ -401,6 +420,25 @@ def _together(
     )  # fmt: skip
     _close_with(run, step)
     return step
+
+
+def _move_variables(captured: Captured, cut: Cut, run: Run, name: str) -> None:
+    """By a plan that replaces another one variables go to other workers: with the program that was planned those that
+    no stage needs there any more as well, for it may train them elsewhere.
+    """
+    decision, ledger = captured.decision, run.ledger
+    if decision is None or decision.replaces is None or ledger.moved is decision:
+        return
+    rest = decision.program == name
+    ledger.move(captured.variables, cut.held, rest=rest)
+    ledger.moved = decision if rest else ledger.moved
+
+
+def forget_states(captured: Captured, run: Run) -> None:
+    """A program is cut elsewhere from now on: what codecs remember is of other tensors."""
+    if run.models is not None:
+        states = _states(run, captured)
+        states.forget({states.model})
 
 
 def _states(run: Run, captured: Captured) -> States:

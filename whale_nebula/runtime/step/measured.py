@@ -29,7 +29,8 @@ from whale_nebula.schedule.schedules import Pace
 Medians = Mapping[str, float]
 """Seconds by name. Of a micro-batch: of a piece by "phase.stage.kind", of its codecs by "phase.stage.kind.codec".
 Of the first one by "phase.stage.first.kind": how long it was "away" and "kept", and "held" the line that the stage's
-process keeps busiest. "once" is what runs once a step.
+process keeps busiest. "once" is what runs once a step, "step" all of it. Seconds that a MiB holds a line are those of
+"line gpu->npu", where they were told by what was written.
 """
 _SKIP = 1  # the first step also pays for TensorFlow's own warming up
 _KEPT, _KEPT_OF_FIRST = 64, 16  # steps
@@ -71,6 +72,7 @@ class Measured:
             stage = min((seat.stage for seat in clocks.stages), default=0)
             self._keep(f"{phase}.{stage}{_FIRST}held", seconds, _KEPT_OF_FIRST)
         self._keep("once", clocks.once.compute - clocks.once.waiting)
+        self._keep("step", clocks.seconds())
 
     def _keep(self, what: str, seconds: float, most: int = _KEPT) -> None:
         self.seconds.setdefault(what, deque(maxlen=most)).append(seconds)
@@ -219,6 +221,7 @@ def _pace(phase: PhasePlan, stages: int, medians: Medians) -> Pace | None:
 
 
 _RECENT = 10  # steps
+LINE, MIB = "line ", 1 << 20
 LARGE = 1 << 18
 """Bytes whose writing says something of a real line: what is less, the system's buffers take at once."""
 CLOSE = 0.5e-3
@@ -255,6 +258,10 @@ class LineRates:
             telling = [run for run in runs if self.exact or (run.bytes or 0) >= LARGE]
             if telling:
                 self._told.setdefault(name, deque(maxlen=_RECENT)).append(_together(telling))
+
+    def seconds(self) -> Medians:
+        """What a MiB takes that is written to a line, by "line gpu->npu"; of lines of which that was told."""
+        return {f"{LINE}{name}": MIB / rate for name in self._told if (rate := self._rate(name))}
 
     def outlook(self, rows: Sequence[int], medians: Medians) -> Outlook:
         """Before a step whose micro-batches have these rows."""
@@ -304,6 +311,6 @@ def slowest(medians: Medians, micro_batches: int) -> float | None:
     found: defaultdict[str, float] = defaultdict(float)
     for what, seconds in medians.items():
         parts = what.split(".")
-        if len(parts) == 3:
+        if len(parts) == 3 and not what.startswith(LINE):
             found[parts[1]] += micro_batches * seconds
     return max(found.values(), default=None)

@@ -23,7 +23,7 @@ from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.feed.inputs import micro_batches
 from whale_nebula.runtime.plan_step import capture_step, check_pinned
 from whale_nebula.runtime.run import Run, current_run
-from whale_nebula.runtime.step.engine import Engine, engine
+from whale_nebula.runtime.step.engine import Engine, engine, forget_states
 from whale_nebula.runtime.variables.reads import make_all_collective
 from whale_nebula.scopes import hints
 from whale_nebula.scopes.frames import around as scopes_around
@@ -168,7 +168,8 @@ def declared_inputs() -> Declared:
 class Step:
     """Calls of `fn`, run by a plan. One engine is kept for each form of the arguments, and for the scopes around.
 
-    A step that `widens` has one engine for all forms that differ in sizes alone, from the second on.
+    A step that `widens` has one engine for all forms that differ in sizes alone, from the second on. `steps` are those
+    that ran by plans that were replaced.
     """
 
     fn: Callable[..., Any]
@@ -185,6 +186,7 @@ class Step:
     last: Engine | None = None
     first: Shapes = ()
     placed: int = -1
+    steps: int = 0
     run_of_plans: weakref.ref[Run] | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -252,6 +254,18 @@ class Step:
             self.engines.clear()
             self.forms.clear()
             self.first = ()
+        for key, kept in list(self.engines.items()):
+            decision = kept.captured.decision
+            if decision is not None and all(decision is not each for each in run.decisions):
+                self._replace_engine(key, kept)
+
+    def _replace_engine(self, key: tuple[Any, Any], kept: Engine) -> None:
+        """Its plan was replaced by a better one: by that the steps that follow are counted on."""
+        del self.engines[key]
+        self.forms = [(around, form) for around, form in self.forms if (around, form.key) in self.engines]
+        self.steps = max(self.steps, kept.steps)
+        kept.runner.close()
+        forget_states(kept.captured, current_run())
 
     def _widen_engine(self, layout: Signature, unpack: Unpack, forms: Sequence[Signature]) -> Engine | None:
         """An engine with free axes in the place of one more for every size; None where the step needs to know them."""
@@ -283,6 +297,7 @@ class Step:
             notes = (*self.notes, *captured.projected)
             models = [*met, *models_of(self.fn)]
             found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes, models=models)
+            found.steps = self.steps
         finally:
             captured.begin(lambda variable: True)  # nothing, unless the step was refused
         make_all_collective(models, run)

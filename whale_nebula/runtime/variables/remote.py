@@ -62,7 +62,8 @@ class Ledger:
 
     Variables are held until the run ends, those of dropped models too: Python frees them at another moment in each
     process, and processes that disagree on what there is cannot exchange it. With `own` nothing is: each process keeps
-    its own parts (`weights: own`). `collectives` are TensorFlow's, between the workers of one's own cluster.
+    its own parts (`weights: own`). `collectives` are TensorFlow's, between the workers of one's own cluster. `moved`
+    is the planner's decision by which all variables of a program were moved last.
     """
 
     session: Session
@@ -71,6 +72,7 @@ class Ledger:
     kept: dict[int, Kept] = field(default_factory=dict)
     exchanges: int = 0
     whole: set[int] = field(default_factory=set)
+    moved: Any = None
 
     def settle(
         self,
@@ -108,6 +110,28 @@ class Ledger:
         pieces = [kept for kept in new if parted.get(kept.path) is not None]
         mine = [(slot, kept) for slot, kept in enumerate(pieces) if here in kept.holders[1:]]
         self._admit(self.exchanges + 2, mine, {kept.path: parted[kept.path] or () for kept in pieces})
+
+    def move(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]], *, rest: bool) -> None:
+        """Let variables that are held already be held by other workers from now on: one after the other is sent to
+        those, and freed where it is not held any more. Every process calls it at the same point. Without `rest` those
+        stay as they are that all of their new holders have.
+        """
+        known = ((kept, tuple(held[path])) for path in sorted(held) if (kept := self.kept.get(id(variables[path]))))
+        moving = [
+            (kept, to) for kept, to in known if set(to) - set(kept.holders) or (rest and set(to) != set(kept.holders))
+        ]
+        self.exchanges += 1
+        here = self.session.worker
+        wanted = {slot: kept for slot, (kept, to) in enumerate(moving) if here in to and here not in kept.holders}
+        self._admit(self.exchanges, list(wanted.items()))
+        self.session.meet(f"a move of {len(moving)} variables")
+        for slot, (kept, to) in enumerate(moving):
+            self._send(slot, kept, [worker for worker in to if worker not in kept.holders])
+            if slot in wanted:
+                fill(kept, self._receive(slot, kept))
+            kept.holders = to
+            if here not in to:
+                empty(kept)
 
     def hand_out(self, slot: int, variable: Any, take: Callable[[str], Any]) -> Any:
         """The piece of a variable for this worker: its first holder gives the others theirs, one after the other.

@@ -1,0 +1,49 @@
+"""Lets `nb.auto_parallel(replan=True)` go from one plan to the next, whatever was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from whale_nebula.planner.correction import Observed, Offer
+from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
+from whale_nebula.planner.score import score
+from whale_nebula.planner.search import Found
+from whale_nebula.report.planned import PlannedReport
+from whale_nebula.runtime import auto, replan
+
+
+def plan_anew(patch: Callable[..., None], texts: Sequence[str]) -> list[str]:
+    """Let the planner choose the first of these plans, and the next one whenever a step was measured; gives those that
+    were chosen. "gpu, npu" are two stages, half of the blocks each; "gpu, npu: 4" the same in four micro-batches.
+    """
+    chosen: list[str] = []
+
+    def choose(problem: Problem) -> tuple[Candidate, ...]:
+        text = texts[len(chosen)]
+        found = score(problem, shape_of(problem, text))
+        assert isinstance(found, Candidate), found
+        chosen.append(text)
+        return (found,)
+
+    def find_next(problem: Problem, *args: Any) -> Offer | None:
+        return Offer(problem, choose(problem)) if len(chosen) < len(texts) else None
+
+    patch(auto, "search", lambda problem: Found(choose(problem)))
+    patch(replan, "find_better", find_next)
+    patch(replan, "FIRST", 1)
+    patch(PlannedReport, "is_off", property(lambda planned: len(chosen) < len(texts)))
+    patch(replan.PlanWatch, "_observe", lambda watch, planned, seconds, outcome: Observed(seconds, planned.compute))
+    return chosen
+
+
+def shape_of(problem: Problem, text: str) -> Shape:
+    """The shape of a text."""
+    stages, _, count = text.partition(":")
+    names = stages.split(", ")
+    numbers = [next(n for n, site in enumerate(problem.sites) if site.name == name) for name in names]
+    blocks, several = len(problem.chain), len(names)
+    ends = [round(blocks * (place + 1) / several) for place in range(several)]
+    parts = [Part(site, begin, end) for site, begin, end in zip(numbers, [0, *ends], ends, strict=False)]
+    return replace(Shape(tuple(parts)), micro_batches=int(count or 1))

@@ -1,0 +1,124 @@
+"""Steps of a plan that `nb.auto_parallel` has found are held against what was predicted, and planned anew."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import keras
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+from tests.replanning import plan_anew
+from tests.unit.planner.test_explanation import decide, make_problem
+from whale_nebula.errors import NebulaWarning, PlanError
+from whale_nebula.planner.correction import Offer
+from whale_nebula.planner.search import search
+from whale_nebula.runtime import auto
+from whale_nebula.runtime.replan import PlanWatch
+from whale_nebula.runtime.run import Run, current_run
+
+CLUSTERS = {"clusters": {"gpu": {"flops": "2G"}, "npu": {"flops": "2G"}}}
+
+
+def lesson(width: int = 48, rows: int = 32, steps: int = 6, **fit: Any) -> dict[str, Any]:
+    """Trains a model, and evaluates it on the way; all that is left of it."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(width, activation="relu") for _ in range(2)]
+    model = keras.Sequential([keras.Input((width,)), *layers, keras.layers.Dense(3)])
+    model.compile("adam", "mse", metrics=["mae"])
+    draw = np.random.default_rng(0)
+    x, y = draw.random((steps * rows, width)).astype("float32"), draw.random((steps * rows, 3)).astype("float32")
+    told = [model.fit(x, y, batch_size=rows, epochs=2, verbose=0, shuffle=False, **fit).history]
+    told.append(model.evaluate(x, y, batch_size=rows, verbose=0))
+    told.append(model.fit(x, y, batch_size=rows, epochs=1, verbose=0, shuffle=False).history)
+    optimizer = [variable.numpy() for variable in model.optimizer.variables]
+    return {"told": told, "weights": model.get_weights(), "optimizer": optimizer}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    nb.shutdown()
+    return tmp_path
+
+
+def assert_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    flat = ([np.asarray(leaf) for leaf in keras.tree.flatten(each)] for each in (found, expected))
+    for got, wanted in zip(*flat, strict=True):
+        np.testing.assert_allclose(got, wanted, 1e-5, 1e-6)
+
+
+def test_numbers_stay_those_of_the_uncut_model(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages go to the other cluster and the batch is cut, then all of it is one stage, in the middle of a fit. A plan
+    that the passes refuse leaves the one before."""
+    expected = lesson()
+    nb.init(CLUSTERS, links="10gbit,0ms")
+    ran = plan_anew(monkeypatch.setattr, ["gpu, npu", "npu, gpu: 4", "npu", "gpu, npu: 2"])
+    plain = auto.run_passes
+
+    def run_passes(given: Any) -> Any:
+        if given.program.pipeline.micro_batch == 2:
+            raise PlanError("rows are coupled")
+        return plain(given)
+
+    monkeypatch.setattr(auto, "run_passes", run_passes)
+    with nb.auto_parallel(replan=True):
+        found = lesson()
+    assert_alike(found, expected)
+    report = nb.last_report("train_step")
+    assert ran[-1] == "gpu, npu: 2" and report.step == 18 and list(report.stages) == ["stage0"]
+    assert report.planned is not None and report.planned.steps == 18 - 3 * 3 - 2
+    assert [each.cluster for each in current_run().decisions[0].assignment.stages] == ["npu"]
+
+
+@pytest.mark.parametrize(
+    ("pinned", "others", "taken"),
+    [(None, None, True), ("fit", None, False), (None, "the same", True), (None, "another", False)],
+)
+def test_a_better_plan_is_taken_where_all_have_found_it_and_none_is_pinned(
+    pinned: str | None, others: str | None, taken: bool
+) -> None:
+    def exchange(doing: str, sheet: Any, mates: Any) -> Any:
+        return {"c1/0": sheet if others == "the same" else {"shared": {"plan": "npu alone"}}}
+
+    session = SimpleNamespace(exchange=exchange, links={"c1/0": None})
+    pins = SimpleNamespace(pin_of=lambda name: pinned)
+    run = SimpleNamespace(pins=pins, alone=others is None, ledger=SimpleNamespace(session=session))
+    problem = make_problem()
+    better = Offer(problem, search(problem).candidates)
+    watch = PlanWatch("fit", decide(problem, replan=True), cast(Run, run), ())
+    assert watch._takes(better) is taken and not watch._takes(None)
+    stays = replace(watch.decision, replan=False)
+    assert not replace(watch, decision=stays)._takes(better)
+
+
+def test_wrong_flops_are_told_and_mended(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster that is told a thousand times too fast: the sentence names it, the report has both numbers, and the
+    next run plans with what was measured."""
+    wrong = {"clusters": {"gpu": {"flops": "400G"}, "npu": {"flops": "500T"}}}
+    size = {"width": 512, "rows": 512, "steps": 5}
+    expected = lesson(**size)
+    nb.init(wrong)
+    with nb.auto_parallel(), pytest.warns(NebulaWarning, match="than the .* nb.auto_parallel predicted") as told:
+        assert_alike(lesson(**size), expected)
+    (warning,) = {str(each.message) for each in told}
+    assert "stage npu computes" in warning and "if gpu computes as its rates say" in warning
+    assert "gpu, the batch whole would take" in warning and "nb.auto_parallel(replan=True)" in warning
+    planned = nb.last_report("train_step").planned
+    assert planned is not None and planned.steps >= 8 and planned.stages["npu"].measured > 2 * planned.seconds.predicted
+    assert "better: gpu, the batch whole" in str(nb.last_report("train_step"))
+    nb.shutdown()
+    nb.init(wrong)
+    with nb.auto_parallel(replan=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore", NebulaWarning)
+        assert_alike(lesson(**size), expected)
+    first = current_run().decisions[0]
+    while first.replaces is not None:
+        first = first.replaces
+    assert [each.cluster for each in first.assignment.stages] == ["gpu"]
+    assert first.reasons[0].startswith("npu computes") and "in a run before" in first.reasons[0]

@@ -1,0 +1,237 @@
+"""Steps of plans that `nb.auto_parallel` has found, held against what was predicted of them: told, and planned anew."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from math import ceil
+from statistics import median
+from typing import Any
+
+from whale_nebula.capture.source_lines import warn_once
+from whale_nebula.errors import NebulaWarning
+from whale_nebula.hardware.measured import keep_slowness
+from whale_nebula.ir.program import Leaf
+from whale_nebula.planner.correction import Observed, Offer, correct, find_better, find_slowness
+from whale_nebula.planner.decision import Decision
+from whale_nebula.planner.explanation import describe_shape, stage_names
+from whale_nebula.planner.problem import Candidate, Wire
+from whale_nebula.planner.score import score
+from whale_nebula.report.planned import PlannedReport
+from whale_nebula.report.prediction import Basis
+from whale_nebula.report.records import Beside, WorkerReport, duration
+from whale_nebula.runtime.run import Run
+from whale_nebula.runtime.step.clock import StepOutcome
+from whale_nebula.runtime.step.measured import LINE, MIB
+from whale_nebula.site import script_site
+
+SKIPPED = 2
+"""The first steps of a plan trace, compile and warm up: they are not counted."""
+FIRST = 8
+"""So many steps are measured before a plan is judged, and then again whenever twice as many were."""
+KEPT = 64
+MOST = 5
+"""So many plans of one program are tried."""
+_LOG = logging.getLogger("whale_nebula.runtime.run")
+
+
+@dataclass
+class PlanWatch:
+    """What the steps of one program take, beside what its decision has predicted for batches of so many `rows`."""
+
+    name: str
+    decision: Decision
+    run: Run
+    leaves: Sequence[Leaf]
+    rows: int = 0
+    begun: int = 0
+    counted: int = 0
+    judged: int = 0
+    offer: str = ""
+    told: bool = False
+    kept: dict[str, deque[float]] = field(default_factory=dict)
+    planned: Candidate | None = None
+
+    def add(
+        self, outcome: StepOutcome, tensors: Sequence[Any], workers: Mapping[str, WorkerReport]
+    ) -> PlannedReport | None:
+        """Take in a step; gives what is known of it beside what was predicted. Steps of other rows than those of the
+        first one do not count.
+        """
+        rows = self._count_rows(outcome, tensors)
+        self.begun += 1
+        if not self.rows:
+            self.rows, self.planned = rows, self._predict(rows)
+        if self.planned is None or self.begun <= SKIPPED:
+            return None
+        if rows == self.rows:
+            self._keep(outcome)
+        if not self.counted:
+            return None
+        seconds = outcome.pace.get("step", median(self.kept["step"]))
+        found = self._compare(self.planned, seconds, workers)
+        if self.counted >= max(FIRST, 2 * self.judged):
+            self.judged = self.counted
+            self._judge(self.planned, found, outcome)
+        return replace(found, offer=self.offer)
+
+    def _count_rows(self, outcome: StepOutcome, tensors: Sequence[Any]) -> int:
+        whole = (t.shape[0] for t, leaf in zip(tensors, self.leaves, strict=True) if leaf.batched and len(t.shape))
+        return sum(outcome.counts) if sum(outcome.counts) > 1 else next(whole, 1)
+
+    def _predict(self, rows: int) -> Candidate | None:
+        if rows == self.decision.problem.rows:
+            return self.decision.chosen
+        found = score(replace(self.decision.problem, rows=rows), self.decision.chosen.shape)
+        return found if isinstance(found, Candidate) else None
+
+    def _keep(self, outcome: StepOutcome) -> None:
+        self.counted += 1
+        stages = {**outcome.elsewhere.stages, **outcome.stages}
+        links = {**outcome.elsewhere.links, **outcome.links}
+        taken = {"step": outcome.seconds}
+        taken |= {f"stage {n}": s.compute_seconds for n, s in stages.items() if s.compute_seconds is not None}
+        taken |= {f"link {name}": each.seconds for name, each in links.items()}
+        if self._runs_uncut(outcome):
+            taken["stage " + stage_names(self.decision.problem, self.decision.chosen.parts)[0]] = outcome.seconds
+        for what, seconds in taken.items():
+            self.kept.setdefault(what, deque(maxlen=KEPT)).append(seconds)
+
+    # ------------------------------------------------------------------ beside what was predicted
+    def _compare(self, planned: Candidate, seconds: float, workers: Mapping[str, WorkerReport]) -> PlannedReport:
+        computes, held, needed = self._predicted
+        return PlannedReport(
+            self.counted, Beside(seconds, planned.seconds), self._beside(computes), self._beside(held),
+            {name: Beside(workers[name].peak_bytes, size) for name, size in needed.items() if name in workers},
+        )  # fmt: skip
+
+    @cached_property
+    def _predicted(self) -> tuple[Mapping[str, float], Mapping[str, float], Mapping[str, int]]:
+        """Seconds that stages compute and lines are held, by "stage npu" and "link gpu->npu", and bytes by worker."""
+        problem, planned = self.decision.problem, self.planned or self.decision.chosen
+        names = stage_names(problem, planned.parts)
+        rounds = [ceil(planned.shape.micro_batches / part.replicas) for part in planned.parts]
+        stages = zip(names, rounds, planned.compute, strict=True)
+        computes = {f"stage {name}": count * each for name, count, each in stages}
+        lines = {f"{problem.sites[a].name}->{problem.sites[b].name}": wire for (a, b), wire in problem.lines.items()}
+        held = {f"link {name}": lines[name].seconds(size) for name, size in planned.bytes.items() if name in lines}
+        return computes, held, replace(self.decision, candidates=(planned,)).predicted.memory
+
+    def _beside(self, predicted: Mapping[str, float]) -> dict[str, Beside]:
+        """The middle of what was measured beside what was predicted, by the names of stages or of lines."""
+        known = ((what, seconds) for what, seconds in predicted.items() if what in self.kept)
+        return {what.partition(" ")[2]: Beside(median(self.kept[what]), seconds) for what, seconds in known}
+
+    # ------------------------------------------------------------------ what follows from it
+    def _judge(self, planned: Candidate, found: PlannedReport, outcome: StepOutcome) -> None:
+        """A plan that is far off is told: with a better one, if what was measured shows one, which may be taken."""
+        seen = self._observe(planned, found.seconds.measured, outcome)
+        better, slowness = None, self.decision.slowness
+        if found.is_off and seen.stages:  # of stages that are one function nothing is known apart
+            slowness = self._keep_slowness(planned, seen)
+            problem = correct(replace(self.decision.problem, rows=self.rows), planned, seen)
+            better = find_better(problem, planned.shape, seen.seconds, self.decision.tried)
+        takes = self._takes(better)
+        if better is not None:
+            self.offer = self._describe(better, seen, slowness)
+            if takes:
+                self._take(better, planned, seen, slowness)
+            elif not self.decision.replan:
+                self._offer(found)
+        elif found.is_off and seen.stages and not self.told:
+            said = "with what was measured no better plan was found"
+            _LOG.info("a step of %s takes %s: %s; %s", self.name, found.headline, found.cause, said)
+            self.told = True
+
+    def _takes(self, better: Offer | None) -> bool:
+        """Whether a better plan is to run from the next step on: one that all processes have found, as each tells the
+        others. A plan that is pinned stays.
+        """
+        before, run = self.decision, self.run
+        if not before.replan or len(before.tried) >= MOST or run.pins.pin_of(self.name) is not None:
+            return False
+        if run.alone:
+            return better is not None
+        own = {"shared": {"plan": "" if better is None else repr(better.candidates[0].shape)}}
+        session = run.ledger.session
+        heard = session.exchange(f"planning {self.name!r} anew", own, set(session.links))
+        return better is not None and all(each["shared"] == own["shared"] for each in heard.values())
+
+    def _observe(self, planned: Candidate, seconds: float, outcome: StepOutcome) -> Observed:
+        """What all processes have seen of the step."""
+        if outcome.basis is not None:
+            stages = tuple(_computes(outcome.basis, place) for place in range(len(outcome.basis.stages)))
+            return Observed(seconds, stages, {} if self.run.alone else dict(self._lines(planned, outcome.pace)))
+        one = self._runs_uncut(outcome)  # its update is part of what it computes
+        return Observed(seconds, (planned.compute[0] * seconds / planned.seconds,) if one else ())
+
+    def _runs_uncut(self, outcome: StepOutcome) -> bool:
+        return self.run.alone and self.decision.uncut and outcome.basis is None
+
+    def _lines(self, planned: Candidate, pace: Mapping[str, float]) -> Iterator[tuple[tuple[int, int], Wire]]:
+        """The lines between stages as they were: their rates, and the delays that the first micro-batch has seen."""
+        problem, count = self.decision.problem, planned.shape.micro_batches
+        for place, (one, other) in enumerate(pairwise(planned.parts)):
+            if one.site == other.site:
+                continue
+            wires, held = {}, 0.0
+            for a, b in ((one.site, other.site), (other.site, one.site)):
+                name, wire = f"{problem.sites[a].name}->{problem.sites[b].name}", problem.line(a, b)
+                mib = pace.get(f"{LINE}{name}")
+                wires[a, b] = replace(wire, rate=MIB / mib) if mib else wire
+                held += wires[a, b].seconds(planned.bytes.get(name, 0.0) / count)
+            away, kept = (pace.get(f"0.{place + n}.first.{what}", 0.0) for n, what in ((0, "away"), (1, "kept")))
+            delay = (away - kept - held - pace.get(f"0.{place}.forward", 0.0)) / 2  # a forward may be in its way
+            yield from ((ends, replace(wire, delay=max(wire.delay, delay))) for ends, wire in wires.items())
+
+    def _describe(self, better: Offer, seen: Observed, slowness: Mapping[str, float]) -> str:
+        """A better plan in words, beside the one of now."""
+        shape = better.candidates[0].shape
+        names = dict.fromkeys(better.problem.sites[part.site].name for part in shape.parts)
+        unseen = " and ".join(name for name in names if name not in slowness)
+        said = f"{describe_shape(better.problem, shape)} would take {duration(better.seconds)} instead of "
+        return f"{said}{duration(seen.seconds)}{f', if {unseen} computes as its rates say' * bool(unseen)}"
+
+    def _offer(self, found: PlannedReport) -> None:
+        """Say once that a better plan is known."""
+        site, mend = script_site(), f"{self.offer}: nb.auto_parallel(replan=True), or run again"
+        what = f"a step of {self.name} takes {found.headline}"
+        if self.run.here().lead:
+            warning = NebulaWarning(what, where=str(site), why=found.cause, mend=mend)
+            warn_once(site, warning, (self.name, self.rows))
+
+    def _keep_slowness(self, planned: Candidate, seen: Observed) -> dict[str, float]:
+        """How many times as long as their rates say clusters compute. Of those that have computed something, on this
+        host, it is kept: the next run plans with it.
+        """
+        run, before = self.run, self.decision
+        sites, found = before.problem.sites, dict(before.slowness)
+        for number, factor in find_slowness(before.problem, planned, seen).items():
+            found[sites[number].name] = factor * found.get(sites[number].name, 1.0)
+        host = run.hosts.get(run.here().worker)
+        here = {run.workers[worker] for worker, other in run.hosts.items() if other == host}
+        if run.writes_files:
+            own = {sites[part.site].name for part in planned.parts} & (found.keys() if run.alone else here)
+            keep_slowness({name: found[name] for name in own if name in found}, before.clusters, run.alone)
+        return found
+
+    def _take(self, better: Offer, planned: Candidate, seen: Observed, slowness: Mapping[str, float]) -> None:
+        """From the next step on the program runs by a better plan."""
+        before, run = self.decision, self.run
+        said = f"planned anew after {self.counted} steps: {self.offer}"
+        after = replace(
+            before, problem=better.problem, candidates=better.candidates, slowness=slowness, replaces=before,
+            tried={**before.tried, planned.shape: seen.seconds}, reasons=(*before.reasons, said),
+        )  # fmt: skip
+        run.decisions[:] = [after if each is before else each for each in run.decisions]
+        _LOG.info("%s is %s", self.name, said)
+
+
+def _computes(basis: Basis, place: int) -> float:
+    """Seconds that a stage computes for a micro-batch, in all phases; of replicas, the slowest."""
+    works = [phase.works[place] for phase in basis.phases]
+    return sum((work.seconds - work.codecs - work.overhead) * work.most_slow for work in works)
