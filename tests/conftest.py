@@ -14,6 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -65,6 +66,14 @@ def young_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_zygote_stays() -> Iterator[None]:
+    """The process that forks workers ends with the tests, if one was started."""
+    yield
+    if (zygote := sys.modules.get("tests.processes.zygote")) is not None:
+        zygote.stop()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -151,9 +160,22 @@ def wait_until_gone(before: Children) -> Children:
 def running_children() -> Children:
     """Direct children that run, with their commands: no zombies, nor the helpers that Python itself keeps."""
     found = {}
-    for child in psutil.Process().children():
+    for child in children():
         with contextlib.suppress(psutil.NoSuchProcess):
             command = " ".join(child.cmdline())
             if child.status() != psutil.STATUS_ZOMBIE and not any(name in command for name in PYTHONS_OWN):
                 found[child] = f"{child.pid}: {command}"
+    return found
+
+
+def children() -> list[psutil.Process]:
+    """Direct children. Linux lists them by thread; psutil looks at all processes, which twice a test adds up."""
+    found = []
+    try:
+        for thread in Path("/proc/self/task").iterdir():
+            for number in (thread / "children").read_text().split():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found.append(psutil.Process(int(number)))
+    except OSError:  # another system, or a thread that ends
+        return psutil.Process().children()
     return found

@@ -19,7 +19,7 @@ from tests.same import Cut, Outcome, assert_same
 from whale_nebula.planner.search import Found, search
 from whale_nebula.runtime import auto
 
-SAMPLE = {"zoo": 2, "keras": 24, "loops": 28}
+SAMPLE = {"zoo": 3, "keras": 48, "loops": 48}
 """Of each family, every n-th script is in the sample. Placed models say themselves what is where."""
 PLANS = 4
 SLOW = {

@@ -93,7 +93,7 @@ def test_a_cut_that_outlasts_patience_ends_both_with_a_name(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("shared", "claims", "writers"),
     [
-        pytest.param(True, "nobody", ["gpu"], id="one folder"),
+        pytest.param(True, "nobody", ["gpu"], marks=pytest.mark.grid, id="one folder"),
         pytest.param(False, "gpu/0", ["gpu", "npu"], id="two folders and a claim of the other"),
     ],
 )

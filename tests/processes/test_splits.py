@@ -19,9 +19,10 @@ from tests.same import Cut, Outcome, assert_same
 DEADLINE = 600.0
 pytestmark = pytest.mark.timeout(DEADLINE)
 TWO = {"c0/0": "c0", "c0/1": "c0"}
-SAMPLE = ["translator,2,2,2", "sibling experts,2,1,1", "words,2,1,1"]
+SAMPLE = ["translator,2,2,2", "sibling experts,2,1,1"]
 GRID = [
     *SAMPLE,
+    "words,2,1,1",
     "classifier,2,1,4",
     "pictures,2,2,1",
     "tied,2,1,1",
