@@ -30,6 +30,7 @@ Children = dict[psutil.Process, str]
 SEED = 20_260_101
 GRACE_SECONDS = 2.0
 LONG = ("tests/processes/", "tests/parity/", "tests/examples/", "tests/scripts/", "tests/traps/")
+UNOPTIMIZED = ("tests/unit/", "tests/processes/", "tests/scripts/", "tests/traps/")
 PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "tests.processes.zygote")
 
 
@@ -78,12 +79,13 @@ def no_zygote_stays() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def graph_optimizer(request: pytest.FixtureRequest) -> None:
-    """Unit tests run without TensorFlow's graph optimizer: it takes a quarter of their time, and they run each function
-    a few times. All other tests, and all processes that tests start, run with it, as users do.
+    """Tests that run each function a few times do so without TensorFlow's graph optimizer, which takes a fifth of their
+    time. Parity, examples and programs run with it, as users do; with `--grid` all but unit tests.
     """
     if (tensorflow := sys.modules.get("tensorflow")) is not None:
-        unit = request.node.nodeid.startswith("tests/unit/")
-        tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": unit})
+        folders = ("tests/unit/",) if request.config.getoption("--grid") else UNOPTIMIZED
+        off = request.node.nodeid.startswith(folders)
+        tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,13 @@ import pytest
 import tensorflow as tf
 
 from tests.processes.running import Ended, beside, told_alone
-from tests.processes.workers.planned import MIB, lesson
+from tests.processes.workers.planned import KIB, lesson
 
 
 @pytest.fixture(scope="module")
 def both() -> tuple[Ended, dict[str, Any]]:
-    """Two clusters that have 2 MiB each, and meanwhile one that has enough."""
-    return beside("planned", 2, "2MiB", alone=lambda: told_alone(lesson, "1GiB"))
+    """Two clusters that have 1280 KiB each, and meanwhile one that has enough."""
+    return beside("planned", 2, "1280KiB", alone=lambda: told_alone(lesson, "1GiB"))
 
 
 def test_one_cluster_does_all_where_it_can(both: tuple[Ended, dict[str, Any]]) -> None:
@@ -26,7 +26,7 @@ def test_one_cluster_does_all_where_it_can(both: tuple[Ended, dict[str, Any]]) -
 def test_every_process_has_the_same_plan_of_two_clusters(both: tuple[Ended, dict[str, Any]]) -> None:
     found, _ = both
     assert sorted(found.same("stages").values()) == ["c0", "c1"]
-    assert found.same("memory") <= 2 * MIB
+    assert found.same("memory") <= 1280 * KIB
 
 
 @pytest.mark.parametrize("what", ["history", "evaluated", "predicted", "weights"])

@@ -8,16 +8,16 @@ import numpy as np
 import whale_nebula as nb
 from tests.processes.telling import tell
 
-MIB = 1 << 20
+KIB = 1 << 10
 
 
-def lesson(memory: str = "2MiB") -> None:
+def lesson(memory: str = "1280KiB") -> None:
     """Tells what was planned, and what came of it."""
     nb.auto_parallel(memory=memory)
     model = keras.Sequential(
         [keras.Input((64,)), *(keras.layers.Dense(192, activation="relu") for _ in range(4)), keras.layers.Dense(4)]
     )
-    model.compile("adam", "mse", metrics=["mae"])
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
     draw = np.random.default_rng(0)
     x, y = draw.random((96, 64)).astype("float32"), draw.random((96, 4)).astype("float32")
     plan = nb.plan(model, x[:32], y[:32])
