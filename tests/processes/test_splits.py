@@ -19,9 +19,11 @@ from tests.same import Cut, Outcome, assert_same
 DEADLINE = 600.0
 pytestmark = pytest.mark.timeout(DEADLINE)
 TWO = {"c0/0": "c0", "c0/1": "c0"}
-SAMPLE = ["translator,2,2,2", "sibling experts,2,1,1"]
+SAMPLE = ["classifier,2,2,2"]
 GRID = [
     *SAMPLE,
+    "translator,2,2,2",
+    "sibling experts,2,1,1",
     "words,2,1,1",
     "classifier,2,1,4",
     "pictures,2,2,1",
@@ -107,7 +109,7 @@ def test_a_cluster_keeps_the_pieces_of_its_workers_in_a_file(two: Found) -> None
 
 
 def test_a_worker_holds_its_pieces(two: Found) -> None:
-    """Of 19 words the first has ten, with the moments of Adam; of a bias as many."""
+    """Of 19 classes the first has ten, with the moments of Adam; of a bias as many."""
     first, second = two[0].all("pieces")
     assert first.keys() == second.keys()
     tables = [path for path, shape in first.items() if 10 in shape]
