@@ -95,6 +95,11 @@ def run(
     *argv: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 120.0
 ) -> subprocess.CompletedProcess[str]:
     """What `python` with these arguments does: "-c" and code, "-m" and a module, or a script and its arguments."""
+    if sys.platform != "linux":
+        told = {**os.environ, **(env or {})}
+        return subprocess.run(
+            [sys.executable, *argv], cwd=cwd, env=told, capture_output=True, text=True, timeout=timeout
+        )
     if not argv[0].startswith("-"):
         places = f"sys.path[0], sys.argv[0] = {str(Path(cwd or '', argv[0]).parent)!r}, {argv[0]!r}"
         argv = ("-c", f"import runpy, sys; {places}; runpy.run_path({argv[0]!r}, run_name='__main__')", *argv[1:])
