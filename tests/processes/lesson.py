@@ -19,7 +19,7 @@ X, Y = data(40, 6), data(40, 3, seed=1)
 def taught(width: int = 8, adam: bool = False) -> keras.Model:
     """Layer `first` in cluster c0, `second` in c1. Nothing is seeded here: that is the launcher's business.
 
-    Adam takes as long to trace as all the rest.
+    Adam takes longer to trace, and is not what most of these tests are about.
     """
     inputs = keras.Input((6,), name="features")
     with nb.cluster(), nb.pipeline(2):

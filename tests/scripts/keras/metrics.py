@@ -53,7 +53,7 @@ def _marks() -> dict[str, Any]:
     return {"x": numbers(6), "y": classes(2, 1, seed=1).astype("float32"), "sample_weight": abs_numbers(seed=3)}
 
 
-@script(_marks, rarely=True)  # twenty metrics: a quarter of a minute
+@script(_marks, rarely=True)
 def metrics_of_marks(cut: Cut) -> Any:
     """Two classes: AUC, precision, recall and what is counted for them."""
     kinds = keras.metrics

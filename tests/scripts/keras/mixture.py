@@ -52,7 +52,7 @@ def _pairs() -> dict[str, Any]:
     return {"x": {"left": numbers(6), "right": classes(9, 5, seed=2)}, "y": np.sign(numbers(1, seed=3))}
 
 
-@script(_pairs, stages=(1, 2, 3))
+@script(_pairs, stages=(1, 2, 3), rarely=True)
 def towers(cut: Cut) -> Any:
     """One tower in each of the first two stages, a skip over the second, and what joins them in the third."""
     left, right = keras.Input((6,), name="left"), keras.Input((5,), dtype="int32", name="right")

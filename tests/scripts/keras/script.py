@@ -152,7 +152,7 @@ def adam(rate: float = 1e-2, **options: Any) -> Any:
 
 
 def momentum(rate: float = 1e-2) -> Any:
-    """What trains a script that is not about optimizers: Adam takes twice as long to trace, and sees no scale."""
+    """What trains a script that is not about optimizers: Adam takes longer to trace, and sees no scale."""
     return keras.optimizers.SGD(rate, momentum=0.9)
 
 
