@@ -48,7 +48,7 @@ def sampled(*case: Any) -> Any:
 
 
 # ---------------------------------------------------------------------- every codec
-@pytest.mark.parametrize("name", map(sampled, CODECS))
+@pytest.mark.parametrize("name", [sampled(name) for name in CODECS])
 def test_it_trains(name: str) -> None:
     """The loss falls as it does uncompressed, and the matrices are near those: how near, the codec decides."""
     found, plain = left(name), left("none")
