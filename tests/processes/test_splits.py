@@ -37,8 +37,8 @@ GRID = [
 ]
 TOO_MANY = "experts,3,1,1"
 FOUR = {f"c0/{number}": "c0" for number in range(4)}
-MESH_SAMPLE = ["experts,2,2,2,2+2"]
-MESH_GRID = [*MESH_SAMPLE, "classifier,2,2,2,2+2", "translator,2,2,4,2+2", "tied,2,1,2,2", "experts,2,1,2,2"]
+MESH_SAMPLE = ["tied,2,1,2,2"]
+MESH_GRID = [*MESH_SAMPLE, "experts,2,2,2,2+2", "classifier,2,2,2,2+2", "translator,2,2,4,2+2", "experts,2,1,2,2"]
 CROWDED = "tied,3,1,2,2"
 LENGTH = 1e-2 * 6
 Found = tuple[Ended, Mapping[str, Outcome], dict[str, Any]]
