@@ -38,8 +38,8 @@ unit: $(READY) ## pytest; ARGS="-k plan" picks, WORKERS=4 widens
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 soak: $(READY) ## the whole grids of which `make test` runs a sample: processes, loops, parity, faults; two hours
-	$(BIN)/python -m pytest --grid tests/processes/test_zoo.py tests/processes/test_splits.py
-	$(BIN)/python -m pytest --grid -m grid
+	$(BIN)/python -m pytest --grid tests/processes tests/traps tests/scripts
+	$(BIN)/python -m pytest --grid -m grid --ignore=tests/processes --ignore=tests/traps --ignore=tests/scripts
 	$(BIN)/python -m pytest --grid tests/unit/wire tests/unit/codec tests/unit/gateway tests/unit/transport
 	$(PIP) install --quiet kubernetes-validate==1.37.0 && $(BIN)/python -m pytest tests/unit/test_deploy.py
 	$(BIN)/python benchmarks/parity/run.py

@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -30,6 +31,7 @@ Children = dict[psutil.Process, str]
 SEED = 20_260_101
 GRACE_SECONDS = 2.0
 LONG = ("tests/processes/", "tests/parity/", "tests/examples/", "tests/scripts/", "tests/traps/")
+UNOPTIMIZED = ("tests/unit/", "tests/processes/", "tests/scripts/", "tests/traps/")
 PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "tests.processes.zygote")
 
 
@@ -68,14 +70,23 @@ def young_heap() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_zygote_stays() -> Iterator[None]:
+    """The process that forks workers ends with the tests, if one was started."""
+    yield
+    if (zygote := sys.modules.get("tests.processes.zygote")) is not None:
+        zygote.stop()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def graph_optimizer(request: pytest.FixtureRequest) -> None:
-    """Unit tests run without TensorFlow's graph optimizer: it takes a quarter of their time, and they run each function
-    a few times. All other tests, and all processes that tests start, run with it, as users do.
+    """Tests that run each function a few times do so without TensorFlow's graph optimizer, which takes a fifth of their
+    time. Parity, examples and programs run with it, as users do; with `--grid` all but unit tests.
     """
     if (tensorflow := sys.modules.get("tensorflow")) is not None:
-        unit = request.node.nodeid.startswith("tests/unit/")
-        tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": unit})
+        folders = ("tests/unit/",) if request.config.getoption("--grid") else UNOPTIMIZED
+        off = request.node.nodeid.startswith(folders)
+        tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
 
 
 @pytest.fixture(autouse=True)
@@ -152,9 +163,22 @@ def wait_until_gone(before: Children) -> Children:
 def running_children() -> Children:
     """Direct children that run, with their commands: no zombies, nor the helpers that Python itself keeps."""
     found = {}
-    for child in psutil.Process().children():
+    for child in children():
         with contextlib.suppress(psutil.NoSuchProcess):
             command = " ".join(child.cmdline())
             if child.status() != psutil.STATUS_ZOMBIE and not any(name in command for name in PYTHONS_OWN):
                 found[child] = f"{child.pid}: {command}"
+    return found
+
+
+def children() -> list[psutil.Process]:
+    """Direct children. Linux lists them by thread; psutil looks at all processes, which twice a test adds up."""
+    found = []
+    try:
+        for thread in Path("/proc/self/task").iterdir():
+            for number in (thread / "children").read_text().split():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found.append(psutil.Process(int(number)))
+    except OSError:  # another system, or a thread that ends
+        return psutil.Process().children()
     return found

@@ -105,7 +105,7 @@ class Outcome:
 class Case:
     """A model or a script. `run` builds it, trains it and looks at what it left; it can take cuts of `stages` and
     `micro`. `rate` is its learning rate, for the tolerance of weights. It goes through its stages `passes` times. One
-    that is much like another is tried `rarely`: by the grid alone.
+    that is dear or much like another is tried `rarely`: by the grid alone.
     """
 
     run: Callable[[Cut], Outcome]

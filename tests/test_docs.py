@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import zygote
 from whale_nebula import errors
 from whale_nebula.config import Line, quantities, schema
 from whale_nebula.wire.frame import Kind
@@ -72,11 +73,9 @@ def test_every_name_of_the_reference_exists() -> None:
 def test_the_five_minutes_run(tmp_path: Path) -> None:
     """All programs of the first page, one after another, as a newcomer pastes them."""
     program = "\n".join(CODE.findall((DOCS / "index.md").read_text()))
-    (tmp_path / "train.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning:__main__", "train.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+    strict = "import warnings\nwarnings.filterwarnings('error', category=UserWarning, module='__main__')\n"
+    (tmp_path / "train.py").write_text(strict + program)
+    done = zygote.run("train.py", cwd=tmp_path, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "stage gpu" in done.stdout
 

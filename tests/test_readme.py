@@ -1,9 +1,9 @@
 """The README is what a newcomer believes: its program runs, cut in two, and its links lead somewhere."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.processes import zygote
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -13,8 +13,8 @@ def test_the_first_program_trains_and_is_cut_as_it_says(tmp_path: Path) -> None:
     program = re.search(r"```python\n(.*?)```", README, re.DOTALL)
     assert program is not None
     (tmp_path / "train.py").write_text(program[1] + "\nprint(sorted(nb.last_report().stages))\n")
-    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=120)
-    assert done.returncode == 0
+    done = zygote.run("train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "['gpu', 'npu']"
 
 

@@ -1,10 +1,10 @@
 """TensorFlow's collectives: how a process becomes a task, and what it costs to be late."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
+
+from tests.processes import zygote
 
 START = """
 import socket
@@ -25,9 +25,9 @@ here, elsewhere = address(), "127.0.0.1:1"
 
 
 def fresh(script: str) -> list[str]:
-    """What a script says in a process of its own."""
+    """What a script says in a process that has computed nothing yet."""
     text = START + textwrap.dedent(script)
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False)
+    done = zygote.run("-c", text)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()
 

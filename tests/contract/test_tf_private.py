@@ -2,8 +2,6 @@
 
 import inspect
 import re
-import subprocess
-import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.contract.tracing import VECTOR, graph_of
+from tests.processes import zygote
 from whale_nebula.tf import callbacks, collectives, datasets
 from whale_nebula.tf import patch as tf_patch
 from whale_nebula.tf import private as tf_private
@@ -74,7 +73,7 @@ def test_runtime_started_tells_whether_anything_was_computed() -> None:
     tf.ones(1)
     assert tf_private.runtime_started()
     code = "from whale_nebula.tf import private; import sys; sys.exit(private.runtime_started())"
-    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
+    assert zygote.run("-c", code).returncode == 0
 
 
 def test_not_rewritten_keeps_autograph_away() -> None:

@@ -24,7 +24,7 @@ from whale_nebula.planner.search import Found, search
 from whale_nebula.runtime import auto
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")
-SAMPLE = {"zoo": 2, "keras": 24, "loops": 28}
+SAMPLE = {"zoo": 3, "keras": 48, "loops": 48}
 """Of each family, every n-th script is in the sample. Placed models say themselves what is where."""
 PLANS = 4
 SAID, DIVIDED = 12, 24

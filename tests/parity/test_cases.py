@@ -18,7 +18,7 @@ from tests.parity.cases import CASES, FAMILIES, KERAS, SCHEDULES, ways
 from tests.same import Cut, Outcome, assert_same
 from tests.scripts.keras.script import SCRIPTS
 
-SAMPLE = {"zoo": 1, "keras": 12, "loops": 8, "place": 2}
+SAMPLE = {"zoo": 1, "keras": 24, "loops": 16, "place": 3}
 """Of each module of a family, every n-th case is in the sample, from the middle on."""
 TRAPS = frozenset((
     "cond_on_a_number", "everything_returned", "constants_returned", "rate_after_the_loss", "decayed_by_hand",
@@ -27,7 +27,7 @@ TRAPS = frozenset((
     "weighted_by_hand", "functional_in_subclassed", "penalty_in_a_subclass", "shared_over_stages",
 ))  # fmt: skip
 """Scripts that are always in the sample: each alone holds what a prototype did wrong, or what a tape means."""
-OVER_LINES = {"zoo": 1, "keras": 4, "loops": 8, "place": 3}
+OVER_LINES = {"zoo": 3, "keras": 12, "loops": 6, "place": 2}
 """And of these, every n-th runs over a line too."""
 
 

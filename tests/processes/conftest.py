@@ -9,13 +9,6 @@ from tests.processes import zygote
 from whale_nebula.launch import placed
 
 
-@pytest.fixture(autouse=True, scope="session")
-def no_zygote_stays() -> Iterator[None]:
-    """It ends with the tests."""
-    yield
-    zygote.stop()
-
-
 @pytest.fixture(autouse=True, scope="module")
 def forked_workers(request: pytest.FixtureRequest) -> Iterator[None]:
     """While tests of this folder run."""

@@ -16,8 +16,11 @@ from tests.same import data
 X, Y = data(40, 6), data(40, 3, seed=1)
 
 
-def taught(width: int = 8) -> keras.Model:
-    """Layer `first` in cluster c0, `second` in c1. Nothing is seeded here: that is the launcher's business."""
+def taught(width: int = 8, adam: bool = False) -> keras.Model:
+    """Layer `first` in cluster c0, `second` in c1. Nothing is seeded here: that is the launcher's business.
+
+    Adam takes longer to trace, and is not what most of these tests are about.
+    """
     inputs = keras.Input((6,), name="features")
     with nb.cluster(), nb.pipeline(2):
         with nb.stage(cluster="c0"):
@@ -25,7 +28,8 @@ def taught(width: int = 8) -> keras.Model:
         with nb.stage(cluster="c1"):
             outputs = keras.layers.Dense(3, name="second")(hidden)
     model = keras.Model(inputs, outputs, name="taught")
-    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    optimizer = keras.optimizers.Adam(0.01) if adam else keras.optimizers.SGD(0.01, momentum=0.9)
+    model.compile(optimizer, "mse", metrics=["mae"])
     return model
 
 
@@ -53,7 +57,7 @@ def measured(rows: Any) -> Any:
 
 def lesson(folder: Path) -> tuple[keras.Model, dict[str, Any]]:
     """Build, train, evaluate, predict, read and save."""
-    model = taught()
+    model = taught(adam=True)
     found: dict[str, Any] = {"initial": bits(model.get_weights())}
     found["history"] = fit(model, validation_data=(X[:20], Y[:20]))
     found["evaluate"] = hexed(model.evaluate(X, Y, batch_size=8, verbose=0, return_dict=True))

@@ -66,7 +66,7 @@ def build(extra: str, place: str, *, cut: bool, replicated: str = "") -> keras.M
     model = keras.Model(inputs, outputs if "second" in outputs else x)
     names = list(outputs) if "second" in outputs else None
     model.compile(
-        "adam",
+        "sgd",
         dict.fromkeys(names, "mse") if names else "mse",
         metrics={each: ["mae"] for each in names} if names else ["mae"],
         weighted_metrics=None if names else [keras.metrics.MeanSquaredError(name="square")],

@@ -72,7 +72,7 @@ def translator() -> keras.Model:
         with nb.stage(cluster="c1"):
             scores = keras.layers.Dense(WORDS, name="scores")(Words(TARGET, name="out")(target) + memory)
     model = keras.Model({"source": source, "target": target}, scores, name="translator")
-    model.compile(keras.optimizers.Adam(0.01), masked_loss, metrics=[Kept(name="kept")])
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), masked_loss, metrics=[Kept(name="kept")])
     return model
 
 

@@ -120,14 +120,13 @@ class Sites:
         script: str,
         *arguments: object,
         configs: Mapping[str, dict[str, Any]] | None = None,
-        folders: Mapping[str, Path] | None = None,
     ) -> None:
-        """Start every cluster; `configs` are those that differ from the common one, `folders` where each starts."""
+        """Start every cluster; `configs` are those that differ from the common one."""
         for cluster in self.clusters:
             path = self.written(cluster, (configs or {}).get(cluster, {}))
             command = ["-m", "whale_nebula.cli.main", "run", "--config", path, "--cluster", cluster]
             worker = str(HERE / "workers" / f"{script}.py")
-            process = _python([*command, worker, *map(str, arguments)], (folders or {}).get(cluster, ROOT))
+            process = _python([*command, worker, *map(str, arguments)])
             self.started[cluster] = Site(cluster, process)
 
     def written(self, name: str, other: Mapping[str, Any] | None = None) -> str:
@@ -154,10 +153,10 @@ class Sites:
         return first
 
 
-def _python(words: Sequence[str], folder: Path = ROOT) -> subprocess.Popen[str]:
+def _python(words: Sequence[str]) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
     return subprocess.Popen(
-        [sys.executable, *words], cwd=folder, env=environment, text=True, process_group=0,
+        [sys.executable, *words], cwd=ROOT, env=environment, text=True, process_group=0,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 

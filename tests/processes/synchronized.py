@@ -31,7 +31,7 @@ def normalised(scopes: Scopes) -> keras.Model:
         hidden = keras.layers.BatchNormalization(synchronized=True, momentum=0.5, scale=False)(hidden)
         outputs = keras.layers.Dense(1)(keras.layers.Activation("relu")(hidden))
     model = keras.Model(inputs, outputs)
-    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=1.0), "mse", metrics=["mae"])
+    model.compile(keras.optimizers.SGD(0.05, global_clipnorm=1.0), "mse", metrics=["mae"])
     return model
 
 

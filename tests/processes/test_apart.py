@@ -64,7 +64,8 @@ def test_two_processes_leave_what_one_leaves(two: Ended, way: str) -> None:
     assert here[f"{way} losses"] == two.all(f"{way} losses")[0]
 
 
-@pytest.mark.parametrize("ends", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.grid)])
+@pytest.mark.grid
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGKILL])
 def test_one_that_ends_ends_all(ends: signal.Signals, tmp_path: Path) -> None:
     with training(2, "apart", tmp_path, "endless", steps=15) as job:
         job.signal("c1/0", ends)

@@ -35,6 +35,7 @@ def test_two_sites_leave_what_one_process_leaves(tmp_path: Path) -> None:
     check(tmp_path, SAMPLE)
 
 
+@pytest.mark.grid
 def test_gradients_of_weights_that_come_later_leave_what_one_process_leaves(tmp_path: Path) -> None:
     check(tmp_path, ["none,4,zero-bubble", "int8,4,zero-bubble"])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes.running import told_alone
+from tests.processes.running import run, told_alone
 from tests.processes.sites import free_port, line_before, sites
 from tests.processes.workers import train
 
@@ -57,13 +57,8 @@ def test_a_gateway_that_is_killed_and_started_again_costs_nothing(tmp_path: Path
         assert found.same("weights") == alone["weights"]
 
 
-@pytest.mark.parametrize(
-    ("number", "within"),
-    [
-        pytest.param(signal.SIGKILL, 2.0, marks=pytest.mark.grid, id="dead"),
-        pytest.param(signal.SIGSTOP, 8.0, id="frozen"),
-    ],
-)
+@pytest.mark.grid
+@pytest.mark.parametrize(("number", "within"), [(signal.SIGKILL, 2.0), (signal.SIGSTOP, 8.0)], ids=["dead", "frozen"])
 def test_a_worker_that_is_gone_ends_the_others_with_its_name(tmp_path: Path, number: int, within: float) -> None:
     with sites(tmp_path) as found:
         found.start("train", "course", 10**4)
@@ -93,18 +88,17 @@ def test_a_cut_that_outlasts_patience_ends_both_with_a_name(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("shared", "claims", "writers"),
     [
-        pytest.param(True, "nobody", ["gpu"], id="one folder"),
-        pytest.param(False, "gpu/0", ["gpu", "npu"], id="two folders and a claim of the other"),
+        pytest.param(True, "nobody", ["gpu/0"], marks=pytest.mark.grid, id="one folder"),
+        pytest.param(False, "gpu/0", ["gpu/0", "npu/0"], id="two folders and a claim of the other"),
     ],
 )
 def test_a_file_is_written_once_in_a_folder_whatever_a_peer_claims(
     tmp_path: Path, shared: bool, claims: str, writers: list[str]
 ) -> None:
-    folders = {name: tmp_path / ("both" if shared else name) for name in ("gpu", "npu")}
-    for folder in folders.values():
+    folders = [tmp_path / ("both" if shared else name) for name in ("gpu", "npu")]
+    for folder in folders:
         folder.mkdir(exist_ok=True)
-    with sites(tmp_path) as found:
-        found.start("saving", claims, folders=folders)
-        assert found.ended() == {"gpu": 0, "npu": 0}, found["npu"].said
-        assert [name for name in found.clusters if found[name].told["writes"]] == writers
-        assert found.same("there") is True
+    found = run("saving", {"gpu/0": "gpu", "npu/0": "npu"}, claims, *folders)
+    found.result.check()
+    assert [worker for worker, told in found.told.items() if told["writes"]] == writers
+    assert found.same("there") is True

@@ -19,9 +19,12 @@ from tests.same import Cut, Outcome, assert_same
 DEADLINE = 600.0
 pytestmark = pytest.mark.timeout(DEADLINE)
 TWO = {"c0/0": "c0", "c0/1": "c0"}
-SAMPLE = ["translator,2,2,2", "sibling experts,2,1,1", "words,2,1,1"]
+SAMPLE = ["classifier,2,2,2"]
 GRID = [
     *SAMPLE,
+    "translator,2,2,2",
+    "sibling experts,2,1,1",
+    "words,2,1,1",
     "classifier,2,1,4",
     "pictures,2,2,1",
     "tied,2,1,1",
@@ -34,8 +37,8 @@ GRID = [
 ]
 TOO_MANY = "experts,3,1,1"
 FOUR = {f"c0/{number}": "c0" for number in range(4)}
-MESH_SAMPLE = ["experts,2,2,2,2+2"]
-MESH_GRID = [*MESH_SAMPLE, "classifier,2,2,2,2+2", "translator,2,2,4,2+2", "tied,2,1,2,2", "experts,2,1,2,2"]
+MESH_SAMPLE = ["tied,2,1,2,2"]
+MESH_GRID = [*MESH_SAMPLE, "experts,2,2,2,2+2", "classifier,2,2,2,2+2", "translator,2,2,4,2+2", "experts,2,1,2,2"]
 CROWDED = "tied,3,1,2,2"
 LENGTH = 1e-2 * 6
 Found = tuple[Ended, Mapping[str, Outcome], dict[str, Any]]
@@ -106,7 +109,7 @@ def test_a_cluster_keeps_the_pieces_of_its_workers_in_a_file(two: Found) -> None
 
 
 def test_a_worker_holds_its_pieces(two: Found) -> None:
-    """Of 19 words the first has ten, with the moments of Adam; of a bias as many."""
+    """Of 19 classes the first has ten, with the moments of Adam; of a bias as many."""
     first, second = two[0].all("pieces")
     assert first.keys() == second.keys()
     tables = [path for path, shape in first.items() if 10 in shape]

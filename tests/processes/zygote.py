@@ -2,7 +2,9 @@
 
 They are processes of their own like all others, with their own pipes, group, environment and seeds; what they do not do
 again is load TensorFlow, Keras and the library, which takes five seconds of a processor. `make soak` starts workers as
-users do. A fork is a child of the process that asked for it: the kernel hands it over (PR_SET_CHILD_SUBREAPER) when
+users do. `run` is for programs of other tests that need a process in which TensorFlow has not computed yet.
+
+A fork is a child of the process that asked for it: the kernel hands it over (PR_SET_CHILD_SUBREAPER) when
 the process in between has ended.
 """
 
@@ -64,7 +66,7 @@ def stop() -> None:
 
 def start(
     argv: Sequence[str],
-    identity: Any,
+    identity: Any = None,
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.Popen[bytes]:
@@ -72,20 +74,41 @@ def start(
     from whale_nebula.launch.attach import VARIABLE
 
     _, line = _zygote()
-    whole = {**os.environ, **(env or {}), VARIABLE: identity.to_json()}
+    whole = {**os.environ, **(env or {}), **({VARIABLE: identity.to_json()} if identity else {})}
+    descriptors = list(identity.descriptors) if identity else []
     (out, out_there), (err, err_there) = os.pipe(), os.pipe()
     asked = {"argv": list(argv), "env": whole, "cwd": os.fspath(cwd or os.getcwd()), "parent": os.getpid()}
-    asked["descriptors"] = [1, 2, *identity.descriptors]
+    asked["descriptors"] = [1, 2, *descriptors]
     with _LOCK:
         _adopt(True)
         try:
-            socket.send_fds(line, [json.dumps(asked).encode()], [out_there, err_there, *identity.descriptors])
+            socket.send_fds(line, [json.dumps(asked).encode()], [out_there, err_there, *descriptors])
             pid = int(line.recv(64))
         finally:
             _adopt(False)
     os.close(out_there)
     os.close(err_there)
     return Forked(pid, argv, out, err)
+
+
+def run(
+    *argv: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 120.0
+) -> subprocess.CompletedProcess[str]:
+    """What `python` with these arguments does: "-c" and code, "-m" and a module, or a script and its arguments."""
+    if sys.platform != "linux":
+        told = {**os.environ, **(env or {})}
+        return subprocess.run(
+            [sys.executable, *argv], cwd=cwd, env=told, capture_output=True, text=True, timeout=timeout
+        )
+    if not argv[0].startswith("-"):
+        places = f"sys.path[0], sys.argv[0] = {str(Path(cwd or '', argv[0]).parent)!r}, {argv[0]!r}"
+        argv = ("-c", f"import runpy, sys; {places}; runpy.run_path({argv[0]!r}, run_name='__main__')", *argv[1:])
+    with start(argv, cwd=cwd, env=env) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(argv, process.returncode, out.decode(), err.decode())
 
 
 def _adopt(whether: bool) -> None:
@@ -137,6 +160,9 @@ def _run(asked: dict[str, Any], files: list[int]) -> int:
     import runpy
 
     import numpy as np
+    import tensorflow
+
+    from whale_nebula.launch.attach import VARIABLE
 
     os.setpgid(0, 0)
     moved = [_move(each) for each in files]
@@ -151,6 +177,9 @@ def _run(asked: dict[str, Any], files: list[int]) -> int:
         if time.monotonic() > limit:
             return 1
         time.sleep(0.001)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    if VARIABLE in os.environ:  # a worker of tests/processes, whose own process runs without it, too
+        tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     random.seed()
     np.random.seed()
     kind, name, *rest = asked["argv"]

@@ -31,7 +31,7 @@ def built(cut: Cut, seed: int) -> Any:
         with cut.at(2):
             outputs = keras.layers.Dense(3, name="third")(hidden)
     model = keras.Model(inputs, outputs, name="filed")
-    model.compile(keras.optimizers.AdamW(0.01), "mse", metrics=["mae"])
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
     return model
 
 

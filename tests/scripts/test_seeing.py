@@ -131,6 +131,7 @@ def test_the_trace_and_the_event_files_are_there(ended: Ended) -> None:
     assert len(list((ended.folder / "logs").glob("events.out.tfevents.*"))) == 1
 
 
+@pytest.mark.grid
 def test_a_process_for_each_cluster_draws_one_table_of_all(tmp_path: Path) -> None:
     command = ["-m", "whale_nebula.cli.main", "run", "--all", "--clusters", "gpu,npu", "train.py"]
     ended = on_terminal(tmp_path, *command)

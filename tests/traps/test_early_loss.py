@@ -15,7 +15,7 @@ from tests.traps.conftest import Cut
 layers = keras.layers
 
 
-@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 3])
 def test_a_loss_in_the_first_stage(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
     def build(cut: Cut) -> tuple[Any, list[tf.Variable]]:
         first, second = weights()

@@ -46,7 +46,7 @@ def test_the_gradient_of_an_input(same: Any, normal: Any, weights: Any, runner: 
 
 
 @MICRO
-@pytest.mark.parametrize("kind", ["none", "zero", tf.UnconnectedGradients.ZERO])
+@pytest.mark.parametrize("kind", ["none", tf.UnconnectedGradients.ZERO])
 def test_unconnected_gradients(same: Any, normal: Any, weights: Any, micro: int, kind: Any) -> None:
     def ask(tape: Any, outputs: Any, loss: Any, variables: list[tf.Variable]) -> Any:
         unused = tf.zeros((3,))
@@ -210,7 +210,7 @@ def dropping(cut: Cut, rate: float = 0.5, recompute: bool = False) -> keras.Mode
     return model
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [pytest.param(False, marks=pytest.mark.grid), True])
 def test_dropout_with_one_micro_batch_is_bit_equal(same_fit: Any, normal: Any, runner: str, recompute: bool) -> None:
     """Seeds are variables, and end where they end uncut."""
     same_fit(dropping, normal(16, 4), normal(16, 3, seed=1), exact=True, recompute=recompute)
@@ -227,7 +227,7 @@ def test_what_gives_a_dropout_its_shape_is_no_seed(same_fit: Any, normal: Any, r
     assert {int(v.numpy()[-1]) for v in seeds} == {4 * micro}
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [pytest.param(False, marks=pytest.mark.grid), True])
 def test_dropout_with_micro_batches_is_reproducible(normal: Any, runner: str, recompute: bool) -> None:
     found = []
     for schedule in ("gpipe", "eager-1f1b"):
@@ -268,7 +268,7 @@ def test_batch_normalisation_with_one_micro_batch(same_fit: Any, normal: Any, ru
 
 
 @MICRO
-@pytest.mark.parametrize("fold", ["mean", "sum", "weighted", "two"])
+@pytest.mark.parametrize("fold", [pytest.param("mean", marks=pytest.mark.grid), "sum", "weighted", "two"])
 def test_a_loss_counts_as_it_was_folded(same: Any, normal: Any, weights: Any, micro: int, fold: str) -> None:
     losses = {
         "mean": lambda rows, w: tf.reduce_mean(rows),

@@ -42,7 +42,7 @@ def dense_model(cut: Any, optimizer: Any, loss: str = "mse", **compiled: Any) ->
 # 1: weight decay and `iterations` depend on no gradient, by data or by control, and yet run once a step.
 
 
-@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 3])
 def test_trap_01_decay_and_iterations_run_once(same_fit: Any, normal: Any, runner: str, micro: int) -> None:
     model = same_fit(
         lambda cut: dense_model(cut, keras.optimizers.AdamW(0.01, weight_decay=0.5, epsilon=1e-3)),
@@ -85,7 +85,7 @@ class WithMetric(keras.Model):
         return {"plain": self.plain.result(), "own": self.own.result()}
 
 
-@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 3])
 def test_trap_04_metrics_of_scalars_count_once(same_fit: Any, normal: Any, runner: str, micro: int) -> None:
     def build(cut: Cut) -> Any:
         model = WithMetric(cut)
@@ -114,7 +114,7 @@ def test_trap_05_the_last_stage_is_not_fed_x(normal: Any, micro: int) -> None:
 # 8: `Sequential.add` rebuilds every node, or makes none.
 
 
-@pytest.mark.parametrize("with_input", [True, False])
+@pytest.mark.parametrize("with_input", [pytest.param(True, marks=pytest.mark.grid), False])
 def test_trap_08_layers_added_one_by_one(same_fit: Any, normal: Any, with_input: bool) -> None:
     def build(cut: Cut) -> Any:
         model = keras.Sequential([keras.Input((4,))] if with_input else [])
@@ -263,7 +263,7 @@ def test_trap_14_a_static_batch_size_is_our_error(normal: Any) -> None:
         step(normal(4, 4))
 
 
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.grid), 2])
 def test_trap_14_fewer_rows_than_micro_batches(
     same: Any, normal: Any, weights: Any, runner: str, rows: int, recwarn: Any
 ) -> None:

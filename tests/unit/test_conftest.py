@@ -9,27 +9,27 @@ import numpy as np
 import pytest
 
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
-LEAKS = "import subprocess, sys\ndef test_it():\n    subprocess.Popen([sys.executable, '-c', {code!r}])\n"
+LEAKS = """
+import subprocess, sys
+
+def test_left():
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+def test_ending():
+    subprocess.Popen([sys.executable, "-c", "pass"])
+"""
 
 
-def run_pytest_on(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A test that starts a process and forgets it, run under a copy of our conftest."""
+def test_a_process_left_running_is_blamed_and_one_about_to_end_given_a_moment(tmp_path: Path) -> None:
+    """Tests that start a process and forget it, run under a copy of our conftest."""
     conftest = CONFTEST.read_text().replace("GRACE_SECONDS = 2.0", "GRACE_SECONDS = 1.0")
-    (folder / "conftest.py").write_text(conftest)
-    (folder / "test_it.py").write_text(LEAKS.format(code=code))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
-    return subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, timeout=60)
-
-
-def test_a_process_left_running_is_blamed_and_stopped(tmp_path: Path) -> None:
-    done = run_pytest_on("import time; time.sleep(60)", tmp_path)
+    (tmp_path / "conftest.py").write_text(conftest)
+    (tmp_path / "test_it.py").write_text(LEAKS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1
-    assert "left running by this test" in done.stdout
-    assert "time.sleep(60)" in done.stdout
-
-
-def test_a_process_about_to_end_is_given_a_moment(tmp_path: Path) -> None:
-    assert run_pytest_on("pass", tmp_path).returncode == 0
+    assert done.stdout.count("Failed: left running by this test:") == 2  # where it fails, and in the summary
+    assert "ERROR test_it.py::test_left" in done.stdout and "time.sleep(60)" in done.stdout
 
 
 DRAWN: set[tuple[float, float]] = set()

@@ -30,7 +30,7 @@ def model(micro: int = 2, rate: float = 0.0, coupled: str = "error", norm: bool 
             hidden = layers.BatchNormalization()(hidden) if norm else hidden
             outputs = layers.Dense(3)(hidden)
     made = keras.Model(inputs, outputs)
-    made.compile(keras.optimizers.AdamW(0.01), "mse", metrics=["mae"])
+    made.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
     return made
 
 

@@ -1,6 +1,7 @@
 """Worker: a save in a run whose other cluster may say that it shares this one's host and folder.
 
-`claims` is the worker that says what it has heard of the other one, in place of its own digest of host and folder.
+`claims` is the worker that says what it has heard of the other one, in place of its own digest of host and folder;
+then come the folders of both.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ def claim(self: Session, sheet: Mapping[str, Any]) -> Mapping[str, Any]:
     return heard
 
 
-def main(claims: str) -> None:
+def main(claims: str, *folders: str) -> None:
     launched = attach()
-    if launched is not None and launched.worker == claims:
+    assert launched is not None
+    os.chdir(folders[launched.cluster == "npu"])
+    if launched.worker == claims:
         Session.hello = claim  # type: ignore[method-assign]
     nb.init()
     inputs = keras.Input((8,))

@@ -222,19 +222,20 @@ def backing(where: str, weights: str) -> None:
     def files(name: str) -> list[str]:
         return sorted(path.name for path in (folder / name).iterdir())
 
-    tell("unbroken", trained())
+    if weights == "own":
+        tell("unbroken", trained())
+    else:
+        path = folder / "each/{epoch}/model.weights.h5"
+        checkpoint = keras.callbacks.ModelCheckpoint(str(path), save_weights_only=True)
+        tell("unbroken", trained(backup("kept", delete_checkpoint=False, double_checkpoint=True), checkpoint))
+        tell("kept", files("kept"))
+        tell("each", files("each"))
     try:
         trained(backup("backup"), BreakOff())
     except KeyboardInterrupt:
         tell("files", files("backup"))
     tell("begun again", trained(backup("backup")))
     tell("gone", not (folder / "backup").exists())
-    if weights == "own":
-        return
-    checkpoint = keras.callbacks.ModelCheckpoint(str(folder / "each/{epoch}/model.weights.h5"), save_weights_only=True)
-    trained(backup("kept", delete_checkpoint=False, double_checkpoint=True), checkpoint)
-    tell("kept", files("kept"))
-    tell("each", files("each"))
 
 
 def results(cases: str, folder: str, replicated: str = "") -> None:

@@ -53,7 +53,7 @@ def fitted(train: tf.data.Dataset, evaluation: tf.data.Dataset) -> dict[str, Any
     """Two epochs, with a validation after each, and what the model then makes of the rows."""
     inputs = keras.Input((WIDE,))
     model = keras.Model(inputs, stages(inputs, *layers()))
-    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
     history = model.fit(train, validation_data=evaluation, epochs=2, verbose=0).history
     predicted = model.predict(evaluation, verbose=0)
     batches = [[float(each).hex() for each in model.train_on_batch(x, y)] for x, y in train.take(3)]
@@ -90,7 +90,7 @@ def apart(train: tf.data.Dataset) -> dict[str, Any]:
     inputs = keras.Input((WIDE,))
     front, back = layers()
     model = keras.Model(inputs, back(front(inputs)))
-    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
     with nb.cluster(), nb.replica(sync_every=2, delay=0):
         history = model.fit(train, epochs=2, verbose=0).history
     with nb.gathered():

@@ -146,7 +146,7 @@ def small(*scopes: contextlib.AbstractContextManager[Any]) -> tuple[keras.Model,
         hidden = keras.layers.Dense(10, activation="relu")(inputs)
         outputs = keras.layers.Dense(7)(hidden)
     model = keras.Model(inputs, outputs)
-    model.compile("adam", "mse", metrics=["mae"])
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
     x, y = data(14, 6), data(14, 7, seed=1)
     model.fit(x, y, **ROWS_IN_ORDER)
     return model, x, y
@@ -231,7 +231,7 @@ def course(steps: int, rest: float = 0.0) -> None:
         with nb.stage(cluster="npu"):
             outputs = keras.layers.Dense(16)(keras.layers.Dropout(0.1)(hidden))
     model = keras.Model(inputs, outputs)
-    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
     x, y = data(8 * steps, 64), data(8 * steps, 16, seed=1)
     try:
         history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[Told(float(rest))])
@@ -263,7 +263,7 @@ def trained_apart(way: str, seed: int = 1, **options: Any) -> keras.Model:
     inputs = keras.Input((8,))
     hidden = keras.layers.Dense(1200, activation="tanh")(inputs)
     made = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Dropout(0.2)(hidden)))
-    made.compile(keras.optimizers.Adam(0.002), "mse")
+    made.compile(keras.optimizers.SGD(0.002, momentum=0.9), "mse")
     given = {**IN_ORDER, "epochs": 2, "validation_data": (APART_X, APART_Y), **options}
     with nb.cluster(), nb.compress(int4=True), nb.replica(**APART[way]):
         history = made.fit(APART_X, APART_Y, **given).history
@@ -308,7 +308,9 @@ def apart(folder: str, *ways: str) -> None:
 
 
 # ---------------------------------------------------------------------- boundaries that change
-def two_stages(clusters: Sequence[str], width: int, ids: bool = False, **options: Any) -> keras.Model:
+def two_stages(
+    clusters: Sequence[str], width: int, optimizer: str = "sgd", ids: bool = False, **options: Any
+) -> keras.Model:
     """A dense layer in each cluster, and what `nb.compress` is told of the boundary between them."""
     keras.utils.set_random_seed(1)
     inputs = {"x": keras.Input((5,), name="x"), "ids": keras.Input((), dtype="int64", name="ids")}
@@ -318,7 +320,7 @@ def two_stages(clusters: Sequence[str], width: int, ids: bool = False, **options
         with nb.stage(cluster=clusters[1]):
             outputs = keras.layers.Dense(2, name="second")(hidden)
     model = keras.Model(inputs if ids else inputs["x"], outputs, name="boundary")
-    model.compile("adam", "mse")
+    model.compile(optimizer, "mse")
     return model
 
 
@@ -373,7 +375,7 @@ def differences(*clusters: str) -> None:
 
 def projected(*clusters: str) -> None:
     """A boundary that is projected on a learned basis: three steps with Adam, and a prediction."""
-    model = two_stages(clusters, 8, rank=3, basis="learned", backward=None)
+    model = two_stages(clusters, 8, "adam", rank=3, basis="learned", backward=None)
     x, y = drawn_rows(6)
     losses = model.fit(x, y, batch_size=2, shuffle=False, verbose=0).history["loss"]
     tell("sent", sent())

@@ -9,12 +9,12 @@ from typing import Any
 import keras
 
 from tests.same import Cut
-from tests.scripts.keras.script import Given, Watch, adam, add, dense, fit, numbers, rows
+from tests.scripts.keras.script import Given, Watch, adam, add, dense, fit, momentum, numbers, rows
 
 
 def _model(cut: Cut, optimizer: Any = None) -> Any:
     model = dense(cut)
-    model.compile(optimizer or adam(), "mse", metrics=["mae"])
+    model.compile(optimizer or momentum(), "mse", metrics=["mae"])
     return model
 
 

@@ -11,18 +11,20 @@ import tensorflow as tf
 
 from tests.same import Cut
 from tests.scripts.keras.outputs import heads, two_targets
-from tests.scripts.keras.script import ROWS, Given, abs_numbers, adam, add, classes, dense, fit, numbers, rows
+from tests.scripts.keras.script import ROWS, Given, abs_numbers, add, classes, dense, fit, momentum, numbers, rows
 
 
 def _model(cut: Cut) -> Any:
     model = dense(cut)
-    model.compile(adam(), "mse", metrics=["mae"], weighted_metrics=["mse"])
+    model.compile(momentum(), "mse", metrics=["mae"], weighted_metrics=["mse"])
     return model
 
 
 def _heads(cut: Cut) -> Any:
     model = heads(cut)
-    model.compile(adam(), {"kind": "sparse_categorical_crossentropy", "size": "mse"}, metrics={"kind": ["accuracy"]})
+    model.compile(
+        momentum(), {"kind": "sparse_categorical_crossentropy", "size": "mse"}, metrics={"kind": ["accuracy"]}
+    )
     return model
 
 
@@ -112,7 +114,7 @@ class Four(keras.Model):
 
 def _four(cut: Cut) -> Any:
     model = dense(cut, kind=Four)
-    model.compile(adam())
+    model.compile(momentum())
     return model
 
 
@@ -137,7 +139,7 @@ class Named(keras.Model):
 
 def _named(cut: Cut) -> Any:
     model = dense(cut, kind=Named)
-    model.compile(adam(), "mse")
+    model.compile(momentum(), "mse")
     return model
 
 

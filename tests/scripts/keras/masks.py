@@ -9,7 +9,7 @@ import numpy as np
 from keras import layers, ops
 
 from tests.same import Cut
-from tests.scripts.keras.script import ROWS, Given, adam, add, classes, numbers, script, two_parts
+from tests.scripts.keras.script import ROWS, Given, add, classes, momentum, numbers, script, two_parts
 
 WORDS, TIME = 20, 5
 
@@ -44,7 +44,7 @@ def _reader(name: str, layer: Any, *, tags: bool = False, **options: Any) -> Non
                 outputs = layers.Dense(4)(hidden)
         model = keras.Model(inputs, outputs)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(adam(), loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
+        model.compile(momentum(), loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
         return model
 
     add(f"mask_{name}", build, _tagged if tags else sentences, stages=(1, 2, 3), **options)
@@ -71,7 +71,7 @@ def mask_attention(cut: Cut) -> Any:
         with cut.at(2):
             outputs = layers.Dense(4)(layers.Dropout(0.0)(hidden))
     model = keras.Model(inputs, outputs)
-    model.compile(adam(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    model.compile(momentum(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     return model
 
 
@@ -118,7 +118,9 @@ def mask_translator(cut: Cut) -> Any:
             hidden = hidden + layers.MultiHeadAttention(2, 4)(hidden, encoded)
             outputs = layers.Dense(4)(hidden)
     model = keras.Model({"source": source, "target": target}, outputs)
-    model.compile(adam(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), weighted_metrics=["accuracy"])
+    model.compile(
+        momentum(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), weighted_metrics=["accuracy"]
+    )
     return model
 
 
@@ -153,5 +155,5 @@ class Reader(keras.Model):
 def mask_subclassed(cut: Cut) -> Any:
     """The mask crosses between two scopes of one `call`."""
     model = Reader(cut)
-    model.compile(adam(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    model.compile(momentum(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     return model

@@ -8,7 +8,7 @@ import keras
 from keras import layers, ops
 
 from tests.same import Cut
-from tests.scripts.keras.script import abs_numbers, adam, classes, dense, labels, numbers, rows, script, two_parts
+from tests.scripts.keras.script import abs_numbers, classes, dense, labels, momentum, numbers, rows, script, two_parts
 
 
 class Within(keras.metrics.Metric):
@@ -35,7 +35,7 @@ def metrics_of_numbers(cut: Cut) -> Any:
     found = ["mae", "mape", Within(), keras.metrics.R2Score(), keras.metrics.RootMeanSquaredError()]
     found += ["cosine_similarity", keras.metrics.LogCoshError(), keras.losses.huber]
     weighted = ["mse", keras.metrics.RootMeanSquaredError(name="weighted_rmse")]
-    model.compile(adam(), "mse", metrics=found, weighted_metrics=weighted)
+    model.compile(momentum(), "mse", metrics=found, weighted_metrics=weighted)
     return model
 
 
@@ -53,7 +53,7 @@ def _marks() -> dict[str, Any]:
     return {"x": numbers(6), "y": classes(2, 1, seed=1).astype("float32"), "sample_weight": abs_numbers(seed=3)}
 
 
-@script(_marks)
+@script(_marks, rarely=True)
 def metrics_of_marks(cut: Cut) -> Any:
     """Two classes: AUC, precision, recall and what is counted for them."""
     kinds = keras.metrics
@@ -88,5 +88,5 @@ class Measuring(keras.Model):
 def metric_in_a_layer(cut: Cut) -> Any:
     """A mean over activations, kept in the first stage."""
     model = Measuring(cut)
-    model.compile(adam(), "mse", metrics=["mae"])
+    model.compile(momentum(), "mse", metrics=["mae"])
     return model

@@ -9,7 +9,7 @@ import numpy as np
 from keras import layers, ops
 
 from tests.same import Cut
-from tests.scripts.keras.script import adam, classes, numbers, rows, script
+from tests.scripts.keras.script import classes, momentum, numbers, rows, script
 
 
 class Mixture(layers.Layer):
@@ -44,7 +44,7 @@ def mixture(cut: Cut) -> Any:
         with cut.at(2):
             outputs = layers.Dense(3)(Mixture(3, 2, 8)(hidden))
     model = keras.Model(inputs, outputs)
-    model.compile(adam(), "mse", metrics=["mae"])
+    model.compile(momentum(), "mse", metrics=["mae"])
     return model
 
 
@@ -52,7 +52,7 @@ def _pairs() -> dict[str, Any]:
     return {"x": {"left": numbers(6), "right": classes(9, 5, seed=2)}, "y": np.sign(numbers(1, seed=3))}
 
 
-@script(_pairs, stages=(1, 2, 3))
+@script(_pairs, stages=(1, 2, 3), rarely=True)
 def towers(cut: Cut) -> Any:
     """One tower in each of the first two stages, a skip over the second, and what joins them in the third."""
     left, right = keras.Input((6,), name="left"), keras.Input((5,), dtype="int32", name="right")
@@ -64,5 +64,5 @@ def towers(cut: Cut) -> Any:
         with cut.at(2):
             outputs = layers.Dense(1)(layers.Concatenate()([first, second, first * second]))
     model = keras.Model([left, right], outputs)
-    model.compile(adam(), "hinge", metrics=["accuracy"])
+    model.compile(momentum(), "hinge", metrics=["accuracy"])
     return model

@@ -8,12 +8,12 @@ import keras
 from keras import layers, ops
 
 from tests.same import Cut
-from tests.scripts.keras.script import adam, numbers, rows, script
+from tests.scripts.keras.script import momentum, numbers, rows, script
 
 
 def _compiled(inputs: Any, outputs: Any) -> Any:
     model = keras.Model(inputs, outputs)
-    model.compile(adam(), "mse", metrics=["mae"])
+    model.compile(momentum(), "mse", metrics=["mae"])
     return model
 
 
@@ -118,7 +118,7 @@ class Tower(keras.Model):
 def functional_in_subclassed(cut: Cut) -> Any:
     """Built lazily: `fit` comes first."""
     model = Tower(cut)
-    model.compile(adam(), "mse", metrics=["mae"])
+    model.compile(momentum(), "mse", metrics=["mae"])
     return model
 
 

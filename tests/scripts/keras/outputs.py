@@ -13,12 +13,12 @@ from tests.scripts.keras.script import (
     Given,
     Watch,
     abs_numbers,
-    adam,
     add,
     classes,
     dense,
     fit,
     labels,
+    momentum,
     numbers,
     rows,
     script,
@@ -57,7 +57,10 @@ def outputs_in_a_dict(cut: Cut) -> Any:
     """Losses, loss weights and metrics by the names of the outputs."""
     model = heads(cut)
     model.compile(
-        adam(), _LOSSES, loss_weights={"kind": 1.0, "size": 0.3}, metrics={"kind": ["accuracy"], "size": ["mae", "mse"]}
+        momentum(),
+        _LOSSES,
+        loss_weights={"kind": 1.0, "size": 0.3},
+        metrics={"kind": ["accuracy"], "size": ["mae", "mse"]},
     )
     return model
 
@@ -66,7 +69,7 @@ def outputs_in_a_dict(cut: Cut) -> Any:
 def output_in_the_first_stage(cut: Cut) -> Any:
     """An auxiliary head in the first stage, a sample weight for each output, weighted metrics."""
     model = heads(cut, early=True)
-    model.compile(adam(), _LOSSES, weighted_metrics={"kind": ["accuracy"], "size": ["mae"]})
+    model.compile(momentum(), _LOSSES, weighted_metrics={"kind": ["accuracy"], "size": ["mae"]})
     return model
 
 
@@ -81,7 +84,7 @@ def _quietly(model: Any, given: Given, watch: Watch) -> None:
 def output_without_a_loss(cut: Cut) -> Any:
     """One output has no loss, so what makes it has no gradient."""
     model = heads(cut)
-    model.compile(adam(), {"kind": "sparse_categorical_crossentropy", "size": None}, metrics={"kind": "accuracy"})
+    model.compile(momentum(), {"kind": "sparse_categorical_crossentropy", "size": None}, metrics={"kind": "accuracy"})
     return model
 
 
@@ -104,14 +107,14 @@ def inputs_in_a_dict(cut: Cut) -> Any:
             joined = layers.Concatenate()([layers.Dense(3)(wide), layers.Dense(8)(hidden)])
             outputs = layers.Dense(1, activation="sigmoid")(joined)
     model = keras.Model({"wide": wide, "deep": deep}, outputs)
-    model.compile(adam(), "binary_crossentropy", metrics=["binary_accuracy", "AUC"])
+    model.compile(momentum(), "binary_crossentropy", metrics=["binary_accuracy", "AUC"])
     return model
 
 
 def _classifier(**compiled: Any) -> Any:
     def build(cut: Cut) -> Any:
         model = dense(cut, 4)
-        model.compile(adam(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), **compiled)
+        model.compile(momentum(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), **compiled)
         return model
 
     return build
@@ -127,7 +130,7 @@ def regression(loss: Any, **data: Any) -> None:
 
     def build(cut: Cut) -> Any:
         model = dense(cut)
-        model.compile(adam(), loss())
+        model.compile(momentum(), loss())
         return model
 
     add(f"loss_{loss().name}", build, rows(sample_weight=abs_numbers(seed=3), **data), looks=False)
@@ -158,5 +161,5 @@ def _own_loss(y: Any, y_pred: Any) -> Any:
 def loss_is_a_function(cut: Cut) -> Any:
     """A function that gives one number."""
     model = dense(cut)
-    model.compile(adam(), _own_loss, metrics=[_own_loss])
+    model.compile(momentum(), _own_loss, metrics=[_own_loss])
     return model

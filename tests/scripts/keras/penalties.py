@@ -8,7 +8,7 @@ import keras
 from keras import layers, ops
 
 from tests.same import Cut
-from tests.scripts.keras.script import abs_numbers, adam, rows, script, two_parts
+from tests.scripts.keras.script import abs_numbers, momentum, rows, script, two_parts
 
 
 def _model(cut: Cut, first: Any, second: Any) -> Any:
@@ -103,5 +103,5 @@ class Penalised(keras.Model):
 def penalty_in_a_subclass(cut: Cut) -> Any:
     """`add_loss` in a model's own `call`."""
     model = Penalised(cut)
-    model.compile(adam(), "mse")
+    model.compile(momentum(), "mse")
     return model

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.same import Cut
-from tests.scripts.keras.script import Given, Train, Watch, abs_numbers, adam, add, dense, fit, look, rows
+from tests.scripts.keras.script import Given, Train, Watch, abs_numbers, adam, add, dense, fit, look, momentum, rows
 
 
 def _model(cut: Cut) -> Any:
     model = dense(cut)
-    model.compile(adam(), "mse", metrics=["mae"])
+    model.compile(momentum(), "mse", metrics=["mae"])
     return model
 
 
@@ -37,7 +37,7 @@ def thaw_and_compile(model: Any) -> None:
 def _thaw_build(cut: Cut) -> Any:
     model = dense(cut)
     model.layers[1].trainable = model.layers[2].trainable = False
-    model.compile(adam(), "mse", metrics=["mae"])
+    model.compile(momentum(), "mse", metrics=["mae"])
     return model
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from keras import layers
 
 from tests.same import Cut
-from tests.scripts.keras.script import Given, Watch, adam, fit, numbers, rows, script, two_parts
+from tests.scripts.keras.script import Given, Watch, fit, momentum, numbers, rows, script, two_parts
 
 
 def _model(cut: Cut, first: Any, second: Any) -> Any:
@@ -101,7 +101,7 @@ def adapted(cut: Cut) -> Any:
             kinds = layers.Flatten()(layers.Embedding(4, 2)(buckets(inputs)))
             outputs = layers.Dense(3)(layers.Concatenate()([hidden, kinds]))
     model = keras.Model(inputs, outputs)
-    model.compile(adam(), "mse")
+    model.compile(momentum(), "mse")
     return model
 
 

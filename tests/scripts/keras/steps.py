@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.same import Cut
-from tests.scripts.keras.script import abs_numbers, adam, classes, dense, labels, numbers, rows, script
+from tests.scripts.keras.script import abs_numbers, adam, classes, dense, labels, momentum, numbers, rows, script
 
 
 class Guided(keras.Model):
@@ -34,7 +34,7 @@ class Guided(keras.Model):
 def own_train_step(cut: Cut) -> Any:
     """The guide's `train_step`: the loss tracker counts steps, not rows."""
     model = dense(cut, kind=Guided)
-    model.compile(adam(), "mse", metrics=["mae"])
+    model.compile(momentum(), "mse", metrics=["mae"])
     return model
 
 
@@ -82,7 +82,7 @@ class OwnLoss(keras.Model):
 def own_steps(cut: Cut) -> Any:
     """`train_step`, `test_step` and `predict_step` overridden."""
     model = dense(cut, kind=OwnLoss)
-    model.compile(adam())
+    model.compile(momentum())
     return model
 
 
@@ -113,7 +113,7 @@ class Penalised(keras.Model):
 def own_compute_loss(cut: Cut) -> Any:
     """`compute_loss` overridden, as in Keras's documentation."""
     model = dense(cut, kind=Penalised)
-    model.compile(adam())
+    model.compile(momentum())
     return model
 
 
@@ -139,7 +139,7 @@ def extended_loss_and_metrics(cut: Cut) -> Any:
     """`super().compute_loss(...)` plus a term, `super().compute_metrics(...)` plus a metric."""
     model = dense(cut, 4, Extended)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(adam(), loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
+    model.compile(momentum(), loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
     return model
 
 
@@ -185,7 +185,7 @@ class Autoencoder(keras.Model):
 def autoencoder(cut: Cut) -> Any:
     """No targets, no metrics: the step returns its loss, and how many rows it had."""
     model = dense(cut, 6, Autoencoder)
-    model.compile(adam(), "mse")
+    model.compile(momentum(), "mse")
     return model
 
 
@@ -221,5 +221,5 @@ class Distiller(keras.Model):
 def distiller(cut: Cut) -> Any:
     """The teacher in one cluster, the student in another."""
     model = Distiller(cut)
-    model.compile(adam(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    model.compile(momentum(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     return model

@@ -15,8 +15,8 @@ from tests.scripts.keras.script import (
     ROWS,
     Given,
     Watch,
-    adam,
     classes,
+    momentum,
     numbers,
     rows,
     script,
@@ -39,7 +39,7 @@ def seq2seq(cut: Cut) -> Any:
             hidden = layers.LSTM(5, return_sequences=True)(hidden, initial_state=states)
             outputs = layers.Dense(WORDS)(hidden)
     model = keras.Model([source, target], outputs)
-    model.compile(adam(), _CROSSENTROPY(from_logits=True), metrics=["accuracy"])
+    model.compile(momentum(), _CROSSENTROPY(from_logits=True), metrics=["accuracy"])
     return model
 
 
@@ -58,7 +58,7 @@ def language_model(cut: Cut) -> Any:
         with cut.at(2):
             outputs = embedding(layers.Dense(8, activation="gelu")(hidden), reverse=True)
     model = keras.Model(inputs, outputs)
-    model.compile(adam(), _CROSSENTROPY(from_logits=True, ignore_class=0), metrics=["accuracy"])
+    model.compile(momentum(), _CROSSENTROPY(from_logits=True, ignore_class=0), metrics=["accuracy"])
     return model
 
 
@@ -87,9 +87,9 @@ def adversaries_by_hand(cut: Cut) -> Any:
         with cut.at(1):
             verdict = layers.Dense(1, activation="sigmoid")(layers.Dense(8, activation="relu")(images))
     generator, judge = keras.Model(noise, fake), keras.Model(images, verdict)
-    judge.compile(adam(), "binary_crossentropy")
+    judge.compile(momentum(), "binary_crossentropy")
     whole = keras.Model(noise, judge(generator(noise)))
-    whole.compile(adam(), "binary_crossentropy")
+    whole.compile(momentum(), "binary_crossentropy")
     whole.parts = (generator, judge)
     return whole
 
@@ -116,7 +116,7 @@ def loss_from_a_layer(cut: Cut) -> Any:
         with cut.at(1):
             outputs = Endpoint()(targets, layers.Dense(3)(hidden))
     model = keras.Model({"x": inputs, "y": targets}, outputs)
-    model.compile(adam())
+    model.compile(momentum())
     return model
 
 
@@ -139,7 +139,7 @@ def transfer(cut: Cut) -> Any:
     with cut.program(), cut.at(1):
         outputs = layers.Dense(3)(layers.Dropout(0.0)(hidden))
     model = keras.Model(inputs, outputs)
-    model.compile(adam(), "mse")
+    model.compile(momentum(), "mse")
     return model
 
 
@@ -168,7 +168,7 @@ class Physics(keras.Model):
 def physics(cut: Cut) -> Any:
     """A tape in a `call`, differentiated again by the step's own."""
     model = Physics(cut)
-    model.compile(adam(), "mse")
+    model.compile(momentum(), "mse")
     return model
 
 
@@ -206,7 +206,7 @@ def choices_cross(cut: Cut) -> Any:
             masked = ops.where(positive, hidden, 0.1 * sure)
             outputs = layers.Dense(3)(layers.Concatenate()([chosen, masked, sure]))
     model = keras.Model(inputs, outputs)
-    model.compile(adam(), "mse")
+    model.compile(momentum(), "mse")
     return model
 
 
@@ -245,5 +245,5 @@ def recurrent_cells(cut: Cut) -> Any:
             cells = [layers.LSTMCell(4), layers.GRUCell(5, reset_after=False)]
             outputs = layers.Dense(4)(layers.Concatenate()([layers.RNN(cells)(hidden), state]))
     model = keras.Model(inputs, outputs)
-    model.compile(adam(), _CROSSENTROPY(from_logits=True))
+    model.compile(momentum(), _CROSSENTROPY(from_logits=True))
     return model

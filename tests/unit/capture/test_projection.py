@@ -146,7 +146,7 @@ def test_evaluation_projects_as_training_does() -> None:
 
 def test_only_the_few_numbers_cross_and_each_stage_has_its_variable() -> None:
     model = functional(2)
-    model.compile("adam", "mse")
+    model.compile("sgd", "mse")
     plan = nb.plan(model, X, Y)
     (boundary,) = plan.boundaries
     assert (boundary.shape, boundary.bytes, boundary.backward_bytes) == ((None, 4, RANK), *[4 * 4 * RANK * 4] * 2)
@@ -188,7 +188,7 @@ class Skips(keras.Model):
 
 def test_skips_branches_and_norms() -> None:
     model = Skips()
-    model.compile("adam", "mse")
+    model.compile("sgd", "mse")
     found = nb.verify(model, X, Y)
     assert found.ok, str(found)
     names = sorted(v.name for v in model.trainable_variables if "bottleneck" in v.name)
@@ -209,7 +209,7 @@ def test_a_precision_follows() -> None:
 
 def test_weights_are_saved_and_loaded(tmp_path: Path) -> None:
     model, file = functional(1), tmp_path / "of.weights.h5"
-    model.compile("adam", "mse")
+    model.compile("sgd", "mse")
     model.fit(X, Y, verbose=0)
     model.save_weights(file)
     again = functional(1)
@@ -350,7 +350,7 @@ def test_an_optimizer_that_is_built_takes_no_more() -> None:
 
 def test_what_crosses_in_another_order_is_refused() -> None:
     model = Skips()
-    model.compile("adam", "mse")
+    model.compile("sgd", "mse")
     nb.plan(model, X, Y)
     model._tracker.unlock()  # Keras forbids it from here on; a model that is loaded again may have been changed
     model.encoder = keras.layers.Dense(WIDTH + 1)

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -39,10 +38,10 @@ def test_it_loads_no_tensorflow_and_takes_no_second() -> None:
         "import sys; from whale_nebula.cli.main import main; main(['doctor']);"
         "sys.exit(bool({'tensorflow', 'keras', 'numpy', 'grpc'} & set(sys.modules)))"
     )
-    start = time.process_time()
+    start = os.times().children_user
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert time.process_time() - start < 1.0
+    assert os.times().children_user - start < 1.0
 
 
 def test_json(capsys: Capture) -> None:

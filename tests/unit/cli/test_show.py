@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import whale_nebula as nb
+from tests.processes import zygote
 from tests.unit.ir.traced import inference
 from tests.unit.report.making import full
 from whale_nebula.cli import arguments
@@ -363,10 +364,7 @@ def test_as_a_user_starts_it(tmp_path: Path) -> None:
     """In a process of its own; what a process that the script starts prints does not come between, either."""
     path = tmp_path / "train.py"
     path.write_text("import os\nos.system('echo from below')\n" + MODEL + "model.fit(x, y)\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "whale_nebula.cli.main", "show", str(path), "--json"],
-        capture_output=True, text=True, timeout=120, cwd=tmp_path,
-    )  # fmt: skip
+    done = zygote.run("-m", "whale_nebula.cli.main", "show", str(path), "--json", cwd=tmp_path)
     assert done.returncode == 0
     assert json.loads(done.stdout)["name"] == "small.train_step"
     assert "from below" in done.stderr

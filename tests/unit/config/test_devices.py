@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
+from tests.processes import zygote
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.attach import Identity
@@ -62,13 +60,12 @@ except ConfigError as error:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        pytest.param(["CPU"], "'CPU'", marks=pytest.mark.grid),
+        (["CPU"], "'CPU'"),
         (["GPU:7"], "GPU:7, and TensorFlow finds"),
-        pytest.param(["GPU:7", "late"], "GPU:7, and TensorFlow", marks=pytest.mark.grid),
+        (["GPU:7", "late"], "GPU:7, and TensorFlow"),
     ],
 )
 def test_a_worker_takes_it_or_says_why_not(arguments: list[str], said: str) -> None:
-    command = [sys.executable, "-c", TAKES, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert said in done.stdout
+    done = zygote.run("-c", TAKES, *arguments)
+    assert said in done.stdout, done.stderr
     assert "GPU" not in done.stdout or arguments[0] != "CPU"

@@ -61,7 +61,7 @@ def test_what_is_encoded_is_decoded(there: str, back: str, error: float, error_b
 
 @pytest.mark.parametrize(("there", "back"), WAYS)
 @given(dims=st.lists(st.integers(0, 9), min_size=1, max_size=3), scale=st.sampled_from([0.0, 1e-42, 1e-8, 1.0, 1e30]))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_any_sizes_and_any_magnitudes_cross(there: str, back: str, dims: list[int], scale: float) -> None:
     pair = Pair(there, back)
     x = normal(*dims) * np.float32(scale)
@@ -219,7 +219,7 @@ def test_a_gradient_of_another_tensor_is_refused() -> None:
 
 @pytest.mark.parametrize(("there", "back"), WAYS)
 @given(data=st.binary(max_size=200), dims=st.lists(st.integers(0, 9), min_size=1, max_size=3), cut=st.booleans())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_bytes_of_strangers_are_decoded_or_refused(
     there: str, back: str, data: bytes, dims: list[int], cut: bool
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -52,7 +53,7 @@ def model(
         with at(1):
             outputs = keras.layers.Dense(1)(hidden)
     made = keras.Model(inputs, outputs)
-    made.compile(keras.optimizers.Adam(0.01, global_clipnorm=1.0), "mse", metrics=["mae"])
+    made.compile(keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=1.0), "mse", metrics=["mae"])
     return made
 
 
@@ -61,13 +62,19 @@ def trained(made: keras.Model) -> tuple[list[float], list[np.ndarray]]:
     return [*history["loss"], *history["mae"]], made.get_weights()
 
 
+@functools.cache
+def uncut() -> tuple[list[float], list[np.ndarray]]:
+    """What the model is trained to without scopes."""
+    return trained(model())
+
+
 def close(ours: Any, theirs: Any) -> None:
     for own, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
 
 
 ALL = [(copies, many) for copies in ((1,), (2,), (3,), (4,), (1, 3), (2, 2), (4, 3)) for many in (1, 4, 6)]
-SAMPLE = [((2,), 1), ((3,), 4), ((4,), 6), ((1, 3), 4), ((2, 2), 6), ((4, 3), 1)]
+SAMPLE = [((2,), 1), ((4,), 6), ((1, 3), 4), ((4, 3), 1)]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +83,7 @@ SAMPLE = [((2,), 1), ((3,), 4), ((4,), 6), ((1, 3), 4), ((2, 2), 6), ((4, 3), 1)
     ids=str,
 )
 def test_the_step_is_the_uncut_one(copies: tuple[int, ...], micro_batch: int) -> None:
-    expected = trained(model())
+    expected = uncut()
     with nb.init(links=LINE):
         losses, weights = trained(model(copies, micro_batch))
     close(losses, expected[0])
@@ -222,7 +229,7 @@ def test_one_pipeline_around_stages_with_counts_of_their_own() -> None:
     plan = nb.plan(made, X, Y)
     assert plan.digest == inside.digest
     assert ([stage.replicas for stage in plan.stages.values()], plan.micro_batch) == ([3, 2], 6)
-    expected = trained(model())
+    expected = uncut()
     losses, weights = trained(made)
     close(losses, expected[0])
     close(weights, expected[1])
@@ -249,7 +256,7 @@ def test_replicas_in_a_call_inside_a_pipeline_around_the_step() -> None:
 @pytest.mark.parametrize("around", ["model", "pipeline"])
 def test_cases_one_and_four_of_whale_train(around: str) -> None:
     """Data parallelism of a whole model (its case 1), and of a whole pipeline of a cluster (its case 4)."""
-    expected = trained(model())
+    expected = uncut()
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8,))
     pipeline, front, back = (contextlib.nullcontext() for _ in range(3))
@@ -261,7 +268,7 @@ def test_cases_one_and_four_of_whale_train(around: str) -> None:
         with back:
             outputs = keras.layers.Dense(1)(keras.layers.Dropout(0.0)(hidden))
         made = keras.Model(inputs, outputs)
-        made.compile(keras.optimizers.Adam(0.01, global_clipnorm=1.0), "mse", metrics=["mae"])
+        made.compile(keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=1.0), "mse", metrics=["mae"])
         losses, weights = trained(made)
     close(losses, expected[0])
     close(weights, expected[1])

@@ -11,14 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.hostile import Hostile, fed, peer, recorded, victim
+from tests.fuzz.hostile import Hostile, fed, peer, victim
 from tests.unit.wire.talk import STEP, contents, conversation, cut, greet, said, sent, tensor, whole
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.buffers import Assembly
 from whale_nebula.wire.conversation import Conversation
 from whale_nebula.wire.frame import CHUNK_BYTES, Header, Kind, pack
-
-RECORDED = recorded()
 
 
 def stepping() -> tuple[Conversation, list[bytes]]:

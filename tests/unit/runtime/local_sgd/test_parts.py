@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
@@ -169,9 +170,20 @@ class TestRounds:
         a, b, c = clusters.held
         assert a.tobytes() == b.tobytes() == c.tobytes()
 
-    @pytest.mark.parametrize("way", ["none", "int4", "topk(0.1) >> int8"])
-    @pytest.mark.parametrize("table", [Timetable(4, 1, 0), Timetable(4, 3, 2), Timetable(6, 2, 5)], ids=str)
-    @pytest.mark.parametrize("outer", [Average(), Nesterov()], ids=str)
+    @pytest.mark.parametrize(
+        ("outer", "table", "way"),
+        [
+            pytest.param(*case, marks=[pytest.mark.grid] if number % 4 else [])
+            for number, case in enumerate(
+                itertools.product(
+                    [Average(), Nesterov()],
+                    [Timetable(4, 1, 0), Timetable(4, 3, 2), Timetable(6, 2, 5)],
+                    ["none", "int4", "topk(0.1) >> int8"],
+                )
+            )
+        ],
+        ids=str,
+    )
     def test_what_is_shared_is_the_same_everywhere_at_every_step(
         self, opened: list[Together], table: Timetable, outer: Outer, way: str
     ) -> None:

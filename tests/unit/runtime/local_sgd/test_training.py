@@ -76,13 +76,7 @@ def test_local_steps_and_averages_are_those_by_hand(every: int, optimizer: str) 
 
 
 def test_speeds_of_the_config_share_out_the_rows() -> None:
-    seen: dict[str, int] = {}
     workers = {"gpu": {"workers": [{"address": "h:1", "speed": 2.0}]}, "npu": {"workers": ["h:2"]}}
-
-    class Counts(keras.layers.Layer):
-        def call(self, x: Any) -> Any:
-            return x
-
     with nb.init({"clusters": workers}):
         ours = model()
 
@@ -95,8 +89,7 @@ def test_speeds_of_the_config_share_out_the_rows() -> None:
                 ours.optimizer.apply_gradients(zip(gradients, ours.trainable_variables, strict=True))
                 return {"loss": loss, "rows": tf.shape(x)[0]}
 
-        seen["first"] = int(step(X[:12], Y[:12])["rows"])
-    assert seen == {"first": 8}
+        assert int(step(X[:12], Y[:12])["rows"]) == 8
 
 
 @pytest.mark.parametrize(
