@@ -16,6 +16,7 @@ from whale_nebula.ir.assignment import Constraints
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import Leaf, Stage
 from whale_nebula.passes.pipeline import run_passes
+from whale_nebula.passes.split import check_devices
 from whale_nebula.plan.splits import Crossed, list_collectives
 from whale_nebula.planner.chain import Layers, layers_of
 from whale_nebula.planner.costs import Costs
@@ -69,12 +70,9 @@ def capture_planned(
     found: Captured | None = None
     while found is None:
         try:
-            found = _with_stages(first, decision, limits, call, layout, options)
-            if decision.chosen.shape.micro_batches > 1 or decision.splits:  # the passes may refuse to cut
-                compiled = run_passes(prepare_compilation(found, run))
-                if decision.splits:
-                    decision = _recount(decision, compiled.known("cut"), _shapes(layout, tensors))
-                    found = replace(found, decision=decision) if decision.splits else None
+            found, before = _with_stages(first, decision, limits, call, layout, options), decision
+            decision = _check_cut(found, decision, _shapes(layout, tensors), run)
+            found = replace(found, decision=decision) if decision.splits == before.splits else None
         except (CaptureError, PlanError, NotYetError) as refused:
             found, decision = None, _decide_again(decision, clusters, limits, refused)
     run.decisions.append(decision)
@@ -115,13 +113,13 @@ def _decide(
     """Search for a plan among clusters; None where the step has nothing that could be given to stages."""
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     said = captured.constraints
-    clusters, rows = _agree(name, _clusters(limits, said, run), rows, run)
+    clusters, rows, able = _agree(name, _clusters(limits, said, run), rows, run)
     layers = layers_of(captured.program, rows, _with_rows(captured.program.leaves, shapes, rows))
     if layers is None:
         return None
     options = Options(
         said.micro_batch or limits.micro_batch, said.replicas or limits.replica,
-        said.pipeline.recompute or limits.recompute, split=limits.split,
+        said.pipeline.recompute or limits.recompute, split=limits.split if able or limits.split else False,
     )  # fmt: skip
     if said.pipeline.schedule != DEFAULT:
         options = replace(options, schedules=(said.pipeline.schedule,))
@@ -158,6 +156,18 @@ def _why_whole(captured: Captured, layers: Layers) -> str:
     if not any(leaf.batched for leaf in captured.program.leaves):
         return "no argument of the step has rows"
     return ""
+
+
+def _check_cut(found: Captured, decision: Decision, shapes: Sequence[tuple[int, ...]], run: Run) -> Decision:
+    """Let the passes refuse to cut a batch or variables; the decision, with what they count of split stages."""
+    if decision.chosen.shape.micro_batches == 1 and not decision.splits:
+        return decision
+    cut: Cut = run_passes(prepare_compilation(found, run)).known("cut")
+    if not decision.splits:
+        return decision
+    if not run.alone:
+        check_devices(cut, lambda op: "", collectives=True)
+    return _recount(decision, cut, shapes)
 
 
 def _recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> Decision:
@@ -247,18 +257,22 @@ def _clusters(limits: Limits, said: Constraints, run: Run) -> Clusters:
     return told_by_config(run, chosen or names)
 
 
-def _agree(name: str, told: Clusters, rows: int, run: Run) -> tuple[Clusters, int]:
-    """With what was measured, and the rows of the batch: the same in every process, as each tells the others."""
+def _agree(name: str, told: Clusters, rows: int, run: Run) -> tuple[Clusters, int, bool]:
+    """With what was measured, the rows of the batch, and whether the workers of clusters can reach one another: the
+    same in every process, as each tells the others.
+    """
     completed = complete(told, config_of(run))
     if run.alone:
-        return completed, rows
+        return completed, rows, True
     session = run.ledger.session
-    sheet = {"shared": {"rows": rows, "clusters": completed.to_json()}}
+    able = run.ledger.collectives is not None or run.cluster_sizes.get(run.here().cluster, 1) == 1
+    sheet = {"shared": {"rows": rows, "clusters": completed.to_json(), "collectives": able}}
     heard = session.exchange(f"the planning of {name!r}", sheet, set(session.links))
     every = {session.worker: sheet, **heard}
     for worker in sorted(every):
         told = told.complete_from(Clusters.from_json(every[worker]["shared"]["clusters"], where=worker))
-    return told, max(int(every[worker]["shared"]["rows"]) for worker in every)
+    shared = [every[worker]["shared"] for worker in every]
+    return told, max(int(each["rows"]) for each in shared), all(each["collectives"] for each in shared)
 
 
 def _with_rows(leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> list[tuple[int, ...]]:
