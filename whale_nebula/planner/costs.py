@@ -13,6 +13,8 @@ from whale_nebula.planner.problem import Array, Part, Problem, Way, Wire
 
 DEEPEST = 24
 """So many stages are tried within one cluster."""
+MOST_PIECES = 16
+"""Variables are split over so many workers at most."""
 _MIXED = -2
 SLOW_SUM = 0.3
 """Sums of gradients take long where they take such a share of the computing of a step."""
@@ -158,8 +160,9 @@ class Costs:
     def list_ways(self, site: int) -> list[Way]:
         """Numbers of replicas, and of pieces of variables, that are tried."""
         options, workers = self.problem.options, self.problem.sites[site].workers
-        numbers = sorted({2**power for power in range(1, workers.bit_length())} | {workers}) if workers > 1 else []
-        pieces = [Way(1, number) for number in numbers if number <= workers and options.replica in (None, 1)]
+        most = min(workers, MOST_PIECES) if options.replica in (None, 1) else 1
+        numbers = sorted({2**power for power in range(1, most.bit_length())} | {most}) if most > 1 else []
+        pieces = [Way(1, number) for number in numbers]
         if options.split and pieces:
             return pieces
         tried = pieces if options.split is None and self.split_pays(site) else []

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from whale_nebula.capture.step import Captured, Signature, capture
 from whale_nebula.codec.way import AUTO
@@ -21,6 +21,7 @@ from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import Leaf, Stage
 from whale_nebula.launch.placement import is_local
 from whale_nebula.passes.pipeline import run_passes
+from whale_nebula.passes.split import check_devices
 from whale_nebula.plan.splits import Crossed, list_collectives
 from whale_nebula.planner.chain import Layers, layers_of, size_values
 from whale_nebula.planner.correction import slow_down
@@ -70,9 +71,11 @@ def capture_planned(
     decision = _find_decision(run, first)
     if decision is not None:
         if decision.replaces is None or decision.program != name:
-            return _reuse(decision, first, cut, limits, run)
+            return _reuse(decision, first, cut, limits, _shapes(layout, tensors), run)
         try:
-            return _check(cut(decision), decision, run)
+            again = cut(decision)
+            _check_cut(again, decision, _shapes(layout, tensors), run)
+            return again
         except (CaptureError, PlanError, NotYetError):
             return cut(_go_back(run, decision, decision.replaces))
     _check_said(said, limits, run)
@@ -93,15 +96,19 @@ def capture_planned(
 
 
 def _reuse(
-    decision: Decision, first: Captured, cut: Callable[[Decision], Captured], limits: Limits, run: Run
+    decision: Decision,
+    first: Captured,
+    cut: Callable[[Decision], Captured],
+    limits: Limits,
+    shapes: Sequence[tuple[int, ...]],
+    run: Run,
 ) -> Captured:
     """A step with the stages that were decided for another one of the same variables; it is run with the whole batch
     where its own cannot be cut.
     """
     try:
         found = cut(decision)
-        if decision.chosen.shape.micro_batches > 1:
-            run_passes(prepare_compilation(found, run))
+        _check_cut(found, decision, shapes, run)
     except (CaptureError, PlanError):
         if limits.micro_batch is not None or first.constraints.micro_batch is not None:
             raise
@@ -118,23 +125,10 @@ def _try_stages(
     """
     try:
         found = cut(decision)
-        if decision.chosen.shape.micro_batches > 1 or decision.splits:  # the passes may refuse to cut
-            compiled = run_passes(prepare_compilation(found, run))
-            if decision.splits:
-                decision = _recount(decision, compiled.known("cut"), shapes)
-                if not decision.splits:
-                    return None, decision, None
-                found = replace(found, decision=decision)
+        counted = _check_cut(found, decision, shapes, run)
     except (CaptureError, PlanError, NotYetError) as refused:
         return None, decision, refused
-    return found, decision, None
-
-
-def _check(found: Captured, decision: Decision, run: Run) -> Captured:
-    """The passes may refuse to cut the batch; and what is to go on by another plan must not end by it."""
-    if decision.chosen.shape.micro_batches > 1 or decision.replaces is not None:
-        run_passes(prepare_compilation(found, run))
-    return found
+    return replace(found, decision=counted) if counted.splits == decision.splits else None, counted, None
 
 
 def _go_back(run: Run, refused: Decision, before: Decision) -> Decision:
@@ -182,13 +176,13 @@ def _decide(
     """Search for a plan among clusters; None where the step has nothing that could be given to stages."""
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     said = captured.constraints
-    clusters, rows, slowness = _agree(name, _clusters(limits, said, run), rows, run)
+    clusters, rows, slowness, able = _agree(name, _clusters(limits, said, run), rows, run)
     layers = layers_of(captured.program, rows, _with_rows(captured.program.leaves, shapes, rows))
     if layers is None:
         return None
     options = Options(
         said.micro_batch or limits.micro_batch, said.replicas or limits.replica,
-        said.pipeline.recompute or limits.recompute, split=limits.split,
+        said.pipeline.recompute or limits.recompute, split=limits.split if able or limits.split else False,
     )  # fmt: skip
     if said.pipeline.schedule != DEFAULT:
         options = replace(options, schedules=(said.pipeline.schedule,))
@@ -232,6 +226,18 @@ def _why_whole(captured: Captured, layers: Layers) -> str:
     if not any(leaf.batched for leaf in captured.program.leaves):
         return "no argument of the step has rows"
     return ""
+
+
+def _check_cut(found: Captured, decision: Decision, shapes: Sequence[tuple[int, ...]], run: Run) -> Decision:
+    """Let the passes refuse to cut a batch or variables; the decision, with what they count of split stages."""
+    if decision.chosen.shape.micro_batches == 1 and not decision.splits and decision.replaces is None:
+        return decision
+    cut: Cut = run_passes(prepare_compilation(found, run)).known("cut")
+    if not decision.splits:
+        return decision
+    if not run.alone:
+        check_devices(cut, lambda op: "", collectives=True)
+    return _recount(decision, cut, shapes)
 
 
 def _recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> Decision:
@@ -320,24 +326,35 @@ def _clusters(limits: Limits, said: Constraints, run: Run) -> Clusters:
     return told_by_config(run, chosen or names)
 
 
-def _agree(name: str, told: Clusters, rows: int, run: Run) -> tuple[Clusters, int, Mapping[str, float]]:
-    """With what was measured, the rows of the batch, and what runs before have shown of clusters: the same in every
-    process, as each tells the others.
+class Agreed(NamedTuple):
+    """What all processes plan from: clusters with what was measured, the rows of the batch, what runs before have shown
+    of clusters, and whether the workers of each cluster can reach one another.
     """
+
+    clusters: Clusters
+    rows: int
+    slowness: Mapping[str, float]
+    collectives: bool
+
+
+def _agree(name: str, told: Clusters, rows: int, run: Run) -> Agreed:
+    """What this process knows, with what the others do, as each tells the others."""
     completed = complete(told, config_of(run))
     slowness = find_slowness(completed, run.alone)
     if run.alone:
-        return completed, rows, slowness
+        return Agreed(completed, rows, slowness, True)
     session, own = run.ledger.session, run.here().cluster
     mine = {cluster: factor for cluster, factor in slowness.items() if cluster == own}
-    sheet = {"shared": {"rows": rows, "clusters": completed.to_json(), "slowness": mine}}
+    able = run.ledger.collectives is not None or run.cluster_sizes.get(own, 1) == 1
+    sheet = {"shared": {"rows": rows, "clusters": completed.to_json(), "slowness": mine, "collectives": able}}
     heard = session.exchange(f"the planning of {name!r}", sheet, set(session.links))
     every, slowness = [each["shared"] for _, each in sorted({session.worker: sheet, **heard}.items())], {}
     for each in every:
         told = told.complete_from(Clusters.from_json(each["clusters"], where=name))
         for cluster, factor in each["slowness"].items():
             slowness[cluster] = max(factor, slowness.get(cluster, 0.0))
-    return told, max(int(each["rows"]) for each in every), slowness
+    rows, able = max(int(each["rows"]) for each in every), all(each["collectives"] for each in every)
+    return Agreed(told, rows, slowness, able)
 
 
 def _measure(
