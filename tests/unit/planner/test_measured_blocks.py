@@ -63,8 +63,8 @@ def test_blocks_that_are_alike_are_measured_once_and_not_again(monkeypatch: pyte
     site = first.problem.sites[0]
     assert site.forward[:, 1].tolist() == site.forward[:, 2].tolist() and site.update[1] == site.update[2]
     kept = json.loads(blocks_path().read_text())["blocks"]
-    # with three numbers of rows: 2 forwards and 3 backwards, and all together in three ways; were none alike,
-    # 3 * (4 + 4 + 3). And a few updates, and adding
+    # With three numbers of rows 2 forwards, 3 backwards, and all together in three ways; a few updates, and adding.
+    # Were none alike, there would be 4 forwards and 4 backwards.
     assert len(kept) <= 3 * (2 + 3 + 3) + 6
     monkeypatch.setattr(block_costs, "time_calls", None)
     again, _ = decide(*alike())
