@@ -154,7 +154,11 @@ def together(
 
 
 def count_crossing(graph: Graph, value: Value) -> int:
-    """What it costs that a value crosses: its bytes; a list of tensors, or another value that is no tensor, cannot."""
+    """What it costs that a value crosses: its bytes, which a reshape leaves as they are; a list of tensors, or another
+    value that is no tensor, cannot.
+    """
+    while graph.ops[value.op].type == "Reshape":
+        value = graph.ops[value.op].inputs[0]
     spec = graph.spec(value)
     return FREELY if spec.dtype == "variant" else spec.nbytes()
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.hardware.measured import blocks_path
+from whale_nebula.hardware.measured import BlockTime, blocks_path, keep_blocks, read_blocks
 from whale_nebula.planner.decision import Decision
 from whale_nebula.runtime import block_costs
 from whale_nebula.runtime.run import current_run
@@ -43,7 +43,7 @@ told: list[int] = []
 def decide(*layers: keras.layers.Layer, **config: Any) -> tuple[Decision, keras.Model]:
     """What is decided for a model of these layers and a head, in a run of its own."""
     nb.shutdown()
-    nb.init({"clusters": {"gpu": {}, "npu": {}}, **config})
+    nb.init({"clusters": {"gpu": {}, "npu": {}}, "measure": "60s", **config})
     model = keras.Sequential([keras.Input((48,)), *layers, keras.layers.Dense(2, name="head")])
     model.compile(keras.optimizers.Adam(), "mse")
     x, y = np.ones((ROWS, 48), "float32"), np.ones((ROWS, 2), "float32")
@@ -63,8 +63,8 @@ def test_blocks_that_are_alike_are_measured_once_and_not_again(monkeypatch: pyte
     site = first.problem.sites[0]
     assert site.forward[:, 1].tolist() == site.forward[:, 2].tolist() and site.update[1] == site.update[2]
     kept = json.loads(blocks_path().read_text())["blocks"]
-    # with three numbers of rows: 2 forwards and 3 backwards, and all together in three ways; were none alike,
-    # 3 * (4 + 4 + 3). And a few updates, and adding
+    # With three numbers of rows 2 forwards, 3 backwards, and all together in three ways; a few updates, and adding.
+    # Were none alike, there would be 4 forwards and 4 backwards.
     assert len(kept) <= 3 * (2 + 3 + 3) + 6
     monkeypatch.setattr(block_costs, "time_calls", None)
     again, _ = decide(*alike())
@@ -72,12 +72,15 @@ def test_blocks_that_are_alike_are_measured_once_and_not_again(monkeypatch: pyte
 
 
 def test_what_others_have_measured_is_not_read() -> None:
-    decide(*alike())
+    keep_blocks({"a": BlockTime(1.0, 0.1, "2026-01-02")})
+    keep_blocks({"b": BlockTime(2.0, 0.1, "2026-01-03")})
+    assert sorted(read_blocks()) == ["a", "b"]
     document = json.loads(blocks_path().read_text())
-    broken = {key: {**each, "seconds": 9.0} for key, each in document["blocks"].items()}
-    for text in (json.dumps({**document, "machine": "another", "blocks": broken}), "{"):
+    for text in (json.dumps({**document, "machine": "another"}), json.dumps({**document, "format": "0"}), "{", "[]"):
         blocks_path().write_text(text)
-        assert decide(*alike())[0].problem.sites[0].forward.sum() < 1.0
+        assert read_blocks() == {}
+    keep_blocks({"c": BlockTime(3.0, 0.1, "2026-01-04")})
+    assert read_blocks() == {"c": BlockTime(3.0, 0.1, "2026-01-04")}
 
 
 def test_variables_stay_as_they_are_and_what_has_other_effects_is_not_run() -> None:
@@ -102,6 +105,7 @@ def test_variables_stay_as_they_are_and_what_has_other_effects_is_not_run() -> N
 def test_nothing_is_measured_where(config: dict[str, Any]) -> None:
     decision, _ = decide(*alike(), **config)
     assert decision.grounds.measured == 0.0 and not blocks_path().exists()
+    assert decision.emulated and decision.seconds_here >= decision.chosen.seconds
     assert (decision.grounds.said > 0.5) == ("clusters" in config)
 
 
@@ -109,8 +113,3 @@ def test_one_cluster_may_be_said_and_the_other_measured() -> None:
     decision, _ = decide(*alike(), clusters={"gpu": {"flops": "1G"}, "npu": {}})
     assert 0.0 < decision.grounds.measured < 1.0
     assert decision.problem.sites[0].forward.sum() != decision.problem.sites[1].forward.sum()
-
-
-def test_clusters_of_one_process_share_its_cores() -> None:
-    decision, _ = decide(*alike(), measure="0s")
-    assert decision.emulated and decision.seconds_here >= decision.chosen.seconds
