@@ -28,13 +28,22 @@ def score(problem: Problem, shape: Shape, costs: Costs | None = None, *, simulat
     One that is not `simulated` is estimated by the formula that the search goes by (see `search`).
     """
     costs = costs or Costs(problem, shape.micro_batches, shape.recompute)
-    schedules = problem.options.schedules if simulated else problem.options.schedules[:1]
-    found = [_score(problem, shape, costs, schedule, simulated) for schedule in schedules]
-    best = found[0]
-    for each in found[1:]:
+    first, *others = problem.options.schedules
+    best = _score(problem, shape, costs, first, simulated)
+    for schedule in others if simulated else ():
+        if isinstance(best, Candidate) and _least_seconds(shape, costs, best) >= CLEARLY * best.seconds:
+            return best
+        each = _score(problem, shape, costs, schedule, simulated)
         if isinstance(each, Candidate) and (isinstance(best, Excess) or each.seconds < CLEARLY * best.seconds):
             best = each
     return best
+
+
+def _least_seconds(shape: Shape, costs: Costs, known: Candidate) -> float:
+    """What a step takes at least under any schedule: what its busiest stage computes, and an update."""
+    pairs = zip(shape.parts, known.compute, strict=True)
+    busy = max(ceil(shape.micro_batches / part.replicas) * seconds for part, seconds in pairs)
+    return busy + max(map(costs.part_update, shape.parts))
 
 
 def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulated: bool) -> Candidate | Excess:

@@ -11,7 +11,19 @@ from typing import Any
 import numpy as np
 
 from whale_nebula.planner.costs import Costs
-from whale_nebula.planner.problem import Candidate, Chain, Coded, Fixed, Options, Part, Problem, Shape, Site, Wire
+from whale_nebula.planner.problem import (
+    Candidate,
+    Chain,
+    Coded,
+    Excess,
+    Fixed,
+    Options,
+    Part,
+    Problem,
+    Shape,
+    Site,
+    Wire,
+)
 from whale_nebula.planner.score import score
 
 
@@ -73,21 +85,37 @@ def _draw_site(draw: Any, number: int, seconds: Any) -> Site:
     return Site(f"c{number}", workers, forward, 2 * forward, seconds * 0.2, 5e-4, memory, Wire(rate, 5e-5))
 
 
-def find_best(problem: Problem) -> Candidate | None:
-    """The fastest of all plans; None where none fits. One whose busiest stage alone takes longer is not simulated."""
+def find_best(problem: Problem, known: float = math.inf) -> Candidate | None:
+    """The fastest of all plans, of those below so many seconds that are `known` to be possible; None where none is.
+    Those that cannot be faster than what was found are not simulated.
+    """
     best: Candidate | None = None
     for shape, costs in _shapes(problem):
-        if best is None or _least(shape, costs) < best.seconds:
-            found = score(problem, shape, costs)
-            if isinstance(found, Candidate) and (best is None or found.seconds < best.seconds):
-                best = found
+        if isinstance(score(problem, shape, costs, simulated=False), Excess):
+            continue  # whatever the codecs
+        for parts in _coded(shape.parts, problem):
+            coded = replace(shape, parts=parts)
+            if _least(coded, costs) < (known if best is None else best.seconds):
+                found = score(problem, coded, costs)
+                if isinstance(found, Candidate) and found.seconds < (known if best is None else best.seconds):
+                    best = found
     return best
 
 
 def _least(shape: Shape, costs: Costs) -> float:
-    """Seconds below which no step of this shape can be: what its busiest stage computes, and an update."""
+    """Seconds below which no step of this shape can be: what its busiest stage computes, how long its busiest line is
+    held, and how long one micro-batch is on its way without what may come later; and an update.
+    """
+    problem, alone, held = costs.problem, 0.0, [0.0]
+    for part in shape.parts:
+        alone += sum(costs.part_seconds(part)) - costs.part_later(part)
+    for one, other in itertools.pairwise(shape.parts):
+        there, back, _ = costs.crossing(one, other)
+        for wire, size in ((problem.line(one.site, other.site), there), (problem.line(other.site, one.site), back)):
+            alone += wire.seconds(size) + wire.delay
+            held.append(shape.micro_batches * wire.seconds(size))
     busy = (math.ceil(shape.micro_batches / part.replicas) * sum(costs.part_seconds(part)) for part in shape.parts)
-    return max(busy) + max(map(costs.part_update, shape.parts))
+    return max(alone, *held, *busy) + max(map(costs.part_update, shape.parts))
 
 
 def _shapes(problem: Problem) -> Iterator[tuple[Shape, Costs]]:
@@ -107,7 +135,7 @@ def _shapes(problem: Problem) -> Iterator[tuple[Shape, Costs]]:
                 for cuts in itertools.combinations(range(1, blocks), len(homes) - 1):
                     ends = itertools.pairwise([0, *cuts, blocks])
                     parts = tuple(Part(site, *end, d, s) for (site, d, s), end in zip(homes, ends, strict=True))
-                    yield from ((Shape(coded, count, recompute), costs) for coded in _coded(parts, problem))
+                    yield Shape(parts, count, recompute), costs
 
 
 def _coded(parts: tuple[Part, ...], problem: Problem) -> Iterator[tuple[Part, ...]]:
