@@ -11,7 +11,7 @@ from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import Found
 from whale_nebula.report.planned import PlannedReport
-from whale_nebula.runtime import auto, replan
+from whale_nebula.runtime import decisions, replan
 
 
 def plan_anew(patch: Callable[..., None], texts: Sequence[str]) -> list[str]:
@@ -30,7 +30,7 @@ def plan_anew(patch: Callable[..., None], texts: Sequence[str]) -> list[str]:
     def find_next(problem: Problem, *args: Any) -> Offer | None:
         return Offer(problem, choose(problem)) if len(chosen) < len(texts) else None
 
-    patch(auto, "search", lambda problem: Found(choose(problem)))
+    patch(decisions, "search", lambda problem: Found(choose(problem)))
     patch(replan, "find_better", find_next)
     patch(replan, "FIRST", 1)
     patch(PlannedReport, "is_off", property(lambda planned: len(chosen) < len(texts)))

@@ -32,7 +32,7 @@ from whale_nebula.models.transformer import Sizes, transformer
 from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import Found, search
-from whale_nebula.runtime import auto
+from whale_nebula.runtime import decisions
 from whale_nebula.runtime.run import current_run
 
 CLUSTERS = ("gpu", "npu")
@@ -106,7 +106,7 @@ def force(plan: str) -> None:
         found = score(problem, shape)
         return Found((found,)) if isinstance(found, Candidate) else Found((), found)
 
-    auto.search = choose if plan != "planner" else search
+    decisions.search = choose if plan != "planner" else search
 
 
 class Timer(keras.callbacks.Callback):

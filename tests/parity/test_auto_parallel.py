@@ -21,7 +21,7 @@ import whale_nebula as nb
 from tests.parity.cases import CASES, FAMILIES
 from tests.same import PARITY, Cut, Outcome, assert_same
 from whale_nebula.planner.search import Found, search
-from whale_nebula.runtime import auto
+from whale_nebula.runtime import decisions
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")
 SAMPLE = {"zoo": 3, "keras": 48, "loops": 48}
@@ -89,7 +89,7 @@ def proposals(
         chosen.append(first[number % len(first)])
         return Found((chosen[-1], *found))
 
-    monkeypatch.setattr(auto, "search", choose)
+    monkeypatch.setattr(decisions, "search", choose)
     return chosen
 
 

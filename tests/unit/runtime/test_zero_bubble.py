@@ -20,7 +20,7 @@ from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import Problem
 from whale_nebula.planner.search import Found, search
 from whale_nebula.report.records import Span
-from whale_nebula.runtime import auto
+from whale_nebula.runtime import decisions
 from whale_nebula.runtime.run import current_run
 
 layers = keras.layers
@@ -174,7 +174,7 @@ def test_the_planner_promises_what_is_parted(middle: str, monkeypatch: pytest.Mo
         several = next(each for each in search(free, 24).candidates if len(each.parts) > 1)
         return Found((replace(several, schedule="zero-bubble"),))
 
-    monkeypatch.setattr(auto, "search", choose)
+    monkeypatch.setattr(decisions, "search", choose)
     nb.shutdown()
     nb.init(slow("1M"), links="10gbit,0ms")
     with nb.auto_parallel(micro_batch=4):

@@ -1,0 +1,239 @@
+"""Decisions of `nb.auto_parallel`: what all processes agree on, what a program costs, and the search for its stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from whale_nebula.capture.step import Captured
+from whale_nebula.config.schema import cluster_of
+from whale_nebula.errors import NebulaError, OptionError, PlanError
+from whale_nebula.feed.rows import sizes
+from whale_nebula.hardware import Clusters
+from whale_nebula.hardware.measured import find_slowness, slowness_path
+from whale_nebula.ir.assignment import Constraints
+from whale_nebula.ir.cut import Cut
+from whale_nebula.ir.program import Leaf
+from whale_nebula.launch.placement import is_local
+from whale_nebula.plan.splits import Crossed, list_collectives
+from whale_nebula.planner.chain import Layers, layers_of, size_values
+from whale_nebula.planner.correction import slow_down
+from whale_nebula.planner.costs import Costs
+from whale_nebula.planner.decision import Decision, describe_excess
+from whale_nebula.planner.measured_blocks import MeasuredBlocks, slowest_of
+from whale_nebula.planner.problem import Options, Problem
+from whale_nebula.planner.search import search
+from whale_nebula.planner.sites import Grounds, grounds_of, problem_of, told_by_nobody
+from whale_nebula.planner.written import fix_stages
+from whale_nebula.report.records import size
+from whale_nebula.runtime.block_costs import measure_blocks
+from whale_nebula.runtime.clusters import complete, config_of, told_by_config
+from whale_nebula.runtime.run import Run
+from whale_nebula.schedule.schedules import DEFAULT
+from whale_nebula.scopes.auto import Limits
+
+
+def handles_of(captured: Captured) -> dict[int, str]:
+    """The paths of a step's variables by the id of their handle."""
+    return {id(variable.handle): path for path, variable in captured.variables.items()}
+
+
+def decide(
+    name: str,
+    captured: Captured,
+    shapes: Sequence[tuple[int, ...]],
+    limits: Limits,
+    run: Run,
+    tensors: Sequence[Any] | None,
+) -> Decision | None:
+    """Search for a plan among clusters; None where the step has nothing that could be given to stages."""
+    rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
+    said = captured.constraints
+    clusters, rows, slowness, able = _agree(name, find_clusters(limits, said, run), rows, run)
+    layers = layers_of(captured.program, rows, _with_rows(captured.program.leaves, shapes, rows))
+    if layers is None:
+        return None
+    options = Options(
+        said.micro_batch or limits.micro_batch, said.replicas or limits.replica,
+        said.pipeline.recompute or limits.recompute, split=limits.split if able or limits.split else False,
+    )  # fmt: skip
+    if said.pipeline.schedule != DEFAULT:
+        options = replace(options, schedules=(said.pipeline.schedule,))
+    if limits.memory is not None:
+        options = replace(options, memory=float(limits.memory))
+    reasons = [f"scopes say what holds: {'; '.join(words)}"] if (words := said.words()) else []
+    whole = _why_whole(captured, layers)
+    if options.micro_batch is None and whole:
+        options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
+    reasons += [f"{each} computes {times:.2g} times as long as its rates say, as it did in a run before: "
+                f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
+    measured = _measure(name, captured, layers, shapes, clusters, options, run, tensors)
+    problem = fix_stages(problem_of(layers, clusters, options, measured, limits.compress), layers, said)
+    times = {number: slowness[name] for number, name in enumerate(clusters.names) if name in slowness}
+    grounds = grounds_of(layers, clusters, measured)
+    found = _search(layers, slow_down(problem, times), grounds, limits, tuple(reasons), said)
+    found = replace(found, handles=handles_of(captured), program=name, replan=bool(limits.replan))
+    return replace(found, clusters=clusters, slowness=slowness, emulated=run.alone)
+
+
+def check_said(said: Constraints, limits: Limits, run: Run) -> None:
+    """Refuse scopes and limits that cannot both hold, and clusters that the config does not name."""
+    run.check_named({name: each.said for each in said.stages for name in each.clusters})
+    if limits.compress is not None and (said.stages or said.clusters):
+        raise OptionError(
+            f"nb.auto_parallel(compress={limits.compress!r}) meets scopes, the first is {said.words()[0]}",
+            where=str(limits.site),
+            why="in a script with scopes nb.compress says what crosses smaller",
+            mend="nb.compress(...) inside nb.cluster, around what crosses, and no compress= here",
+        )
+
+
+def _why_whole(captured: Captured, layers: Layers) -> str:
+    """Why a batch is not cut unless the user says so."""
+    if len(captured.program.requests) > 1:
+        return "the step asks for gradients more than once"
+    if layers.draws:
+        return (
+            "the model draws random numbers (dropout), and each micro-batch would draw others; micro_batch= allows it"
+        )
+    if not any(leaf.batched for leaf in captured.program.leaves):
+        return "no argument of the step has rows"
+    return ""
+
+
+def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> Decision:
+    """With the seconds of split stages by the bytes that the passes have found; with another plan, where that is faster
+    then.
+    """
+    problem, chosen = decision.problem, decision.chosen
+    rows = sizes(problem.rows, chosen.shape.micro_batches)
+    crossed = Crossed(cut, rows, _with_rows(cut.program.leaves, shapes, problem.rows))
+    sent = list_collectives(cut, crossed, len(rows))
+    more = 0.0
+    for part, stage in zip(chosen.parts, decision.assignment.stages, strict=True):
+        inside, own = problem.sites[part.site].inside, [each for each in sent if each.stage == stage.key]
+        counted = sum(each.times * (inside.seconds(each.bytes) + (part.shards - 1) * inside.delay) for each in own)
+        more += counted - Costs(problem, len(rows)).collect_seconds(part) * len(rows)
+    told = size(sum(each.times * each.bytes for each in sent))
+    reasons = (*decision.reasons, f"to have variables in pieces a worker sends {told} to others of its stage in a step")
+    first = replace(chosen, seconds=max(chosen.seconds + more, 0.0))
+    others = [each for each in decision.candidates[1:] if all(part.shards == 1 for part in each.parts)]
+    if problem.options.split is None and others and others[0].seconds < first.seconds:
+        return replace(decision, candidates=tuple(others))
+    return replace(decision, candidates=(first, *decision.candidates[1:]), reasons=reasons)
+
+
+def _search(
+    layers: Layers, problem: Problem, grounds: Grounds, limits: Limits, reasons: tuple[str, ...], said: Constraints
+) -> Decision:
+    found = search(problem)
+    if not found.candidates:
+        what, why, mend = describe_excess(found.excess, problem)
+        raise PlanError(what, where=str(limits.site), why="; ".join(filter(None, (why, *reasons))), mend=mend)
+    return Decision(layers, problem, found.candidates, grounds, str(limits.site), reasons, said=said)
+
+
+def decide_again(before: Decision, limits: Limits, refused: NebulaError) -> Decision:
+    """Decide again where the passes have refused what was chosen: without splits, then with the whole batch."""
+    asked = limits.micro_batch or before.said.micro_batch
+    if before.splits and not limits.split:
+        options, why = replace(before.problem.options, split=False), "variables are not split"
+    elif not asked and before.chosen.shape.micro_batches > before.problem.counts[0]:
+        options, why = replace(before.problem.options, micro_batch=1), "the batch stays whole"
+    else:
+        raise refused
+    reasons = (*before.reasons, f"{why}: {refused.what}")
+    problem = replace(before.problem, options=options)
+    found = _search(before.layers, problem, before.grounds, limits, reasons, before.said)
+    return replace(before, problem=problem, candidates=found.candidates, reasons=reasons)
+
+
+def find_clusters(limits: Limits, said: Constraints, run: Run) -> Clusters:
+    """The clusters that may take part, by what the config says; without one, also those that scopes name."""
+    names = list(limits.clusters or run.here().clusters)
+    if limits.clusters is None and run.alone and not run.config.clusters:
+        named = [*said.clusters, *(name for each in said.stages for name in each.clusters)]
+        names = list(dict.fromkeys([*(named or names), *run.clusters]))
+    chosen = [name for name in names if name in said.clusters] if said.clusters else names
+    return told_by_config(run, chosen or names)
+
+
+class Agreed(NamedTuple):
+    """What all processes plan from: clusters with what was measured, the rows of the batch, what runs before have shown
+    of clusters, and whether the workers of each cluster can reach one another.
+    """
+
+    clusters: Clusters
+    rows: int
+    slowness: Mapping[str, float]
+    collectives: bool
+
+
+def _agree(name: str, told: Clusters, rows: int, run: Run) -> Agreed:
+    """What this process knows, with what the others do, as each tells the others."""
+    completed = complete(told, config_of(run))
+    slowness = find_slowness(completed, run.alone)
+    if run.alone:
+        return Agreed(completed, rows, slowness, True)
+    session, own = run.ledger.session, run.here().cluster
+    mine = {cluster: factor for cluster, factor in slowness.items() if cluster == own}
+    able = run.ledger.collectives is not None or run.cluster_sizes.get(own, 1) == 1
+    sheet = {"shared": {"rows": rows, "clusters": completed.to_json(), "slowness": mine, "collectives": able}}
+    heard = session.exchange(f"the planning of {name!r}", sheet, set(session.links))
+    every, slowness = [each["shared"] for _, each in sorted({session.worker: sheet, **heard}.items())], {}
+    for each in every:
+        told = told.complete_from(Clusters.from_json(each["clusters"], where=name))
+        for cluster, factor in each["slowness"].items():
+            slowness[cluster] = max(factor, slowness.get(cluster, 0.0))
+    rows, able = max(int(each["rows"]) for each in every), all(each["collectives"] for each in every)
+    return Agreed(told, rows, slowness, able)
+
+
+def _measure(
+    name: str,
+    captured: Captured,
+    layers: Layers,
+    shapes: Sequence[tuple[int, ...]],
+    clusters: Clusters,
+    options: Options,
+    run: Run,
+    tensors: Sequence[Any] | None,
+) -> dict[str, MeasuredBlocks]:
+    """Seconds of the blocks by cluster, measured here for the workers that this process is, or stands for, and whose
+    FLOP/s the config does not say; those of the others come from them.
+    """  # fmt: skip
+    own = [each for each in clusters.workers if is_local(each.machine)]
+    if not run.alone:
+        own = [each for each in clusters.workers if each.name == run.ledger.session.worker]
+    unsaid = [each for each in own if told_by_nobody(clusters, each)]
+    program, count = captured.program, len(layers.chain)
+    found = None
+    if unsaid:
+        points = _points(options, layers)
+        sizes = {rows: size_values(program, rows, _with_rows(program.leaves, shapes, rows)) for rows in points}
+        found = measure_blocks(name, captured, layers, sizes, run.config.measure, tensors)
+    if run.alone:
+        return {} if found is None else {cluster_of(each.name): found for each in unsaid}
+    session = run.ledger.session
+    sheet = {"shared": {} if found is None else found.to_plain()}
+    heard = session.exchange(f"the costs of {name!r}", sheet, set(session.links))
+    every: dict[str, list[MeasuredBlocks]] = {}
+    for worker, each in {session.worker: sheet, **heard}.items():
+        every.setdefault(cluster_of(worker), []).append(MeasuredBlocks.from_plain(each["shared"], count))
+    slowest = {cluster: slowest_of(tables, layers.rows) for cluster, tables in every.items()}
+    return {cluster: table for cluster, table in slowest.items() if table is not None}
+
+
+def _points(options: Options, layers: Layers) -> list[int]:
+    """The rows for which blocks are measured: those of micro-batches, as far as these are known."""
+    if options.micro_batch is not None:
+        rows = math.ceil(layers.rows / max(1, min(options.micro_batch, layers.rows)))
+        return sorted({rows, math.ceil(rows / 2)})
+    return sorted({math.ceil(layers.rows / parts) for parts in (1, 4, 16)})
+
+
+def _with_rows(leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> list[tuple[int, ...]]:
+    pairs = zip(shapes, leaves, strict=True)
+    return [(rows, *shape[1:]) if leaf.batched and shape else shape for shape, leaf in pairs]
