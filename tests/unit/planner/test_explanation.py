@@ -111,7 +111,12 @@ def test_what_does_not_fit_is_told_by_its_layers_with_ways_out_that_were_tried()
     what, why, mend = describe_excess(found.excess, problem)
     assert what == "no plan fits: 24.2 MiB on a worker of gpu, 22.0 MiB allowed"
     assert "the layers from 'block1/wide' to 'head'" in why
-    assert mend == "x"
+    assert mend == "24.2 MiB of memory for each worker of gpu; or a smaller batch"
+    roomy = make_problem(1e6, 18 * MIB, Options(4, recompute=False))
+    _, _, mend = describe_excess(Excess("npu", 20 * MIB, 18 * MIB, 0, 3), roomy)
+    tried = "one more worker in npu; recompute=True; more micro-batches"
+    split = "nb.split(2) around 'embedding', of which 2 workers then hold a piece each"
+    assert mend == f"20.0 MiB of memory for each worker of npu; {tried}; {split}; or a smaller batch"
 
 
 def test_a_stage_of_the_user_that_does_not_fit_is_named() -> None:

@@ -47,7 +47,7 @@ def test_a_plan_is_as_fast_as_the_best_of_all(kind: str, seed: int) -> None:
 
 
 def test_the_sample_has_problems_of_each_kind() -> None:
-    found = [search(draw_problem(seed)).candidates for seed in SEEDS]
+    found = [search(draw_problem(seed)).candidates for seed in SEEDS[""]]
     assert any(not each for each in found)
     assert {len(each[0].parts) for each in found if each} >= {1, 2, 3}
     assert any(part.replicas > 1 for each in found for one in each[:1] for part in one.parts)
