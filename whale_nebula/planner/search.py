@@ -428,13 +428,19 @@ class _Ranking:
                     yield replace(shape, parts=(*before, replace(part, end=after[0].end), *after[1:]))
                 for cut in inside[-1:] if sites[after[0].site].workers - used[after[0].site] >= after[0].seats else ():
                     first = replace(after[0], begin=cut, end=part.end)
-                    yield replace(shape, parts=(*before, replace(part, end=cut), first, *after))
+                    rest = replace(after[0], codec=0), *after[1:]
+                    yield replace(shape, parts=(*before, replace(part, end=cut), first, *rest))
             if self.problem.options.replica is None and part.shards == 1:
                 more = part.replicas + 1 if free > 0 and part.replicas < shape.micro_batches else part.replicas
                 for replicas in sorted({more, max(part.replicas - 1, 1)} - {part.replicas}):
                     yield replace(shape, parts=(*before, replace(part, replicas=replicas), *after))
+            if inside and part.replicas > 1 and self.problem.options.replica is None:
+                cut, fewer = inside[len(inside) // 2], part.replicas // 2
+                first = replace(part, end=cut, replicas=part.replicas - fewer)
+                yield replace(shape, parts=(*before, first, replace(part, begin=cut, replicas=fewer, codec=0), *after))
             if free >= part.seats and inside:
-                halves = replace(part, end=inside[len(inside) // 2]), replace(part, begin=inside[len(inside) // 2])
+                cut = inside[len(inside) // 2]
+                halves = replace(part, end=cut), replace(part, begin=cut, codec=0)
                 yield replace(shape, parts=(*before, *halves, *after))
         for place in candidate.crossed:
             yield from _code_otherwise(shape, place, range(len(self.problem.chain.choices)))
