@@ -24,7 +24,7 @@ class MeasuredBlocks:
     adding two tensors for each byte of one, on so many `cores`.
 
     >>> found = MeasuredBlocks.of({"forward": {1: {4: 6.0, 8: 10.0}}, "backward": {}, "update": {}}, 2)
-    >>> found.forward.tolist(), MeasuredBlocks.from_plain(found.to_plain(), 2).forward[1, 1]
+    >>> found.forward.tolist(), MeasuredBlocks.from_plain(found.to_plain(), 2).forward[1, 1].item()
     ([[nan, 2.0, nan], [nan, 1.0, nan]], 1.0)
     """
 

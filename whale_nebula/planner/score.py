@@ -76,7 +76,8 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
     if (shared := _share(alone, sharing)) != [ceil(count / work.replicas) * work.seconds for work in works]:
         seconds = max(seconds, max(shared) + max(once) + tied)
     slowest = max(busy, key=lambda name: busy[name])
-    binds = slowest if busy[slowest] > 0.7 * seconds else "updates" if max(once) > 0.5 * seconds else "trips"
+    waits = "updates" if max(once) > (0.5 * seconds if hops else busy[slowest]) else "trips" if hops else slowest
+    binds = slowest if busy[slowest] > 0.7 * seconds else waits
     return Candidate(
         shape, schedule, in_flight, seconds, tuple(work.seconds for work in works), tuple(memory),
         _crossing(problem, shape, crossing), binds,
