@@ -12,7 +12,11 @@ from tests.unit.planner.problems import draw_problem, find_best
 from whale_nebula.planner.problem import Chain, Options, Problem, Site, Wire
 from whale_nebula.planner.search import search
 
-SEEDS = {"": (2, 4, 6, 8, 10, 11, 12, 14), "written": (11, 12, 25, 30, 34, 35, 36, 38, 40, 48), "split": (12, 14, 16, 19, 21, 23)}
+SEEDS = {
+    "": (2, 4, 6, 8, 10, 11, 12, 14),
+    "written": (11, 12, 25, 30, 34, 35, 36, 38, 40, 48),
+    "split": (12, 14, 16, 19, 21, 23),
+}
 """Problems of each kind, in which all plans are soon tried; benchmarks/planner tries many more."""
 
 
