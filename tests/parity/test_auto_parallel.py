@@ -22,6 +22,7 @@ from tests.parity.cases import CASES, FAMILIES
 from tests.same import PARITY, Cut, Outcome, assert_same
 from whale_nebula.planner.search import Found, search
 from whale_nebula.runtime import decisions
+from whale_nebula.runtime.run import current_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")
 SAMPLE = {"zoo": 3, "keras": 48, "loops": 48}
@@ -127,6 +128,8 @@ def test_a_program_that_mixes_rows_runs_with_the_whole_batch_where_the_model_tra
         return tf.gather(scores, tf.argsort(scores[:, 0]))
 
     with nb.init({"clusters": SLOW}), nb.auto_parallel(memory="200KiB"):  # of which activations need the most
+        assert nb.verify(model, x, x[:, :4]).ok
+        assert [each.problem.rows for each in current_run().decisions] == [512]  # those that it was given
         assert " micro-batches of " in str(nb.plan(model, x, x[:, :4]))
         model.fit(x, x[:, :4], batch_size=512, verbose=0)
         found = best(x)

@@ -231,7 +231,7 @@ class Step:
             layout, tensors = signature(arguments, self.whole, declared_inputs())
             if (watching := observer()) is not None:
                 watching.look(self, layout, tensors, unpack)
-            return self._engine(layout, unpack)
+            return self._engine(layout, unpack, tensors)
 
     def _engine(self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None) -> Engine:
         """The engine for such arguments, inside the scopes around this call; of the first `tensors` it is looked at
