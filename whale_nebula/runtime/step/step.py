@@ -231,18 +231,22 @@ class Step:
             layout, tensors = signature(arguments, self.whole, declared_inputs())
             if (watching := observer()) is not None:
                 watching.look(self, layout, tensors, unpack)
-            return self._engine(layout, unpack, tensors)
+            return self._engine(layout, unpack, tensors, checked=False)
 
-    def _engine(self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None) -> Engine:
-        """The engine for such arguments, inside the scopes around this call; of the first `tensors` it is looked at
-        whether they are a batch at all.
+    def _engine(
+        self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None, *, checked: bool = True
+    ) -> Engine:
+        """The engine for such arguments, inside the scopes around this call, planned for the rows of the first
+        `tensors`; where `checked`, it is looked at whether they are a batch at all.
         """
         self._forget_others()
         around = scopes_around()
         if (around, layout.key) not in self.engines:
             forms = [form for scope, form in self.forms if scope == around]
             wide = next((self.engines[around, form.key] for form in forms if takes(form, layout)), None)
-            made = wide or self._widen_engine(layout, unpack, forms) or self._make_engine(layout, unpack, tensors)
+            made = (
+                wide or self._widen_engine(layout, unpack, forms) or self._make_engine(layout, unpack, tensors, checked)
+            )
             self.engines[around, layout.key] = made
         return self.engines[around, layout.key]
 
@@ -278,7 +282,9 @@ class Step:
             self.widens = False
             return None
 
-    def _make_engine(self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None) -> Engine:
+    def _make_engine(
+        self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None, checked: bool = True
+    ) -> Engine:
         self.engines = {key: kept for key, kept in self.engines.items() if alive(key[1][-1])}
         self.forms = [(around, form) for around, form in self.forms if (around, form.key) in self.engines]
         call = functools.partial(self.call, unpack)
@@ -291,7 +297,7 @@ class Step:
         try:
             leaves = captured.program.leaves
             run.check_ids([leaf.name for leaf in leaves])
-            if tensors is not None:
+            if tensors is not None and checked:
                 micro_batches(leaves, tensors, captured.program.pipeline.micro_batch)
             check_pinned(self.name, captured, layout)
             notes = (*self.notes, *captured.projected)

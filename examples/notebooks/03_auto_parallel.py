@@ -1,0 +1,100 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # One line, and the planner finds the plan
+#
+# A language model, two clusters, a line between them, and no scope anywhere. `nb.auto_parallel()` decides which cluster
+# runs what, with how many replicas and micro-batches. The clusters are those of a config; this notebook's process
+# emulates them, and the plan is the one that they would have.
+
+# %%
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+
+import whale_nebula as nb
+from whale_nebula.models import Sizes, transformer
+
+SIZES, BATCH = Sizes(vocabulary=64, length=32, width=64, heads=4, blocks=4), 64
+CLUSTERS = {"gpu": {"flops": "20G", "memory": "40MiB"}, "npu": {"flops": "10G", "memory": "40MiB"}}
+random = np.random.default_rng(0)
+start, stride = random.integers(0, 64, (512, 1)), random.integers(1, 9, (512, 1))
+tokens = ((start + stride * np.arange(SIZES.length + 1)) % 64).astype("int32")
+x, y = tokens[:, :-1], tokens[:, 1:]
+
+
+def language_model():
+    keras.utils.set_random_seed(1)
+    model = transformer(SIZES)
+    model.compile(keras.optimizers.Adam(3e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+# %%
+nb.init({"clusters": CLUSTERS}, links="60mbit,10ms")
+nb.auto_parallel()
+model = language_model()
+plan = nb.plan(model, x[:BATCH], y[:BATCH])
+plan  # a notebook shows its picture
+
+# %% [markdown]
+# ## Why this plan
+#
+# The candidates with their seconds, memory and bytes, what each waits for, and what would change them.
+
+# %%
+print(plan.explain())
+
+# %% [markdown]
+# ## The step of the best plan by the rate of the line
+#
+# Over a slow line the planner cuts where less crosses, or leaves all of it to one cluster.
+
+
+# %%
+def plan_for(rate, memory, **limits):
+    nb.shutdown()
+    nb.init(
+        {"clusters": {name: {**told, "memory": memory} for name, told in CLUSTERS.items()}}, links=f"{rate}mbit,10ms"
+    )
+    with nb.auto_parallel(**limits):
+        return nb.plan(model, x[:BATCH], y[:BATCH]).predicted.seconds
+
+
+rates = [2, 10, 30, 60, 120, 1000]
+seconds = [plan_for(rate, "40MiB") for rate in rates]
+alone = plan_for(60, "1GiB", clusters=["gpu"])
+figure, axes = plt.subplots(figsize=(6, 3.5))
+axes.semilogx(rates, seconds, "o-", label="both clusters, 40 MiB each")
+axes.axhline(alone, linestyle="--", color="gray", label="gpu alone, if it had the memory")
+axes.set_xlabel("rate of the line, Mbit/s")
+axes.set_ylabel("predicted seconds a step")
+axes.set_ylim(0, 1.1 * max(*seconds, alone))
+axes.legend()
+plt.show()
+
+# %% [markdown]
+# ## It is still the same model
+
+# %%
+nb.shutdown()
+nb.init({"clusters": CLUSTERS}, links="60mbit,10ms")
+nb.auto_parallel()
+model = language_model()
+print(nb.verify(model, x[:BATCH], y[:BATCH]))
+
+# %%
+losses = model.fit(x, y, batch_size=BATCH, epochs=6, shuffle=False, verbose=0).history["loss"]
+print("loss", " ".join(f"{loss:.3f}" for loss in losses))
+print(nb.last_report())
