@@ -62,7 +62,7 @@ def make_problem(devices: int, rows: int, halves: bool) -> Problem:
     forward = np.stack([np.zeros(len(chain)), flops / FLOPS])
     update = chain.weights * 5 / 9e11
     count = 2 if halves else 1
-    site = Site("", devices // count, forward, 2 * forward, update, 5e-4, MEMORY, NETWORK, forward)
+    site = Site("", devices // count, forward, 2 * forward, update, 5e-4, MEMORY, NETWORK, later=forward)
     sites = tuple(replace(site, name=f"half{n}") for n in range(count))
     lines = {(0, 1): SLOW, (1, 0): SLOW} if halves else {}
     return Problem(chain, sites, devices * rows, lines, Options(most=4096, recompute=False))
