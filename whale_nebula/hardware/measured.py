@@ -209,7 +209,7 @@ def slowness_path() -> Path:
     return cache_path().with_name("slowness.json")
 
 
-def _read_slowness() -> dict[tuple[object, ...], Slowness]:
+def _load_slowness() -> dict[tuple[object, ...], Slowness]:
     try:
         found: _File = from_plain(_File, json.loads(slowness_path().read_text("utf-8")))
         return {each.key: each for each in found.found if found.format == _SLOWNESS}
@@ -217,16 +217,16 @@ def _read_slowness() -> dict[tuple[object, ...], Slowness]:
         return {}
 
 
-def find_slowness(clusters: Clusters, together: bool) -> dict[str, float]:
+def read_slowness(clusters: Clusters, together: bool) -> dict[str, float]:
     """By cluster, what runs on this machine have shown of just these workers."""
-    known = _read_slowness()
+    known = _load_slowness()
     wanted = ((each.name, Slowness(fingerprint(), each.name, each.workers, together).key) for each in clusters.clusters)
     return {name: known[key].factor for name, key in wanted if key in known}
 
 
 def keep_slowness(found: Mapping[str, float], clusters: Clusters, together: bool) -> None:
     """Write what a run has shown of clusters; where that cannot be written, the next run plans without it."""
-    date, known = datetime.now(UTC).isoformat(timespec="seconds"), _read_slowness()
+    date, known = datetime.now(UTC).isoformat(timespec="seconds"), _load_slowness()
     for cluster in clusters.clusters:
         if cluster.name in found:
             own = Slowness(fingerprint(), cluster.name, cluster.workers, together, found[cluster.name], date)

@@ -47,13 +47,13 @@ def _pace(site: Site) -> tuple[bytes, ...]:
 
 def slow_down(problem: Problem, slowness: Mapping[int, float]) -> Problem:
     """The problem with sites that compute so many times as long."""
-    sites = [
-        replace(
-            site, forward=site.forward * slowness.get(number, 1.0), backward=site.backward * slowness.get(number, 1.0),
-            update=site.update * slowness.get(number, 1.0), call=site.call * slowness.get(number, 1.0),
-        )
-        for number, site in enumerate(problem.sites)
-    ]  # fmt: skip
+    sites = list(problem.sites)
+    for number, times in slowness.items():
+        site = sites[number]
+        sites[number] = replace(
+            site, forward=site.forward * times, backward=site.backward * times, update=site.update * times,
+            call=site.call * times, later=None if site.later is None else site.later * times,
+        )  # fmt: skip
     return replace(problem, sites=tuple(sites))
 
 

@@ -19,9 +19,9 @@ def list_orders(problem: Problem) -> list[Order]:
     as many again that prefer fast clusters. Of clusters that nothing tells apart only the first stands for each.
     """
     sites = range(len(problem.sites))
-    kinds = find_kinds(problem)
     if written := follow_written(problem):
-        return sorted(written, key=lambda order: (len(order), order))
+        return written
+    kinds = find_kinds(problem)
     if len(sites) > ALL_ORDERS:
         firsts = [site for site in sites if kinds[site] == site]
         found = {_follow(problem, first, fast) for first in firsts for fast in (False, True)}

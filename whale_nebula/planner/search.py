@@ -152,11 +152,10 @@ class _Search:
     def run(self, orders: Sequence[Order]) -> None:
         """Try all orders, and all numbers in flight where memory is short."""
         sites = range(len(self.problem.sites))
-        self.copies = {way: self.costs.copies(way.replicas) for site in sites for way in self.costs.list_ways(site)}
+        self.ways = [self.costs.list_ways(site) for site in sites]
+        self.copies = {way: self.costs.copies(way.replicas) for ways in self.ways for way in ways}
         self.open = [self.costs.open_at(site) for site in sites]
-        self.times = [
-            {way: self.costs.seconds(site, way.shards) for way in self.costs.list_ways(site)} for site in sites
-        ]
+        self.times = [{way: self.costs.seconds(site, way.shards) for way in self.ways[site]} for site in sites]
         self.trips = {(a, b): self._trip(a, b) for a in sites for b in sites}
         self.once = [self._once(site) for site in sites]
         memory = {way: self.costs.bytes(1, way.shards) for way in self.copies}
@@ -176,7 +175,7 @@ class _Search:
         """By number of replicas, the seconds of what a stage does once a step: its update, and the sum of gradients."""
         updates = self.costs.updates[site]
         update = updates[None, :] - updates[:, None]
-        sums = {way: self.costs.reduction(site, self.copies[way]) for way in self.costs.list_ways(site)}
+        sums = {way: self.costs.reduction(site, self.copies[way]) for way in self.ways[site]}
         return {way: (update + added) / way.shards for way, added in sums.items()}
 
     def _trip(self, source: int, destination: int) -> list[tuple[Array, Array]]:

@@ -42,7 +42,7 @@ def capture_planned(
 
     `tensors` are its first batch, if there is one; `options` are those of `capture`.
     """
-    run, said = current_run(), first.constraints
+    run, said, shapes = current_run(), first.constraints, _shapes(layout, tensors)
     if said.unplanned:
         return replace(first, decision=Unplanned(str(limits.site), said.unplanned))
 
@@ -52,15 +52,15 @@ def capture_planned(
     decision = _find_decision(run, first)
     if decision is not None:
         if decision.replaces is None or decision.program != name:
-            return _reuse(decision, first, cut, limits, _shapes(layout, tensors), run)
+            return _reuse(decision, first, cut, limits, shapes, run)
         try:
             again = cut(decision)
-            _check_cut(again, decision, _shapes(layout, tensors), run)
+            _check_cut(again, decision, shapes, run)
             return again
         except (CaptureError, PlanError, NotYetError):
             return cut(_go_back(run, decision, decision.replaces))
     check_said(said, limits, run)
-    decision = decide(name, first, _shapes(layout, tensors), limits, run, tensors)
+    decision = decide(name, first, shapes, limits, run, tensors)
     if decision is None:  # nothing that could be given to stages: one cluster runs all of it
         if first.program.stages[0].where:
             return first
@@ -68,7 +68,7 @@ def capture_planned(
         return replace(first, program=replace(first.program, stages=(stage,)))
     found: Captured | None = None
     while found is None:
-        found, decision, refused = _try_stages(cut, decision, _shapes(layout, tensors), run)
+        found, decision, refused = _try_stages(cut, decision, shapes, run)
         if refused is not None:
             decision = decide_again(decision, limits, refused)
     run.decisions.append(decision)

@@ -12,7 +12,7 @@ from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import NebulaError, OptionError, PlanError
 from whale_nebula.feed.rows import sizes
 from whale_nebula.hardware import Clusters
-from whale_nebula.hardware.measured import find_slowness, slowness_path
+from whale_nebula.hardware.measured import read_slowness, slowness_path
 from whale_nebula.ir.assignment import Constraints
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import Leaf
@@ -174,7 +174,7 @@ class Agreed(NamedTuple):
 def _agree(name: str, told: Clusters, rows: int, run: Run) -> Agreed:
     """What this process knows, with what the others do, as each tells the others."""
     completed = complete(told, config_of(run))
-    slowness = find_slowness(completed, run.alone)
+    slowness = read_slowness(completed, run.alone)
     if run.alone:
         return Agreed(completed, rows, slowness, True)
     session, own = run.ledger.session, run.here().cluster

@@ -77,3 +77,11 @@ def test_of_a_cluster_that_has_run_nothing_is_known_what_is_known_of_one_like_it
     for site, times in enumerate([5.0, 1.0, 5.0]):
         assert (corrected.sites[site].forward == times * before.sites[site].forward).all()
     assert corrected.line(0, 1) == Wire(1e6, 0.2) and corrected.line(1, 0) == before.line(1, 0)
+
+
+def test_a_slow_cluster_takes_longer_for_gradients_of_weights_too() -> None:
+    problem = make_problem()
+    sites = tuple(replace(site, later=0.5 * site.backward) for site in problem.sites)
+    slow = slow_down(replace(problem, sites=sites), {1: 3.0}).sites
+    assert slow[0] is sites[0]
+    assert slow[1].later == pytest.approx(0.5 * slow[1].backward)
