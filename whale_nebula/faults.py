@@ -71,6 +71,12 @@ POINTS: Mapping[str, Point] = MappingProxyType(
         "link.parting": Point("a link is about to say goodbye"),
         "link.draining": Point("goodbye is said, what was sent is about to be waited for", connection=True),
         "link.closed": Point("a link has ended"),
+        "checkpoint.before": Point("a worker is about to write its part of a checkpoint"),
+        "checkpoint.written": Point("the tensors of a part are on the disk"),
+        "checkpoint.said": Point("all have said that their parts are written"),
+        "checkpoint.joined": Point("the parts of a host are joined, the manifest is not written yet"),
+        "checkpoint.committed": Point("the manifest is written: it is a checkpoint"),
+        "checkpoint.restored": Point("the variables of a program have their saved values"),
         "certificate.changed": Point("the files of this process's certificate are other ones than before"),
         "certificate.renewed": Point("a renewed certificate has been read"),
     }

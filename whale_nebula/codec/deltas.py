@@ -11,6 +11,7 @@ sent begins with a bit for each sample: whether it crosses as integers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -136,6 +137,19 @@ class Cache:
         """All that it holds: ids and rows in the order in which they go, the version and a count."""
         ids = np.fromiter(self._rows, np.int64, len(self._rows))
         return {"ids": ids, "rows": self.get(ids), "version": np.array([self.version, self._missed])}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], limit_bytes: int) -> Cache:
+        """The one that `as_arrays` has told of."""
+        cache = cls(limit_bytes)
+        cache._rows = {number: row.copy() for number, row in zip(arrays["ids"].tolist(), arrays["rows"], strict=True)}
+        cache.version, cache._missed = map(int, arrays["version"])
+        return cache
+
+    @property
+    def limit(self) -> int:
+        """Bytes that it may hold."""
+        return self._limit
 
     def _write(self, ids: Ids, rows: Rows) -> Rows:
         if ids.ndim != 1 or rows.ndim < 1 or len(ids) != len(rows):

@@ -6,7 +6,31 @@
 (['gpu', 'npu'], '60mbit, 20ms')
 """
 
-from whale_nebula.config.load import load
-from whale_nebula.config.schema import FREE, Cluster, Config, InputSpec, Line, Links, Security, WorkerSpec, parse_links
+from whale_nebula.config.load import load, parse_checkpoint
+from whale_nebula.config.schema import (
+    FREE,
+    Checkpointing,
+    Cluster,
+    Config,
+    InputSpec,
+    Line,
+    Links,
+    Security,
+    WorkerSpec,
+    parse_links,
+)
 
-__all__ = ["FREE", "Cluster", "Config", "InputSpec", "Line", "Links", "Security", "WorkerSpec", "load", "parse_links"]
+__all__ = [
+    "FREE",
+    "Checkpointing",
+    "Cluster",
+    "Config",
+    "InputSpec",
+    "Line",
+    "Links",
+    "Security",
+    "WorkerSpec",
+    "load",
+    "parse_checkpoint",
+    "parse_links",
+]

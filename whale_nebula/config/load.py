@@ -14,10 +14,13 @@ import yaml
 from whale_nebula.config import quantities
 from whale_nebula.config.place import Place, address, device
 from whale_nebula.config.schema import (
+    CHECKPOINT_OVERHEAD,
     GATEWAY_GRACE_SECONDS,
+    KEPT_CHECKPOINTS,
     MEASURE_SECONDS,
     PATIENCE_SECONDS,
     SHOWS,
+    Checkpointing,
     Cluster,
     Config,
     InputSpec,
@@ -129,6 +132,34 @@ def _config(place: Place) -> Config:
         plan=root.key("plan").read_or(_paths, ()),
         show=root.key("show").read_or(lambda place: place.choice(SHOWS), SHOWS[0]),
         outputs=outputs,
+        checkpoint=root.key("checkpoint").read_or(parse_checkpoint, None),
+    )
+
+
+def parse_checkpoint(place: Place) -> Checkpointing:
+    """Where and how often checkpoints are written: a folder, or a table with more.
+
+    >>> parse_checkpoint(Place({"folder": "runs/a", "every": "30s"})).seconds
+    30.0
+    """
+    if isinstance(place.value, str):
+        return Checkpointing(place.text())
+    table = place.table(("folder", "keep", "every", "overhead"))
+    if table.key("folder").value is None:
+        raise place.wrong("a checkpoint without a folder", mend=f"{place.path}: {{folder: runs/a}}")
+    every, steps, seconds = table.key("every"), None, None
+    if isinstance(every.value, int) and not isinstance(every.value, bool):
+        steps = int(every.number(least=1, whole=True))
+    elif every.value is not None:
+        if quantities.kind(str(every.value)) != "delay":
+            raise every.wrong(f"{every.value!r} is no count of steps and no time", mend="every: 100, or every: 30s")
+        seconds = quantities.seconds(every)
+    return Checkpointing(
+        table.key("folder").text(),
+        keep=table.key("keep").read_or(lambda keep: int(keep.number(least=1, whole=True)), KEPT_CHECKPOINTS),
+        steps=steps,
+        seconds=seconds,
+        overhead=table.key("overhead").read_or(quantities.share, CHECKPOINT_OVERHEAD) or CHECKPOINT_OVERHEAD,
     )
 
 

@@ -202,6 +202,23 @@ class InputSpec:
     dtype: str = "float32"
 
 
+KEPT_CHECKPOINTS = 3
+CHECKPOINT_OVERHEAD = 0.035
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointing:
+    """Where checkpoints are written, how many are kept, and how often: every so many `steps` or `seconds`, or as often
+    as saving takes no more than the share `overhead` of the time.
+    """
+
+    folder: str
+    keep: int = KEPT_CHECKPOINTS
+    steps: int | None = None
+    seconds: float | None = None
+    overhead: float = CHECKPOINT_OVERHEAD
+
+
 @dataclass(frozen=True)
 class Config:
     """All of clusters.yaml; each part has a value that means nothing special.
@@ -224,6 +241,7 @@ class Config:
     plan: tuple[str, ...] = ()
     show: str = SHOWS[0]
     outputs: Mapping[str, str] = field(default_factory=dict)
+    checkpoint: Checkpointing | None = None
 
     @property
     def run_name(self) -> str:

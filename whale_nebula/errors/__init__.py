@@ -381,6 +381,13 @@ class VerificationError(RunError):
     usual_mend = "run nb.verify with micro_batch=1 and without nb.compress, to see which of them it is"
 
 
+class CheckpointError(RunError):
+    """A checkpoint that is damaged, or of something else than what is to be restored."""
+
+    code = "NB-320"
+    usual_mend = "whale-nebula checkpoints verify FOLDER says which checkpoints are whole"
+
+
 class TransportError(NebulaError):
     """What joins two workers."""
 

@@ -19,7 +19,7 @@ from whale_nebula.capture.arguments import Declared
 from whale_nebula.capture.keras_scopes import bears_scopes
 from whale_nebula.capture.patches import install as install
 from whale_nebula.capture.placed import changes, placements_in
-from whale_nebula.runtime.run import current_run
+from whale_nebula.runtime.run import current_run, opened_run
 from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.frames import open_frames, stage_of
 from whale_nebula.scopes.observer import met_plain, observer
@@ -54,6 +54,8 @@ def make_function(kind: str, original: Original, model: Any, force: bool) -> Any
         _make(kind, original, model, force, inside)
     if inside or bears_scopes(model):
         _share_files(kind)
+    if kind == "train":
+        _watch_fit(model)
     return getattr(model, attribute)
 
 
@@ -75,6 +77,15 @@ def _share_files(kind: str) -> None:
         from whale_nebula.runtime.variables.reads import share_files
 
         share_files()
+
+
+def _watch_fit(model: Any) -> None:
+    """Where checkpoints are written, a `fit` tells where it stands, and begins where the run ended."""
+    run = opened_run()
+    if run is not None and run.checkpoints is not None:
+        from whale_nebula.runtime.checkpoint.fitting import watch_fit
+
+        watch_fit(run.checkpoints, model)
 
 
 def _inside() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from whale_nebula.config import Config, Links, load, parse_links, quantities
+from whale_nebula.config import Checkpointing, Config, Links, load, parse_checkpoint, parse_links, quantities
+from whale_nebula.config.place import Place
 from whale_nebula.errors import ConfigError, NebulaWarning, OptionError, StateError
 from whale_nebula.errors.text import closest, did_you_mean, list_names
 from whale_nebula.feed.checks import compared_by, names_any
@@ -91,6 +93,7 @@ class Run:
     compares: bool = False
     rounds: Any = None
     decisions: list[Any] = field(default_factory=list)
+    checkpoints: Any = None
 
     def __repr__(self) -> str:
         here = self.here()
@@ -253,6 +256,7 @@ def init(
     metrics: str | os.PathLike[str] | None = None,
     tensorboard: str | os.PathLike[str] | None = None,
     outputs: Mapping[str, str | os.PathLike[str]] | None = None,
+    checkpoint: str | os.PathLike[str] | Mapping[str, Any] | None = None,
 ) -> Run:
     """Open a run. It is optional: without it all clusters live in this process and links are free.
 
@@ -268,6 +272,9 @@ def init(
     there, "lines" are lines in the log, and "none", which it is unless you say so, leaves the screen to Keras and you.
     `metrics` is a file that gets a line of JSON for every step, `tensorboard` a folder for its event files.
     `outputs` gives the same by name, and others that were added to `whale_nebula.report.watchers.OUTPUTS`.
+
+    `checkpoint` is a folder: what is trained is saved there, and a run that finds something in it goes on from there.
+    {"folder": ..., "every": 100 or "30s", "keep": 3, "overhead": 0.035} says more.
 
     >>> import whale_nebula as nb
     >>> nb.shutdown()
@@ -289,20 +296,20 @@ def init(
         watching = observer()
         if watching is not None:  # nothing runs: nothing is held against a plan, and nothing is written
             (config, links), plan, show = watching.instead(config, links), (), "none"
-            metrics = tensorboard = outputs = None
+            metrics = tensorboard = outputs = checkpoint = None
         attachment = attach()
         if config is None and attachment is not None:
             config = attachment.config  # the one that the launcher was given
         loaded = load(_config(config, site), site)
         if watching is not None:
-            loaded = replace(loaded, outputs={})
+            loaded = replace(loaded, outputs={}, checkpoint=None)
         joined = parse_links(links, loaded.clusters, site) if links is not None else loaded.links
         held = pins(plan if plan is not None else loaded.plan, site)
         run = Run(loaded, joined, _seed(seed), _ids(ids), attachment, site=str(script_site()), pins=held)
         run.source = str(config) if isinstance(config, str | os.PathLike) else ""
         if held:
             run.closers.append(held.close)
-            atexit.register(shutdown)
+            atexit.register(_shut_down_at_exit)
         given = {"metrics": metrics, "tensorboard": tensorboard, **(outputs or {})}
         chosen = {**loaded.outputs, **{name: path for name, path in given.items() if path is not None}}
         seen = Seen(loaded.show if show is None else show, chosen)
@@ -310,9 +317,26 @@ def init(
             deal_to(run.cluster_sizes, "" if attachment is None else attachment.cluster, run.cluster_speeds)
             if run.attachment is not None:
                 _join(run, run.attachment)
+            saves = loaded.checkpoint if checkpoint is None else _checkpointing(checkpoint, site)
+            if saves is not None:
+                _open_checkpoints(run, saves)
         _sow(run)
         _run = run
         return run
+
+
+def _checkpointing(checkpoint: Any, site: str) -> Checkpointing:
+    value = os.fspath(checkpoint) if isinstance(checkpoint, os.PathLike) else checkpoint
+    return parse_checkpoint(Place(dict(value) if isinstance(value, Mapping) else value, "checkpoint", site))
+
+
+def _open_checkpoints(run: Run, saves: Checkpointing) -> None:
+    """Find the checkpoint that the run goes on from, with all other processes. Here TensorFlow is needed."""
+    from whale_nebula.runtime.checkpoint.checkpoints import open_checkpoints
+
+    run.checkpoints = open_checkpoints(run, saves)
+    run.closers.append(run.checkpoints.close)
+    atexit.register(_shut_down_at_exit)
 
 
 def _event_files(folder: str) -> Any:
@@ -338,7 +362,7 @@ def _watch_steps(run: Run, seen: Seen) -> Iterator[None]:
         raise
     watch([watching])
     run.closers.append(watching.close)
-    atexit.register(shutdown)
+    atexit.register(_shut_down_at_exit)
 
 
 def _config(config: Any, site: str) -> Any:
@@ -377,7 +401,7 @@ def _join(run: Run, attachment: Attachment) -> None:
 
     run.ledger, run.hosts = join(attachment, run.seed if run.seed is not None else run.config.seed, run.config)
     run.closers.append(run.ledger.session.close)
-    atexit.register(shutdown)
+    atexit.register(_shut_down_at_exit)
 
 
 def _sow(run: Run) -> None:
@@ -397,6 +421,8 @@ def shutdown() -> None:
     """
     global _run
     with _LOCK:
+        if _run is not None and _run.checkpoints is not None:
+            _run.checkpoints.end()
         run, _run = _run, None
         for close in reversed(run.closers if run is not None else []):
             close()
@@ -405,9 +431,18 @@ def shutdown() -> None:
         set_limits(None)
 
 
+def _shut_down_at_exit() -> None:
+    """Close the run when the script ends. After an error that nobody caught nothing is saved any more."""
+    if _run is not None and _run.checkpoints is not None and hasattr(sys, "last_value"):
+        _run.checkpoints.failed = True
+    shutdown()
+
+
 def report_failure(failure: BaseException) -> None:
     """The script ends by an error that it did not catch: tell the other processes, if there are any."""
     with _LOCK:
+        if _run is not None and _run.checkpoints is not None:
+            _run.checkpoints.failed = True
         if _run is not None and _run.ledger is not None:
             _run.ledger.session.fail(failure)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -30,6 +30,60 @@ def of_fit() -> list[Any]:
         if isinstance(found, keras.callbacks.CallbackList):
             return list(found.callbacks)
     return []
+
+
+class Fit(NamedTuple):
+    """A `fit` of Keras that runs: its callbacks, in the object that calls them, its data, and the epochs that it was
+    asked for.
+    """
+
+    container: Any
+    data: Any
+    initial_epoch: int
+    epochs: int
+
+    @property
+    def callbacks(self) -> list[Any]:
+        """The callbacks, in the order in which they are called."""
+        found: list[Any] = self.container.callbacks
+        return found
+
+
+def find_fit() -> Fit | None:
+    """The innermost `fit` of Keras that is running, before it begins with its first epoch."""
+    for frame in python_frames():
+        seen = frame.f_locals if frame.f_code.co_name == "fit" else {}
+        if isinstance(seen.get("callbacks"), keras.callbacks.CallbackList) and "epoch_iterator" in seen:
+            return Fit(seen["callbacks"], seen["epoch_iterator"], int(seen["initial_epoch"]), int(seen["epochs"]))
+    return None
+
+
+def add_callback(fit: Fit, callback: Any, model: Any) -> None:
+    """Let a `fit` call one more callback, after all others."""
+    callback.set_model(model)
+    callback.set_params(fit.container.params)
+    fit.container.callbacks.append(callback)
+
+
+def pass_epochs(fit: Fit, until: int) -> None:
+    """Go through the data of a `fit` as far as to the epoch `until`, as training goes through it."""
+    for _ in range(fit.initial_epoch, until):
+        with fit.data.catch_stop_iteration():
+            for _, _, iterator in fit.data:
+                for _ in range(fit.data.steps_per_execution if hasattr(iterator, "__next__") else 0):
+                    next(iterator)
+
+
+def begin_with(model: Any, epoch: int) -> None:
+    """Let the `fit` that is about to train begin with an epoch; with 0 it begins as it was asked to."""
+    model._initial_epoch = epoch or None
+
+
+def keep_logs(fit: Fit) -> None:
+    """Let the callbacks of a `fit` go on with the files of logs that they wrote before, instead of beginning anew."""
+    for callback in fit.callbacks:
+        if isinstance(callback, keras.callbacks.CSVLogger):
+            callback.append = True
 
 
 def exchange(callback: Any, name: str, change: Callable[[Method], Method]) -> None:

@@ -25,6 +25,7 @@ from whale_nebula.runtime.exchange.expected import known_rows
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.replicas.bucketed_allreduce import find_groups
 from whale_nebula.runtime.replicas.collectives import Collectives
+from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.split.shards import Shards, SplitExchange
 from whale_nebula.runtime.step.actors import ActorStep, OneStep
@@ -190,6 +191,7 @@ class DistributedStep(ActorStep):
         links = self._count_links(before, clocks)
         self.seen = tell(clocks.reports(), links, {self.session.worker: weigh_worker(self.held_bytes or 0)})
         self.pace = _together(agreed, medians)
+        self._hear_checkpoints(agreed.result())
         known = replicas(self.compiled.cut, self.heard, len(counts))
         self._settle({self.session.worker: {"speeds": speeds, "stays": self.stays}, **agreed.result()})
         outcome = self._report(step, results, seconds, links, self.pace)
@@ -199,6 +201,13 @@ class DistributedStep(ActorStep):
             elsewhere=_besides(hear(agreed.result().values()), outcome.stages, known),
             notes=self.shared,
         )
+
+    def _hear_checkpoints(self, sheets: Mapping[str, Mapping[str, Any]]) -> None:
+        """What all have said of their parts of a checkpoint, and whether another one is due."""
+        checkpoints = current_run().checkpoints
+        if checkpoints is not None:
+            told = {peer: sheet.get("checkpoint") for peer, sheet in sheets.items()}
+            checkpoints.hear({self.session.worker: checkpoints.said, **told})
 
     def _settle(self, sheets: Mapping[str, Mapping[str, Any]]) -> None:
         """All processes have heard the same of how fast replicas are: from the next step on each has its share."""
@@ -254,6 +263,9 @@ class DistributedStep(ActorStep):
             "leaving": asked,
             "seen": self.seen,
         }
+        checkpoints = current_run().checkpoints
+        if checkpoints is not None:
+            sheet["checkpoint"] = checkpoints.sheet()
         pieces = {} if self.shards is None else self.shards.mates
         if (self.routing.replicated or pieces) and due(self.steps):
             sheet["alike"] = sums(self.compiled.cut, self.session.worker, self.variables, pieces)

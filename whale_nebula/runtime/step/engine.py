@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -159,6 +159,9 @@ class Engine:
 
     def run(self, tensors: Sequence[Any]) -> Any:
         """Run one step, report on it, and pack its results as the user's code returns them."""
+        checkpoints = current_run().checkpoints
+        if checkpoints is not None:
+            checkpoints.before_step(self, tensors)
         begin(self)
         if not self.runner.meets_clusters:
             current_run().settle()
@@ -166,7 +169,8 @@ class Engine:
             tensors = whole(self.cut.program.leaves, tensors)
         taped = tf_private.tape_records() and not self.runner.plain
         without_tape = tf_private.without_recording() if taped else contextlib.nullcontext()
-        with annotation("whale_nebula", step_num=self.steps, _r=1), without_tape:
+        failing = contextlib.nullcontext() if checkpoints is None else checkpoints.note_failure()
+        with annotation("whale_nebula", step_num=self.steps, _r=1), without_tape, failing:
             outcome = self._run(tensors)
         self.steps += 1
         self._log(outcome.said)
@@ -195,9 +199,16 @@ class Engine:
                 planned=None if self.planned is None else self.planned.add(outcome, tensors, workers),
             )
         )
+        if checkpoints is not None:
+            checkpoints.after_step(self, partial(self._scalars.of, outcome.tensors))
         if not taped:
             return self.captured.pack(outcome.tensors)
         return self.captured.pack(refusing(self.name, self.captured.variables.values(), tensors, outcome.tensors))
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether the step asks for gradients."""
+        return bool(self.cut.program.requests)
 
     @cached_property
     def _held_bytes(self) -> int:

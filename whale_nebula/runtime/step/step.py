@@ -307,6 +307,8 @@ class Step:
         finally:
             captured.begin(lambda variable: True)  # nothing, unless the step was refused
         make_all_collective(models, run)
+        if run.checkpoints is not None:
+            run.checkpoints.take_in(found)
         self.engines[scopes_around(), layout.key] = found
         self.forms.append((scopes_around(), layout))
         return found

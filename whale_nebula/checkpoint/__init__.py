@@ -1,0 +1,1 @@
+"""Checkpoints on disk: their folder, their manifest, and the rule that says when there is one. Loads no TensorFlow."""

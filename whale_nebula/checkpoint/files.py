@@ -1,0 +1,142 @@
+"""Files of checkpoints, on a local disk or in a file system that TensorFlow reaches (`gs://`, `s3://`, `ram://`).
+
+On a local disk what is written is synced before it gets its name, and so is the folder that the name stands in: after
+a power loss there is all of it or nothing. Other file systems make a file visible when it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from whale_nebula.tf import tf
+
+_BLOCK = 1 << 20
+
+
+def is_local(path: str) -> bool:
+    """Whether a path is of this machine's own file system.
+
+    >>> is_local("runs/a"), is_local("gs://bucket/a")
+    (True, False)
+    """
+    return "://" not in path
+
+
+def join(folder: str, *names: str) -> str:
+    """The path of a file in a folder.
+
+    >>> join("gs://bucket/run", "step-10", "state.index")
+    'gs://bucket/run/step-10/state.index'
+    """
+    return "/".join([folder.rstrip("/") or "/", *names])
+
+
+def make_folder(path: str) -> None:
+    """Make a folder, and those that it stands in."""
+    if is_local(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    else:
+        _remote().makedirs(path)
+
+
+def list_names(folder: str) -> list[str]:
+    """The names in a folder, sorted; none where there is no such folder."""
+    if is_local(folder):
+        return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    remote = _remote()
+    return sorted(name.rstrip("/") for name in remote.listdir(folder)) if remote.isdir(folder) else []
+
+
+def read(path: str) -> bytes:
+    """All of a file; a `FileNotFoundError` where there is none."""
+    if is_local(path):
+        return Path(path).read_bytes()
+    if not _remote().exists(path):
+        raise FileNotFoundError(path)
+    with _remote().GFile(path, "rb") as file:
+        return bytes(file.read())
+
+
+def write(path: str, content: bytes) -> None:
+    """Write a file, durably: one of that name is replaced at once or not at all."""
+    if not is_local(path):
+        beside = f"{path}.new"
+        with _remote().GFile(beside, "wb") as file:
+            file.write(content)
+        _remote().rename(beside, path, overwrite=True)
+        return
+    target = Path(path)
+    beside = str(target.with_name(f".{target.name}.{os.getpid()}.new"))
+    with open(beside, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    sync_folder(str(target.parent))
+
+
+def sync(path: str) -> None:
+    """Let a file that was written be on the disk."""
+    if is_local(path):
+        _sync(path, os.O_RDONLY)
+
+
+def sync_folder(path: str) -> None:
+    """Let the names of a folder be on the disk."""
+    if is_local(path):
+        _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: str, flags: int) -> None:
+    opened = os.open(path, flags)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def move(path: str, to: str) -> None:
+    """Give a file or folder another name."""
+    if is_local(path):
+        os.replace(path, to)
+    else:
+        _remote().rename(path, to, overwrite=True)
+
+
+def remove(path: str) -> None:
+    """Remove a file, or a folder with all that is in it; it may be gone."""
+    if not is_local(path):
+        with contextlib.suppress(tf.errors.NotFoundError):
+            _remote().rmtree(path) if _remote().isdir(path) else _remote().remove(path)
+    elif os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        Path(path).unlink(missing_ok=True)
+
+
+def size(path: str) -> int | None:
+    """The bytes of a file; None where there is none."""
+    if is_local(path):
+        return os.path.getsize(path) if os.path.isfile(path) else None
+    return int(_remote().stat(path).length) if _remote().exists(path) else None
+
+
+def digest(path: str) -> str:
+    """The SHA-256 of a file."""
+    if is_local(path):
+        with open(path, "rb") as local:
+            return hashlib.file_digest(local, "sha256").hexdigest()
+    found = hashlib.sha256()
+    with _remote().GFile(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            found.update(block)
+    return found.hexdigest()
+
+
+def _remote() -> Any:
+    return tf.io.gfile

@@ -1,0 +1,223 @@
+"""The folder of a run's checkpoints: a folder for each step, in which the manifest is written last.
+
+A folder without a manifest is no checkpoint: it was being written when the run ended. Processes of one host write
+together (a *group*), and each host has a manifest of its own where a run is on several, in one shared folder or many.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from whale_nebula.checkpoint import files
+from whale_nebula.checkpoint.manifest import NAME, Manifest, decode_manifest
+from whale_nebula.errors import CheckpointError, StateError
+
+_STEP = re.compile(r"step-(\d{8,})")
+_MANIFEST = re.compile(rf"{NAME}(?:\.([\w.-]+))?\.json")
+LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint in a folder: its manifests by group, and what is wrong with those that cannot be read."""
+
+    step: int
+    path: str
+    manifests: Mapping[str, Manifest] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    @property
+    def committed(self) -> bool:
+        """Whether it was written to its end here."""
+        return bool(self.manifests) and not self.problems
+
+    def check(self, *, digests: bool = True, group: str | None = None) -> tuple[str, ...]:
+        """What is wrong with the files, by their sizes, and with `digests` by their content; nothing where all is well.
+        With a `group` only what that wrote is looked at.
+        """
+        found = list(self.problems)
+        for name, manifest in self.manifests.items():
+            if group is None or name == group:
+                found += _check_files(self.path, manifest, digests)
+        if not self.manifests and not found:
+            found.append("it has no manifest: the run ended while it was written")
+        return tuple(found)
+
+
+def _check_files(path: str, manifest: Manifest, digests: bool) -> Iterator[str]:
+    for file in manifest.files:
+        place = files.join(path, file.name)
+        size = files.size(place)
+        if size is None:
+            yield f"{file.name} is missing"
+        elif size != file.size:
+            yield f"{file.name} has {size} bytes, and was written with {file.size}"
+        elif digests and files.digest(place) != file.sha256:
+            yield f"{file.name} is not what was written: its digest is another"
+
+
+@dataclass
+class Folder:
+    """A folder of checkpoints, or of a `single` one. `group` names the host among those of a run; it is empty where
+    there is but one.
+    """
+
+    path: str
+    group: str = ""
+    single: bool = False
+    _lock: int | None = None
+
+    def step_path(self, step: int) -> str:
+        """The folder of a step.
+
+        >>> Folder("runs/a").step_path(120)
+        'runs/a/step-00000120'
+        """
+        return self.path if self.single else files.join(self.path, f"step-{step:08d}")
+
+    @property
+    def bundle(self) -> str:
+        """The name of the bundle that this group writes."""
+        return f"state.{self.group}" if self.group else "state"
+
+    def worker_path(self, step: int, worker: str) -> str:
+        """Where a worker writes its part, until all have."""
+        return files.join(self.step_path(step), f".{worker.replace('/', '-')}")
+
+    def scan(self) -> list[Found]:
+        """All that looks like a checkpoint, the newest first."""
+        steps = [(int(match[1]), name) for name in files.list_names(self.path) if (match := _STEP.fullmatch(name))]
+        return [self._look(step, files.join(self.path, name)) for step, name in sorted(steps, reverse=True)]
+
+    def look(self) -> Found:
+        """The single checkpoint of this folder, if there is one."""
+        return self._look(0, self.path)
+
+    def _look(self, step: int, path: str) -> Found:
+        manifests, problems = {}, []
+        for name in files.list_names(path):
+            if match := _MANIFEST.fullmatch(name):
+                place = files.join(path, name)
+                try:
+                    manifests[match[1] or ""] = decode_manifest(files.read(place), place)
+                except CheckpointError as error:
+                    problems.append(f"{name}: {error.why}")
+                except OSError as error:
+                    problems.append(f"{name}: {error.strerror or error}")
+        return Found(step, path, manifests, tuple(problems))
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make what was written of a step a checkpoint: from here on it is one, whatever happens."""
+        name = f"{NAME}.{self.group}.json" if self.group else f"{NAME}.json"
+        path = self.step_path(manifest.position.step)
+        files.sync_folder(path)
+        files.write(files.join(path, name), manifest.encode())
+        files.sync_folder(os.path.dirname(path) or "." if files.is_local(path) else path)
+
+    def prune(self, keep: int) -> list[int]:
+        """Remove all checkpoints but the newest, so that `keep` are left; gives the steps of those that went.
+
+        The manifest goes first, so that what is left of one that was not removed to its end is no checkpoint.
+        """
+        committed = [found for found in self.scan() if found.committed]
+        for found in committed[keep:]:
+            remove_checkpoint(found)
+        return [found.step for found in committed[keep:]]
+
+    def clean(self, resumed: int | None) -> list[str]:
+        """Before a run goes on from a step: remove what was never finished, and give what is newer another name, as it
+        was not read. Gives the names of the latter.
+        """
+        aside = []
+        for found in self.scan():
+            if resumed is not None and found.step <= resumed and found.committed:
+                continue
+            if not found.manifests and not found.problems:
+                remove_checkpoint(found)
+                continue
+            names = set(files.list_names(self.path))
+            base = os.path.basename(found.path)
+            name = next(each for n in range(len(names) + 1) if (each := f"skipped-{base}.{n}") not in names)
+            files.move(found.path, files.join(self.path, name))
+            aside.append(name)
+        return aside
+
+    def lock(self) -> None:
+        """Let no other run write here as long as this process lives. Other file systems than the local one have no
+        locks.
+        """
+        if not files.is_local(self.path):
+            return
+        files.make_folder(self.path)
+        opened = os.open(files.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(opened)
+            raise StateError(
+                f"another run writes its checkpoints to {self.path!r}",
+                why="two runs in one folder would each remove what the other one wrote",
+                mend='nb.init(checkpoint="another/folder"), or wait until that run has ended',
+            ) from None
+        self._lock = opened
+
+    def unlock(self) -> None:
+        """Let others write here."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def remove_checkpoint(found: Found) -> None:
+    """Remove a checkpoint, or what is left of one."""
+    for name in files.list_names(found.path):
+        if _MANIFEST.fullmatch(name):
+            files.remove(files.join(found.path, name))
+    files.remove(found.path)
+
+
+Offer = Mapping[str, Any]
+"""What a host says of a checkpoint that it has: its step, its identity, the workers whose parts are there, and all."""
+
+
+def offer_checkpoints(several: Iterable[Found], group: str | None = None) -> list[dict[str, Any]]:
+    """What is offered of the checkpoints here, whose files have been checked."""
+    found = []
+    for each in several:
+        for name, manifest in each.manifests.items():
+            if group is None or name == group or manifest.identity:
+                parts = [part.worker for part in manifest.parts]
+                said = {"step": each.step, "identity": manifest.identity, "parts": parts}
+                found.append({**said, "workers": sorted(manifest.workers)})
+    return found
+
+
+def choose_checkpoint(offers: Sequence[Sequence[Offer]]) -> tuple[int, str] | None:
+    """The newest step of which every part is with some host, and its identity; all hosts choose alike.
+
+    >>> gpu = {"step": 8, "identity": "a", "parts": ["gpu/0"], "workers": ["gpu/0", "npu/0"]}
+    >>> npu, newer = {**gpu, "parts": ["npu/0"]}, {**gpu, "step": 9, "identity": "b"}
+    >>> choose_checkpoint([[gpu, newer], [npu]])
+    (8, 'a')
+    """
+    held: dict[tuple[int, str], set[str]] = {}
+    wanted: dict[tuple[int, str], set[str]] = {}
+    for offer in (each for host in offers for each in host):
+        key = (int(offer["step"]), str(offer["identity"]))
+        held.setdefault(key, set()).update(map(str, offer["parts"]))
+        wanted[key] = set(map(str, offer["workers"]))
+    whole = [key for key in held if wanted[key] and wanted[key] <= held[key]]
+    return max(whole, default=None)
+
+
+def check_whole(found: Found, tell: Callable[[str], None], *, group: str | None = None) -> bool:
+    """Whether a checkpoint may be read; each thing that is wrong with it is told."""
+    problems = found.check(group=group)
+    for problem in problems:
+        tell(f"the checkpoint {found.path} is skipped: {problem}")
+    return not problems

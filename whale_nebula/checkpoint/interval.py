@@ -1,0 +1,67 @@
+"""How often to save: so rarely that it costs little, and so often that little is lost.
+
+A failure costs half of the time between two savings on average; a saving costs what steps are slowed by it. The sum
+of both is least where `interval = sqrt(2 * cost * time between failures)` (Young), and a bound on the share of time
+that is spent on saving may ask for a longer one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+OVERHEAD = 0.035
+"""The share of a run's time that saving may take."""
+BETWEEN_FAILURES = 3600.0
+"""Seconds between two failures, as long as nothing is known of them."""
+_FIRST = 30.0
+_WEIGHT = 0.5
+
+
+def choose_interval(cost: float, between_failures: float = BETWEEN_FAILURES, overhead: float = OVERHEAD) -> float:
+    """Seconds between two savings that each cost so many.
+
+    >>> round(choose_interval(0.2)), round(choose_interval(20.0, 24 * 3600.0)), round(choose_interval(20.0))
+    (38, 1859, 571)
+    """
+    return max(math.sqrt(2 * cost * between_failures), cost / overhead)
+
+
+@dataclass
+class Pace:
+    """When to save next: every so many `steps`, or `seconds`, or by what savings have cost."""
+
+    steps: int | None = None
+    seconds: float | None = None
+    overhead: float = OVERHEAD
+    cost: float | None = None
+    saved_step: int = 0
+    saved_time: float = 0.0
+
+    def is_due(self, step: int, now: float) -> bool:
+        """Whether a run that has done so many steps saves now.
+
+        >>> pace = Pace(steps=10)
+        >>> pace.is_due(9, 0.0), pace.is_due(10, 0.0)
+        (False, True)
+        """
+        if step <= self.saved_step:
+            return False
+        if self.steps is not None:
+            return step - self.saved_step >= self.steps
+        return now - self.saved_time >= self.interval
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two savings."""
+        if self.seconds is not None:
+            return self.seconds
+        return _FIRST if self.cost is None else choose_interval(self.cost, overhead=self.overhead)
+
+    def note_saving(self, step: int, now: float) -> None:
+        """A saving begins."""
+        self.saved_step, self.saved_time = step, now
+
+    def note_cost(self, seconds: float) -> None:
+        """A saving has cost so many seconds: the newest counts as much as all before it."""
+        self.cost = seconds if self.cost is None else _WEIGHT * seconds + (1 - _WEIGHT) * self.cost

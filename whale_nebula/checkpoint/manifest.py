@@ -1,0 +1,135 @@
+"""The manifest of a checkpoint: what is in it, who wrote it, where the run stood, and the digests of its files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from whale_nebula.errors import CheckpointError
+from whale_nebula.plain import from_plain, to_plain
+
+FORMAT = 1
+NAME = "manifest"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a checkpoint, by its name in the checkpoint's folder."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor's form, as the uncut model has it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands: `step` steps of training are done, and of the `fit`-th call of fit so many batches of an
+    epoch (`fit` is 0 in a loop of the user's own). One that `ended` was asked for so many `epochs`. `programs` counts
+    the steps of each program, `logs` is what the last step gave.
+    """
+
+    step: int = 0
+    fit: int = 0
+    epoch: int = 0
+    batch: int = 0
+    ended: bool = False
+    epochs: int = 0
+    program: str = ""
+    programs: Mapping[str, int] = field(default_factory=dict)
+    logs: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one worker wrote: the slices of each tensor (an empty text is all of it), its files of data, what it
+    remembers beside variables as documents (their arrays are tensors), and a fingerprint of the batch that comes next.
+    """
+
+    worker: str
+    slices: Mapping[str, tuple[str, ...]]
+    files: tuple[File, ...] = ()
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    batch: str = ""
+
+    @property
+    def digest(self) -> str:
+        """By what others know this part."""
+        return hashlib.sha256(json.dumps(to_plain(self), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All of a checkpoint but its tensors, as one host wrote it.
+
+    `workers` are all that wrote a part, with the parts' digests, the same in the manifest of every host; `parts` those
+    whose parts are here, in the bundle of TensorFlow's that is called `bundle`. `aliases` gives, by program, the names
+    of tensors that are not the paths of its variables, as other variables have these.
+    """
+
+    position: Position
+    workers: Mapping[str, str] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    files: tuple[File, ...] = ()
+    bundle: str = ""
+    aliases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    run: str = ""
+    attempt: int = 0
+    plan: str = ""
+    seed: int | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    time: str = ""
+    format: int = FORMAT
+
+    @property
+    def identity(self) -> str:
+        """The same for all manifests of one checkpoint, and for no other."""
+        said = json.dumps([self.position.step, self.attempt, sorted(self.workers.items())])
+        return hashlib.sha256(said.encode()).hexdigest()[:32]
+
+    @property
+    def size(self) -> int:
+        """Of all files that are here."""
+        return sum(file.size for file in self.files)
+
+    def encode(self) -> bytes:
+        """As the file has it: a line with the digest of the rest, which tells a file that was cut or changed."""
+        document = json.dumps(to_plain(self), indent=1, sort_keys=True)
+        return f'{{"sha256": "{_digest(document)}", "manifest":\n{document}\n}}\n'.encode()
+
+
+def decode_manifest(content: bytes, where: str) -> Manifest:
+    """The manifest that a file holds; one that is damaged, or of a format that this version has not, is refused."""
+    try:
+        text = content.decode()
+        document = text.partition("\n")[2].rpartition("\n}")[0]
+        outer = json.loads(text)
+        if outer["sha256"] != _digest(document):
+            raise _unreadable(where, "its digest is not that of what it says")
+        if outer["manifest"].get("format") != FORMAT:
+            raise _unreadable(
+                where, f"it has format {outer['manifest'].get('format')}, and this version knows {FORMAT}"
+            )
+        found: Manifest = from_plain(Manifest, outer["manifest"])
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
+        raise _unreadable(where, "it is no manifest of a checkpoint") from None
+    return found
+
+
+def _digest(document: str) -> str:
+    return hashlib.sha256(document.encode()).hexdigest()
+
+
+def _unreadable(where: str, why: str) -> CheckpointError:
+    return CheckpointError("a checkpoint cannot be read", where=where, why=why)

@@ -1,0 +1,148 @@
+"""Where a `fit` of Keras stands, and how it goes on from there.
+
+The epochs that were trained already are gone through without training, so that the data's random numbers are those that
+they would have been; so are the batches of the epoch in which the run ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from whale_nebula.errors import CheckpointError
+from whale_nebula.runtime.checkpoint.objects import decode_value, encode_value
+from whale_nebula.tf import callbacks as tf_callbacks
+
+if TYPE_CHECKING:
+    from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
+
+_REMEMBERED: Mapping[type, tuple[str, ...]] = {
+    keras.callbacks.History: ("epoch", "history"),
+    keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
+    keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
+    keras.callbacks.ModelCheckpoint: ("best", "epochs_since_last_save", "_batches_seen_since_last_saving"),
+}
+"""What Keras's own callbacks remember between epochs. Others are asked by `get_state` and `set_state`, if they have
+these.
+"""
+
+
+class FitWatch(keras.callbacks.Callback):
+    """Tells a run's checkpoints where a `fit` stands, and lets it begin where the run ended. It is called last."""
+
+    def __init__(self, checkpoints: Checkpoints, fit: tf_callbacks.Fit, model: Any) -> None:
+        super().__init__()
+        self._checkpoints, self._fit, self._epoch, self._begins = checkpoints, fit, fit.initial_epoch, 0
+        checkpoints.fits += 1
+        resumed = checkpoints.resumed
+        self._resumed = resumed if resumed is not None and resumed.fit == checkpoints.fits else None
+        if resumed is not None and checkpoints.fits < resumed.fit:
+            self._begins = fit.epochs
+        elif self._resumed is not None:
+            done = self._resumed.ended and fit.epochs <= self._resumed.epochs
+            self._begins = fit.epochs if done else self._resumed.epoch
+            checkpoints.skips = 0 if self._resumed.ended else self._resumed.batch
+        else:
+            checkpoints.position = replace(checkpoints.position, fit=checkpoints.fits, ended=False)
+        if self._begins >= fit.epochs > 0:
+            _restore_model(checkpoints, model)
+        elif self._begins > fit.initial_epoch:
+            tf_callbacks.keep_logs(fit)
+            tf_callbacks.pass_epochs(fit, self._begins)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin with the epoch in which the run ended; callbacks remember what they did then."""
+        if self._begins:
+            tf_callbacks.begin_with(self.model, self._begins)
+        if self._resumed is not None:
+            self._checkpoints.restore_callbacks(self._fit.callbacks)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """An epoch begins, none of whose batches was trained."""
+        self._epoch = epoch
+        self._checkpoints.begin_epoch(epoch, self._fit.callbacks)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Save where the model ends."""
+        if self._begins:
+            tf_callbacks.begin_with(self.model, 0)
+        if self._begins < self._fit.epochs or not self._begins:
+            self._checkpoints.end_fit(self._epoch + 1, self._fit.epochs, self._fit.callbacks)
+
+
+def watch_fit(checkpoints: Checkpoints, model: Any) -> None:
+    """Let the `fit` that is about to begin tell where it stands."""
+    fit = tf_callbacks.find_fit()
+    if fit is not None and not any(isinstance(callback, FitWatch) for callback in fit.callbacks):
+        tf_callbacks.add_callback(fit, FitWatch(checkpoints, fit, model), model)
+
+
+def _restore_model(checkpoints: Checkpoints, model: Any) -> None:
+    """Nothing is left to train: give the model its values now, for what comes after `fit`."""
+    if not model.built:
+        return
+    optimizer = model.optimizer
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    checkpoints.take_variables(f"{model.name}.train_step", variables_of(model))
+
+
+def variables_of(model: Any) -> dict[str, Any]:
+    """The variables of a model, its optimizer and its metrics, by their paths."""
+    optimizer = getattr(model, "optimizer", None)
+    every = [*model.variables, *(() if optimizer is None else optimizer.variables)]
+    every += [variable for metric in model.metrics for variable in metric.variables]
+    found: dict[str, Any] = {}
+    for variable in every:
+        value = getattr(variable, "value", variable)
+        path = getattr(variable, "path", value.name)
+        if found.setdefault(path, value) is not value:
+            raise CheckpointError(
+                f"two variables of {model.name} are called {path!r}",
+                why="by that name a checkpoint has one tensor",
+                mend="give their layers names of their own: keras.layers.Dense(..., name=...)",
+            )
+    return found
+
+
+Put = Callable[[Any], str]
+"""Keep an array; gives the name by which it is found again."""
+
+
+def remember_callbacks(callbacks: Sequence[Any], put: Put) -> list[dict[str, Any]]:
+    """What callbacks remember, each with its class, as a document."""
+    found = []
+    for callback in callbacks:
+        names = _attributes_of(callback)
+        if names:
+            state = {name: getattr(callback, name) for name in names if hasattr(callback, name)}
+        elif hasattr(callback, "get_state") and hasattr(callback, "set_state"):
+            state = callback.get_state()
+        else:
+            continue
+        found.append({"kind": type(callback).__name__, "state": encode_value(state, put)})
+    return found
+
+
+def restore_callbacks(callbacks: Sequence[Any], saved: Sequence[Mapping[str, Any]], get: Callable[[str], Any]) -> None:
+    """Let callbacks remember that again: the n-th of a class what the n-th of that class did."""
+    due: dict[str, list[Any]] = {}
+    for document in saved:
+        due.setdefault(document["kind"], []).append(document["state"])
+    for callback in callbacks:
+        states = due.get(type(callback).__name__)
+        if not states:
+            continue
+        state = decode_value(states.pop(0), get)
+        if not _attributes_of(callback):
+            callback.set_state(state)
+            continue
+        for name, value in state.items():
+            setattr(callback, name, value)
+
+
+def _attributes_of(callback: Any) -> tuple[str, ...]:
+    return next((names for kind, names in _REMEMBERED.items() if isinstance(callback, kind)), ())

@@ -1,0 +1,121 @@
+"""Objects of the user's that are saved with a run, and values of theirs as documents."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.errors import OptionError
+
+Put = Callable[[Any], str]
+"""Keep an array; gives the name by which it is found again."""
+_ARRAY, _PAIR, _KEYS = "array", "tuple", "dict"
+
+
+class Stateful(Protocol):
+    """An object of the user's own that can be saved."""
+
+    def state_dict(self) -> Any:
+        """All that it has to remember: numbers, texts, arrays, and lists and dicts of these."""
+        ...
+
+    def load_state_dict(self, state: Any) -> None:
+        """Remember that again."""
+        ...
+
+
+def encode_value(value: Any, put: Put) -> Any:
+    """A value as JSON has it; arrays are kept beside it.
+
+    >>> encode_value({"best": np.float32(0.5), "seen": (1, 2)}, lambda array: "a")
+    {'dict': [['best', 0.5], ['seen', {'tuple': [1, 2]}]]}
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray | tf.Tensor | tf.Variable):
+        return {_ARRAY: put(value)}
+    if isinstance(value, Mapping):
+        return {_KEYS: [[key, encode_value(each, put)] for key, each in value.items()]}
+    if isinstance(value, tuple):
+        return {_PAIR: [encode_value(each, put) for each in value]}
+    if isinstance(value, list):
+        return [encode_value(each, put) for each in value]
+    if isinstance(value, float):  # JSON has no infinity
+        return {"float": value.hex()} if value != value or value in (float("inf"), -float("inf")) else value
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    raise OptionError(
+        f"a state holds a {type(value).__name__}, which cannot be saved",
+        why="it may hold numbers, texts, arrays, and lists, tuples and dicts of these",
+        mend="give state_dict() of the object plain values",
+    )
+
+
+def decode_value(document: Any, get: Callable[[str], Any]) -> Any:
+    """The value that `encode_value` has told of; `get` finds arrays by their names."""
+    if isinstance(document, list):
+        return [decode_value(each, get) for each in document]
+    if not isinstance(document, dict):
+        return document
+    ((kind, inner),) = document.items()
+    if kind == _ARRAY:
+        return get(inner).numpy()
+    if kind == _KEYS:
+        return {_hashable(key): decode_value(each, get) for key, each in inner}
+    if kind == _PAIR:
+        return tuple(decode_value(each, get) for each in inner)
+    return float.fromhex(inner)
+
+
+def _hashable(key: Any) -> Any:
+    return tuple(key) if isinstance(key, list) else key
+
+
+def check_object(name: str, value: Any) -> None:
+    """Refuse an object that has no state that can be saved and given back."""
+    if not (isinstance(value, np.random.Generator | random.Random) or _variables_of(value) or _has_state(value)):
+        raise OptionError(
+            f"nb.state({name}=...) was given a {type(value).__name__}, whose state is not known",
+            why="it may be a tf.Variable, a Keras object or a tf.Module with variables, a np.random.Generator, a "
+            "random.Random, or an object with state_dict() and load_state_dict(state)",
+            mend="give the object these two methods",
+        )
+
+
+def _has_state(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _variables_of(value: Any) -> list[Any]:
+    if isinstance(value, tf.Variable):
+        return [value]
+    found = getattr(value, "variables", None)
+    return [getattr(each, "value", each) for each in found] if isinstance(found, list | tuple) else []
+
+
+def read_object(value: Any) -> Any:
+    """The state of an object, of plain values and arrays."""
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if _has_state(value):
+        return value.state_dict()
+    return [variable.numpy() for variable in _variables_of(value)]
+
+
+def write_object(value: Any, state: Any) -> None:
+    """Give an object a state that was read of it."""
+    if isinstance(value, np.random.Generator):
+        value.bit_generator.state = state
+    elif isinstance(value, random.Random):
+        value.setstate(state)
+    elif _has_state(value):
+        value.load_state_dict(state)
+    else:
+        for variable, array in zip(_variables_of(value), state, strict=True):
+            variable.assign(array)

@@ -1,0 +1,147 @@
+"""Checkpoints by hand: `nb.save`, `nb.restore`, `nb.resumed` and `nb.state`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from whale_nebula.checkpoint.folder import Folder, Found
+from whale_nebula.checkpoint.manifest import Position
+from whale_nebula.errors import CheckpointError, OptionError
+from whale_nebula.runtime.checkpoint.fitting import variables_of
+from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
+from whale_nebula.runtime.checkpoint.slices import Source
+from whale_nebula.runtime.checkpoint.writing import Snapshot, commit_parts, write_part
+from whale_nebula.runtime.run import current_run
+from whale_nebula.scopes.options import check_signature
+from whale_nebula.site import calling_site, short_traceback
+
+
+class Resumed(NamedTuple):
+    """Where a run goes on: so many steps of training are done; of a `fit` also its epoch, and batches of that."""
+
+    step: int
+    epoch: int
+    batch: int
+
+
+@check_signature
+def resumed() -> Resumed | None:
+    """Where this run goes on from a checkpoint; None where it began anew.
+
+    A loop of one's own begins there: `for batch in dataset.skip(nb.resumed().step if nb.resumed() else 0)`. `fit` does
+    so by itself.
+
+    >>> import whale_nebula as nb
+    >>> nb.resumed() is None
+    True
+    """
+    checkpoints = current_run().checkpoints
+    found = None if checkpoints is None else checkpoints.resumed
+    return None if found is None else Resumed(found.step, found.epoch, found.batch)
+
+
+@check_signature
+@short_traceback
+def state(**objects: Any) -> None:
+    """Save these objects with the run, each by its name; where it goes on from a checkpoint, give them what was saved.
+
+    >>> import numpy as np, whale_nebula as nb
+    >>> nb.state(generator=np.random.default_rng(1))
+    """
+    checkpoints = current_run().checkpoints
+    for name, value in objects.items():
+        if checkpoints is not None:
+            checkpoints.add_object(name, value)
+
+
+@check_signature
+@short_traceback
+def save(path: str | os.PathLike[str], model: Any) -> None:
+    """Save a model with its optimizer in a folder. Every process calls it at the same point, and it is there on return.
+
+    >>> import tempfile, keras, whale_nebula as nb
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     nb.save(folder + "/model", model)
+    ...     nb.restore(folder + "/model", model)
+    """
+    run, variables = current_run(), variables_of(_check_model("save", model))
+    run.settle()
+    group, telling = Group(run), run.ledger.tell_failures if not run.alone else contextlib.nullcontext
+    folder = Folder(os.fspath(path), group.label, single=True)
+    entries = list(group.list_entries(variables))
+    snapshot = Snapshot(begin_manifest(run, Position(), {}), group.worker, entries, {})
+    with telling():
+        try:
+            said = write_part(folder, snapshot).digest
+        except (OSError, tf.errors.OpError) as error:
+            said = f"!{error}"
+    told = group.exchange("the parts of a checkpoint", said)
+    failed = {worker: each[1:] for worker, each in told.items() if each.startswith("!")}
+    if failed:
+        why = "; ".join(f"{worker}: {each}" for worker, each in failed.items())
+        raise CheckpointError("the model could not be saved", where=folder.path, why=why, mend="make room on that disk")
+    with telling():
+        if group.commits:
+            commit_parts(folder, snapshot.manifest, told, group.members, 0)
+    group.exchange("the end of nb.save", None)
+
+
+@check_signature
+@short_traceback
+def restore(path: str | os.PathLike[str], model: Any) -> None:
+    """Give a model, and its optimizer, what was saved: by `nb.save`, or of a run (of its newest checkpoint, or of the
+    one whose folder `path` is). Any process may call it, with or without scopes; in a run of several all do.
+    """
+    group = Group(current_run())
+    _check_model("restore", model)
+    source = _find_source(group, os.fspath(path).rstrip("/"))
+    optimizer = getattr(model, "optimizer", None)
+    slots = any(name.endswith("/iteration") for name in source.tensors)
+    if optimizer is not None and not optimizer.built and slots:
+        optimizer.build(model.trainable_variables)
+    own = {id(getattr(variable, "value", variable)) for variable in model.variables}
+    variables = variables_of(model)
+    missing = sorted(name for name, each in variables.items() if id(each) in own and name not in source.tensors)
+    if missing:
+        raise CheckpointError(
+            f"variable {missing[0]!r} of {model.name} is not in the checkpoint",
+            where=source.path,
+            why=f"{len(missing)} of the model's {len(own)} variables are not among its {len(source.tensors)} tensors",
+            mend=f"whale-nebula checkpoints show {source.path} lists them",
+        )
+    for name in sorted(variables):
+        if name in source.tensors:
+            group.restore(source, name, variables[name])
+
+
+def _find_source(group: Group, path: str) -> Source:
+    """The checkpoint at a path, or the newest in it."""
+
+    def list_found() -> list[Found]:
+        here = Folder(path, single=True).look()
+        return [here] if here.manifests or here.problems else Folder(path).scan()
+
+    source = choose_source(group, list_found)
+    if source is None:
+        raise CheckpointError(
+            "there is no checkpoint that is whole",
+            where=path,
+            mend=f"whale-nebula checkpoints verify {path} says what is there\nor the folder that nb.save was given",
+        )
+    return source
+
+
+def _check_model(name: str, model: Any) -> Any:
+    if not hasattr(model, "variables") or not hasattr(model, "metrics"):
+        raise OptionError(
+            f"nb.{name}(path, {type(model).__name__}) is given no model",
+            where=str(calling_site()),
+            why="it takes a Keras model, with its optimizer if it is compiled",
+            mend=f'nb.{name}("folder", model)',
+        )
+    return model

@@ -1,0 +1,159 @@
+"""Slices of tensors in TensorFlow's bundles: how a tensor is cut for writing, and how any part of it is read again.
+
+A bundle is read slice by slice, each whole. So large tensors are written as tiles: a plan that holds a half of a
+variable, along whichever axis, reads about a half of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from whale_nebula.checkpoint import files
+from whale_nebula.checkpoint.folder import Found
+from whale_nebula.checkpoint.manifest import Manifest, Part, Tensor
+from whale_nebula.errors import CheckpointError
+from whale_nebula.ir.layout import Layout, divide
+
+_TILE = 9 << 17
+"""Bytes of a tile at least: TensorFlow reads slices below 2^20 through a buffer, and with it what lies beside them."""
+_CUTS = ((24, 12), (12, 12), (12, 6), (6, 6), (12, 2), (6, 2), (12, 1), (6, 1), (2, 2), (2, 1))
+"""Into how many tiles the first and the last axis may be cut: by counts that many numbers of workers divide."""
+
+
+class Slice(NamedTuple):
+    """A part of a tensor: where it begins and how long it is, along each axis."""
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers are in it."""
+        return prod(self.sizes)
+
+    def describe(self, shape: Sequence[int]) -> str:
+        """As TensorFlow has it; an empty text is all of the tensor.
+
+        >>> Slice((0, 4), (2, 3)).describe((2, 8)), Slice((0, 0), (2, 8)).describe((2, 8))
+        ('2 8 0,2:4,3', '')
+        """
+        if not shape or tuple(shape) == self.sizes:
+            return ""
+        parts = ":".join(f"{start},{size}" for start, size in zip(self.starts, self.sizes, strict=True))
+        return f"{' '.join(map(str, shape))} {parts}"
+
+
+def parse_slice(text: str, shape: Sequence[int]) -> Slice:
+    """What `describe` has written.
+
+    >>> parse_slice("2 8 0,2:4,3", (2, 8))
+    Slice(starts=(0, 4), sizes=(2, 3))
+    """
+    if not text:
+        return Slice((0,) * len(shape), tuple(shape))
+    pairs = [part.split(",") for part in text.rpartition(" ")[2].split(":")]
+    return Slice(tuple(int(start) for start, _ in pairs), tuple(int(size) for _, size in pairs))
+
+
+def find_slice(shape: Sequence[int], layout: Layout, count: int, index: int) -> Slice:
+    """The part of a variable that one of `count` devices holds."""
+    sizes = divide(shape[layout.axis], count, layout.units)
+    starts, own = [0] * len(shape), list(shape)
+    starts[layout.axis], own[layout.axis] = sum(sizes[:index]), sizes[index]
+    return Slice(tuple(starts), tuple(own))
+
+
+def cut_tiles(held: Slice, size: int) -> list[Slice]:
+    """A slice, whose numbers take `size` bytes each, as tiles: one where it is small."""
+    if len(held.sizes) == 0 or held.numbers * size < 2 * _TILE:
+        return [held]
+    first, last = held.sizes[0], held.sizes[-1] if len(held.sizes) > 1 else 1
+    most = held.numbers * size // _TILE
+    rows, columns = next(((a, b) for a, b in _CUTS if a <= first and b <= last and a * b <= most), (1, 1))
+    tiles = []
+    for start, height in _divide_axis(held.starts[0], first, rows):
+        for left, width in _divide_axis(held.starts[-1], last, columns if len(held.sizes) > 1 else 1):
+            starts, sizes = list(held.starts), list(held.sizes)
+            starts[0], sizes[0] = start, height
+            if len(sizes) > 1:
+                starts[-1], sizes[-1] = left, width
+            tiles.append(Slice(tuple(starts), tuple(sizes)))
+    return tiles
+
+
+def _divide_axis(start: int, size: int, count: int) -> Iterator[tuple[int, int]]:
+    for length in divide(size, count):
+        yield start, length
+        start += length
+
+
+class Entry(NamedTuple):
+    """A tensor to write: all that is here of it is `value`, which is the slice `held` of one of the form `tensor`."""
+
+    name: str
+    tensor: Tensor
+    held: Slice
+    value: Any
+
+
+def write_entries(prefix: str, entries: Sequence[Entry]) -> dict[str, tuple[str, ...]]:
+    """Write a bundle; gives the slices of each tensor in it."""
+    names, specs, tensors = [], [], []
+    slices: dict[str, tuple[str, ...]] = {}
+    with tf.device("CPU:0"):
+        for name, form, held, value in entries:
+            value = tf.convert_to_tensor(value)
+            found = cut_tiles(held, value.dtype.size or 1)
+            for tile in found:
+                begin = [a - b for a, b in zip(tile.starts, held.starts, strict=True)]
+                names.append(name)
+                specs.append(tile.describe(form.shape))
+                tensors.append(value if tile == held else tf.slice(value, begin, tile.sizes))
+            slices[name] = tuple(specs[len(specs) - len(found) :])
+        tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=specs, tensors=tensors)
+    return slices
+
+
+class Source:
+    """The tensors of a checkpoint that can be read here, from the bundles of one or more hosts."""
+
+    def __init__(self, found: Found, identity: str) -> None:
+        self.path = found.path
+        self.manifests: Sequence[Manifest] = [m for m in found.manifests.values() if m.identity == identity]
+        self.tensors: Mapping[str, Tensor] = {n: t for m in self.manifests for n, t in m.tensors.items()}
+        self.parts: Mapping[str, Part] = {part.worker: part for m in self.manifests for part in m.parts}
+        self._bundle: dict[str, str] = {}
+        for manifest in self.manifests:
+            for name in {name for part in manifest.parts for name in part.slices}:
+                texts = {text for part in manifest.parts for text in part.slices.get(name, ())}
+                form = self.tensors[name]
+                if sum(parse_slice(text, form.shape).numbers for text in texts) >= prod(form.shape):
+                    self._bundle.setdefault(name, files.join(self.path, manifest.bundle))
+
+    @property
+    def manifest(self) -> Manifest:
+        """What all manifests of the checkpoint say alike."""
+        return self.manifests[0]
+
+    def read(self, name: str, part: Slice | None = None) -> Any:
+        """A tensor, or a part of it."""
+        form = self.tensors[name]
+        if name not in self._bundle:
+            raise CheckpointError(
+                f"{name!r} is not in the checkpoint's files on this host",
+                where=self.path,
+                why="other hosts have written it, in folders of their own",
+                mend="go on with the same workers on the same hosts, or give all of them one shared folder",
+            )
+        spec = "" if part is None else part.describe(form.shape)
+        try:
+            with tf.device("CPU:0"):
+                return tf.raw_ops.RestoreV2(
+                    prefix=self._bundle[name], tensor_names=[name], shape_and_slices=[spec], dtypes=[form.dtype]
+                )[0]
+        except tf.errors.OpError as error:
+            raise CheckpointError(f"{name!r} cannot be read", where=self.path, why=error.message) from None

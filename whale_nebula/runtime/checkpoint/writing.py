@@ -1,0 +1,157 @@
+"""Write a checkpoint: each worker its part, and the first worker of a host the manifest, once all parts are written.
+
+Everything here runs beside training, in a thread: it works on values that were taken at a step's boundary.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from whale_nebula.checkpoint import files
+from whale_nebula.checkpoint.folder import Folder
+from whale_nebula.checkpoint.manifest import File, Manifest, Part, Tensor
+from whale_nebula.errors import CheckpointError
+from whale_nebula.faults import failpoint
+from whale_nebula.plain import from_plain, to_plain
+from whale_nebula.runtime.checkpoint.slices import Entry, write_entries
+
+T = TypeVar("T")
+_PART, _STATE = "part.json", "state"
+
+
+class Writer:
+    """A thread that does one thing after the other. It goes on while Python ends, unlike those of an executor."""
+
+    def __init__(self) -> None:
+        self._due: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="nebula-checkpoint", daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Call a function with these arguments when all that was given before is done."""
+        found: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                found.set_result(function(*arguments))
+            except BaseException as error:
+                found.set_exception(error)
+
+        self._due.put(call)
+        return found
+
+    def close(self) -> None:
+        """End when all is done that was given."""
+        self._due.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (call := self._due.get()) is not None:
+            call()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one worker writes of a step, and what the manifest says beside it."""
+
+    manifest: Manifest
+    worker: str
+    entries: Sequence[Entry]
+    memory: Mapping[str, Any]
+    batch: str = ""
+
+    @property
+    def step(self) -> int:
+        """The step that is saved."""
+        return self.manifest.position.step
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A part as it waits for the others."""
+
+    part: Part
+    tensors: Mapping[str, Tensor]
+
+
+def write_part(folder: Folder, snapshot: Snapshot) -> Part:
+    """Write the part of one worker, durably. It is a part of nothing yet."""
+    path = folder.worker_path(snapshot.step, snapshot.worker)
+    files.remove(path)
+    files.make_folder(path)
+    failpoint("checkpoint.before")
+    slices = write_entries(files.join(path, _STATE), snapshot.entries) if snapshot.entries else {}
+    written = []
+    for name in files.list_names(path):
+        place = files.join(path, name)
+        files.sync(place)
+        if not name.endswith(".index"):  # that one is made anew where parts are joined
+            written.append(File(name, files.size(place) or 0, files.digest(place)))
+    files.sync_folder(path)
+    failpoint("checkpoint.written")
+    part = Part(snapshot.worker, slices, tuple(written), snapshot.memory, snapshot.batch)
+    tensors = {entry.name: entry.tensor for entry in snapshot.entries}
+    document = json.dumps(to_plain(_Written(part, tensors)))
+    files.write(files.join(path, _PART), document.encode())
+    return part
+
+
+def commit_parts(
+    folder: Folder, manifest: Manifest, digests: Mapping[str, str], here: Sequence[str], keep: int
+) -> None:
+    """Join the parts of the workers of this host, which all have written theirs with these digests, and make the whole
+    a checkpoint. The oldest go.
+    """
+    step = manifest.position.step
+    paths = {worker: folder.worker_path(step, worker) for worker in sorted(here)}
+    written = {worker: _read_part(path) for worker, path in paths.items()}
+    for worker, found in written.items():
+        if found.part.digest != digests[worker]:
+            raise CheckpointError(f"the part of {worker} is not the one that it wrote", where=paths[worker])
+    full = [worker for worker, found in written.items() if found.part.files]
+    target = files.join(folder.step_path(step), folder.bundle)
+    prefixes = [files.join(paths[worker], _STATE) for worker in full]
+    with tf.device("CPU:0"):
+        tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=prefixes, destination_prefix=target, delete_old_dirs=False)
+    failpoint("checkpoint.joined")
+    joined = []
+    for number, worker in enumerate(full):
+        (file,) = written[worker].part.files
+        joined.append(replace(file, name=f"{folder.bundle}.data-{number:05d}-of-{len(full):05d}"))
+    index = f"{target}.index"
+    files.sync(index)
+    joined.append(File(f"{folder.bundle}.index", files.size(index) or 0, files.digest(index)))
+    tensors = {name: form for found in written.values() for name, form in found.tensors.items()}
+    folder.commit(
+        replace(
+            manifest,
+            workers=dict(digests),
+            parts=tuple(found.part for found in written.values()),
+            tensors=tensors,
+            files=tuple(joined),
+            bundle=folder.bundle,
+            time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        )
+    )
+    failpoint("checkpoint.committed")
+    for path in paths.values():
+        files.remove(path)
+    if keep:
+        folder.prune(keep)
+
+
+def _read_part(path: str) -> _Written:
+    try:
+        found: _Written = from_plain(_Written, json.loads(files.read(files.join(path, _PART))))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CheckpointError("a worker's part is not there", where=path) from None
+    return found
