@@ -15,7 +15,7 @@ from typing import Any
 
 from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.manifest import NAME, Manifest, decode_manifest
-from whale_nebula.errors import CheckpointError, StateError
+from whale_nebula.errors import CheckpointError, RemoteProtocolError, StateError
 
 _STEP = re.compile(r"step-(\d{8,})")
 _MANIFEST = re.compile(rf"{NAME}(?:\.([\w.-]+))?\.json")
@@ -80,10 +80,11 @@ class Folder:
         """
         return self.path if self.single else files.join(self.path, f"step-{step:08d}")
 
-    @property
-    def bundle(self) -> str:
-        """The name of the bundle that this group writes."""
-        return f"state.{self.group}" if self.group else "state"
+    def name_bundle(self, step: int) -> str:
+        """A name for the bundle of this group: not that of one which a manifest names, where a step is saved again."""
+        base = f"state.{self.group}" if self.group else "state"
+        taken = {manifest.bundle for manifest in self._look(step, self.step_path(step)).manifests.values()}
+        return next(name for n in range(len(taken) + 1) if (name := f"{base}-{n}" if n else base) not in taken)
 
     def worker_path(self, step: int, worker: str) -> str:
         """Where a worker writes its part, until all have."""
@@ -118,6 +119,7 @@ class Folder:
         files.sync_folder(path)
         files.write(files.join(path, name), manifest.encode())
         files.sync_folder(os.path.dirname(path) or "." if files.is_local(path) else path)
+        _remove_strangers(self._look(manifest.position.step, path), f"state.{self.group}" if self.group else "state")
 
     def prune(self, keep: int) -> list[int]:
         """Remove all checkpoints but the newest, so that `keep` are left; gives the steps of those that went.
@@ -136,6 +138,7 @@ class Folder:
         aside = []
         for found in self.scan():
             if resumed is not None and found.step <= resumed and found.committed:
+                _remove_strangers(found)
                 continue
             if not found.manifests and not found.problems:
                 remove_checkpoint(found)
@@ -173,6 +176,14 @@ class Folder:
             self._lock = None
 
 
+def _remove_strangers(found: Found, start: str = "") -> None:
+    """Remove what is in a checkpoint's folder, begins so, and is in none of its manifests."""
+    known = {file.name for manifest in found.manifests.values() for file in manifest.files}
+    for name in files.list_names(found.path):
+        if name.startswith(start) and name not in known and not _MANIFEST.fullmatch(name):
+            files.remove(files.join(found.path, name))
+
+
 def remove_checkpoint(found: Found) -> None:
     """Remove a checkpoint, or what is left of one."""
     for name in files.list_names(found.path):
@@ -207,10 +218,13 @@ def choose_checkpoint(offers: Sequence[Sequence[Offer]]) -> tuple[int, str] | No
     """
     held: dict[tuple[int, str], set[str]] = {}
     wanted: dict[tuple[int, str], set[str]] = {}
-    for offer in (each for host in offers for each in host):
-        key = (int(offer["step"]), str(offer["identity"]))
-        held.setdefault(key, set()).update(map(str, offer["parts"]))
-        wanted[key] = set(map(str, offer["workers"]))
+    for offer in (each for host in offers if isinstance(host, list) for each in host):
+        try:
+            key = (int(offer["step"]), str(offer["identity"]))
+            held.setdefault(key, set()).update(map(str, offer["parts"]))
+            wanted[key] = set(map(str, offer["workers"]))
+        except (KeyError, TypeError, ValueError):
+            raise RemoteProtocolError("another process offers a checkpoint in words that are not known") from None
     whole = [key for key in held if wanted[key] and wanted[key] <= held[key]]
     return max(whole, default=None)
 

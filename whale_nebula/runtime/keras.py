@@ -59,7 +59,9 @@ def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
     def run(data: Any) -> Any:
         if kind == "train" and opened.checkpoints is not None and opened.checkpoints.skip_batch():
             step.plan(*_arguments(data, kind))  # the variables have their values from here on
-            logs = {name: tf.constant(value) for name, value in opened.checkpoints.position.logs.items()}
+            from whale_nebula.runtime.checkpoint.fitting import to_tensors
+
+            logs = to_tensors(opened.checkpoints.position.logs)
             return logs if remember is None else remember(logs)
         results = step.run(*_arguments(data, kind))
         return results if remember is None else remember(results)

@@ -69,6 +69,7 @@ def _make(kind: str, original: Original, model: Any, force: bool, inside: bool) 
     else:
         met_plain(model.name, kind)
         original(model, force)
+        _watch_plain_model(model, kind)
 
 
 def _share_files(kind: str) -> None:
@@ -86,6 +87,15 @@ def _watch_fit(model: Any) -> None:
         from whale_nebula.runtime.checkpoint.fitting import watch_fit
 
         watch_fit(run.checkpoints, model)
+
+
+def _watch_plain_model(model: Any, kind: str) -> None:
+    """Where checkpoints are written, a model without scopes is saved as others are."""
+    run = opened_run()
+    if kind == "train" and run is not None and run.checkpoints is not None and run.alone:
+        from whale_nebula.runtime.checkpoint.fitting import PlainStep
+
+        model.train_function = PlainStep(run.checkpoints, model)
 
 
 def _inside() -> bool:
@@ -153,6 +163,7 @@ class _Probe:
         """Let Keras go; where a scope turns up on the way (in a `train_step`, say), stop it and capture the step."""
         setattr(self._model, f"{self._kind}_function", None)
         self._original(self._model, True)
+        _watch_plain_model(self._model, self._kind)
         function = self._settle(getattr(self._model, f"{self._kind}_function"))
         try:
             with keras_scopes.none_expected():

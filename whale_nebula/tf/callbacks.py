@@ -74,6 +74,15 @@ def pass_epochs(fit: Fit, until: int) -> None:
                     next(iterator)
 
 
+def build_model(model: Any, iterator: Any) -> None:
+    """Make all variables of a compiled model, of its metrics and its optimizer, for batches as an iterator gives them."""
+
+    def make_input(spec: Any) -> Any:
+        return None if spec is None else keras.KerasTensor(tuple(spec.shape), spec.dtype)
+
+    model._symbolic_build(data_batch=tf.nest.map_structure(make_input, iterator.element_spec))
+
+
 def begin_with(model: Any, epoch: int) -> None:
     """Let the `fit` that is about to train begin with an epoch; with 0 it begins as it was asked to."""
     model._initial_epoch = epoch or None

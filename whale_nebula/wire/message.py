@@ -146,6 +146,7 @@ KINDS: Mapping[str, MessageKind] = MappingProxyType(
                 "leaving": _or_none(_is_text),
                 "seen": _or_none(_is_table),
                 "alike": _table_of(_is_count),
+                "checkpoint": _or_none(_is_table),
             },
         ),
         "SESSION VOTE": _session(Word.VOTE, {"why": _is_text}),

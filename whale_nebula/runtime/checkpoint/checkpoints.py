@@ -11,13 +11,15 @@ import contextlib
 import hashlib
 import logging
 import os
+import signal
+import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -45,6 +47,18 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _AWAY = 32
 """After so many steps of another program without one of the leading program, that one leads."""
+
+
+class Training(Protocol):
+    """A step that may train: an engine, or the train function of a model without scopes."""
+
+    name: str
+    steps: int
+
+    @property
+    def trains(self) -> bool:
+        """Whether it does."""
+        ...
 
 
 @dataclass
@@ -85,6 +99,8 @@ class Checkpoints:
     _said: dict[str, Any] = field(default_factory=dict)
     _batch: str = ""
     _away: int = 0
+    _trains: bool = False
+    _heeds: bool = False
     _callbacks: Sequence[Any] = ()
     _logs: Callable[[], Mapping[str, float]] = dict
     _writer: Writer = field(default_factory=Writer)
@@ -214,16 +230,18 @@ class Checkpoints:
                 self.run.channels[name] = state
 
     # ------------------------------------------------------------------ steps
-    def before_step(self, engine: Engine, tensors: Sequence[Any]) -> None:
+    def before_step(self, engine: Training, tensors: Sequence[Any]) -> None:
         """A step is about to begin: the point at which all is saved, if it is due."""
         if not engine.trains:
             return
+        self._trains = True
         self._check_batch(engine, tensors)
         self._choose_leading(engine.name)
         if engine.name != self.position.program:
             return
         if departure.agreed:
             self.finish()
+            departure.begin()
         elif self._due:
             self._due = False
             self.save(fingerprint(tensors))
@@ -234,7 +252,7 @@ class Checkpoints:
         if not self.position.program or self._away > _AWAY:
             self.position, self._away = replace(self.position, program=program), 0
 
-    def _check_batch(self, engine: Engine, tensors: Sequence[Any]) -> None:
+    def _check_batch(self, engine: Training, tensors: Sequence[Any]) -> None:
         """The first batch must be the one that the run would have had next."""
         expected, leading = self._batch, self.position.program
         if not expected or engine.name != leading:
@@ -250,8 +268,8 @@ class Checkpoints:
                 "in a loop of your own, begin where nb.resumed() says: for batch in dataset.skip(nb.resumed().step)",
             )
 
-    def after_step(self, engine: Engine, logs: Callable[[], Mapping[str, float]]) -> None:
-        """A step is over; `logs` gives the numbers that it has returned."""
+    def after_step(self, engine: Training, logs: Callable[[], Mapping[str, float]], batches: int = 1) -> None:
+        """A step is over, of so many batches; `logs` gives the numbers that it has returned."""
         if not engine.trains:
             return
         programs = {**self.position.programs, engine.name: engine.steps}
@@ -259,7 +277,7 @@ class Checkpoints:
         if engine.name != self.position.program:
             return
         position = self.position
-        batch = position.batch + 1 if position.fit and not position.ended else 0
+        batch = position.batch + batches if position.fit and not position.ended else 0
         self.position, self._logs = replace(position, step=position.step + 1, batch=batch), logs
         if self.run.alone:
             self.hear({self.group.worker: self.sheet()})
@@ -308,13 +326,15 @@ class Checkpoints:
         self._callbacks = callbacks
         self.position = replace(self.position, epoch=epoch, batch=0, ended=True, epochs=epochs)
         self.finish()
+        if departure.agreed:
+            departure.begin()
 
-    def skip_batch(self) -> bool:
-        """Whether the batch that comes was trained before the run ended."""
-        if not self.skips:
+    def skip_batch(self, count: int = 1) -> bool:
+        """Whether the batch that comes, or so many, were trained before the run ended."""
+        if self.skips < count:
             return False
-        self.skips -= 1
-        self.position = replace(self.position, batch=self.position.batch + 1)
+        self.skips -= count
+        self.position = replace(self.position, batch=self.position.batch + count)
         return True
 
     # ------------------------------------------------------------------ saving
@@ -396,8 +416,26 @@ class Checkpoints:
         told = self.group.exchange("the parts of a checkpoint", said)
         self._settle({worker: str(each[1]) for worker, each in told.items()})
 
+    def heed_sigterm(self) -> None:
+        """Let SIGTERM end a script that nobody has started as a worker after its step, with all saved. A handler of the
+        user's own stays.
+        """
+        main = threading.current_thread() is threading.main_thread()
+        if not self.run.alone or not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+
+        def ask(number: int, frame: Any) -> None:
+            departure.settle({self.group.worker: signal.Signals(number).name})
+            if not self._trains:
+                departure.begin()
+
+        signal.signal(signal.SIGTERM, ask)
+        self._heeds = True
+
     def close(self) -> None:
         """The run is over."""
+        if self._heeds:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._writer.close()
         self.folder.unlock()
 
@@ -444,4 +482,5 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     found = Checkpoints(run, options, folder, group, pace=pace)
     with contextlib.nullcontext() if run.alone else run.ledger.tell_failures():
         found.open()
+    found.heed_sigterm()
     return found

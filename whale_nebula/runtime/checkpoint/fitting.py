@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import keras
+import tensorflow as tf
 
 from whale_nebula.errors import CheckpointError
 from whale_nebula.runtime.checkpoint.objects import decode_value, encode_value
@@ -71,6 +72,46 @@ class FitWatch(keras.callbacks.Callback):
             tf_callbacks.begin_with(self.model, 0)
         if self._begins < self._fit.epochs or not self._begins:
             self._checkpoints.end_fit(self._epoch + 1, self._fit.epochs, self._fit.callbacks)
+
+
+class PlainStep:
+    """The train function of a model without scopes, whose steps Keras runs itself."""
+
+    trains = True
+
+    def __init__(self, checkpoints: Checkpoints, model: Any) -> None:
+        self.name = f"{model.name}.train_step"
+        self.steps = 0
+        self._checkpoints, self._model, self._function = checkpoints, model, model.train_function
+        self._known = False
+
+    def __call__(self, iterator: Any) -> Any:
+        """Run the steps of an execution, or pass their batches by."""
+        if not self._known and self.name in self._checkpoints.position.programs:
+            tf_callbacks.build_model(self._model, iterator)
+            self._take_in()
+        if self._checkpoints.skip_batch(self._model.steps_per_execution):
+            for _ in range(self._model.steps_per_execution):
+                next(iterator)
+            return to_tensors(self._checkpoints.position.logs)
+        self._checkpoints.before_step(self, ())
+        with self._checkpoints.note_failure():
+            logs = self._function(iterator)
+        if not self._known:
+            self._take_in()
+        self.steps += 1
+        self._checkpoints.after_step(self, lambda: logs, self._model.steps_per_execution)
+        return logs
+
+    def _take_in(self) -> None:
+        self._known = True
+        self._checkpoints.take_variables(self.name, variables_of(self._model))
+        self.steps = self._checkpoints.position.programs.get(self.name, self.steps)
+
+
+def to_tensors(logs: Mapping[str, float]) -> dict[str, Any]:
+    """Logs as a step gives them."""
+    return {name: tf.constant(value) for name, value in logs.items()}
 
 
 def watch_fit(checkpoints: Checkpoints, model: Any) -> None:

@@ -48,8 +48,8 @@ class Group:
         if self._run.alone:
             return {self.worker: said}
         session = self._run.ledger.session
-        told = session.exchange(doing, {"said": said}, session.links.keys())
-        return {self.worker: said, **{peer: sheet["said"] for peer, sheet in told.items()}}
+        told = session.exchange(doing, {"shared": said}, session.links.keys())
+        return {self.worker: said, **{peer: sheet["shared"] for peer, sheet in told.items()}}
 
     def list_entries(self, variables: Mapping[str, Any]) -> Iterator[Entry]:
         """What this worker writes of variables: what it alone holds, and of what it holds with others its share."""

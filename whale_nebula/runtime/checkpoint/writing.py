@@ -118,7 +118,8 @@ def commit_parts(
         if found.part.digest != digests[worker]:
             raise CheckpointError(f"the part of {worker} is not the one that it wrote", where=paths[worker])
     full = [worker for worker, found in written.items() if found.part.files]
-    target = files.join(folder.step_path(step), folder.bundle)
+    bundle = folder.name_bundle(step)
+    target = files.join(folder.step_path(step), bundle)
     prefixes = [files.join(paths[worker], _STATE) for worker in full]
     with tf.device("CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=prefixes, destination_prefix=target, delete_old_dirs=False)
@@ -126,10 +127,10 @@ def commit_parts(
     joined = []
     for number, worker in enumerate(full):
         (file,) = written[worker].part.files
-        joined.append(replace(file, name=f"{folder.bundle}.data-{number:05d}-of-{len(full):05d}"))
+        joined.append(replace(file, name=f"{bundle}.data-{number:05d}-of-{len(full):05d}"))
     index = f"{target}.index"
     files.sync(index)
-    joined.append(File(f"{folder.bundle}.index", files.size(index) or 0, files.digest(index)))
+    joined.append(File(f"{bundle}.index", files.size(index) or 0, files.digest(index)))
     tensors = {name: form for found in written.values() for name, form in found.tensors.items()}
     folder.commit(
         replace(
@@ -138,7 +139,7 @@ def commit_parts(
             parts=tuple(found.part for found in written.values()),
             tensors=tensors,
             files=tuple(joined),
-            bundle=folder.bundle,
+            bundle=bundle,
             time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )
     )
