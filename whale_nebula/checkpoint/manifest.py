@@ -115,7 +115,7 @@ def decode_manifest(content: bytes, where: str) -> Manifest:
         text = content.decode()
         document = text.partition("\n")[2].rpartition("\n}")[0]
         outer = json.loads(text)
-        if outer["sha256"] != _digest(document):
+        if outer["sha256"] != _digest(document) or not text.endswith("\n}\n"):
             raise _unreadable(where, "its digest is not that of what it says")
         if outer["manifest"].get("format") != FORMAT:
             raise _unreadable(

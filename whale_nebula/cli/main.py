@@ -23,6 +23,7 @@ COMMANDS = {  # each is a module of its own here
     "certs": "make, issue, show, renew and revoke certificates",
     "gateway": "be the one process of a cluster that others can reach",
     "audit": "verify a gateway's audit log",
+    "checkpoints": "list, show, verify, prune and export checkpoints",
     "measure": "measure this machine for plans: kernels, memory, codecs, collectives, lines",
     "bench": "measure the line between two clusters: whale-nebula bench link",
 }

@@ -74,13 +74,18 @@ def pass_epochs(fit: Fit, until: int) -> None:
                     next(iterator)
 
 
-def build_model(model: Any, iterator: Any) -> None:
-    """Make all variables of a compiled model, of its metrics and its optimizer, for batches as an iterator gives them."""
+def batch_spec(fit: Fit) -> Any:
+    """The form of a batch of a `fit`."""
+    return fit.data._distributed_dataset.element_spec
+
+
+def build_model(model: Any, batch: Any) -> None:
+    """Make all variables of a compiled model, its metrics and its optimizer, for batches of such a form."""
 
     def make_input(spec: Any) -> Any:
         return None if spec is None else keras.KerasTensor(tuple(spec.shape), spec.dtype)
 
-    model._symbolic_build(data_batch=tf.nest.map_structure(make_input, iterator.element_spec))
+    model._symbolic_build(data_batch=tf.nest.map_structure(make_input, batch))
 
 
 def begin_with(model: Any, epoch: int) -> None:

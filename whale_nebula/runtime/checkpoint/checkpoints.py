@@ -102,6 +102,7 @@ class Checkpoints:
     _trains: bool = False
     _heeds: bool = False
     _callbacks: Sequence[Any] = ()
+    _read: dict[str, Any] = field(default_factory=dict)
     _logs: Callable[[], Mapping[str, float]] = dict
     _writer: Writer = field(default_factory=Writer)
 
@@ -194,7 +195,7 @@ class Checkpoints:
         return {
             "codecs": {name: encode_state(state, put) for name, state in sorted(self.run.channels.items())},
             "callbacks": remember_callbacks(self._callbacks, put),
-            "objects": {name: encode_value(read_object(value), put) for name, value in sorted(self.objects.items())},
+            "objects": {name: encode_value(value, put) for name, value in sorted(self._read.items())},
         }
 
     def _memory(self, kind: str) -> Any:
@@ -279,6 +280,7 @@ class Checkpoints:
         position = self.position
         batch = position.batch + batches if position.fit and not position.ended else 0
         self.position, self._logs = replace(position, step=position.step + 1, batch=batch), logs
+        self._read = {name: read_object(value) for name, value in self.objects.items()}
         if self.run.alone:
             self.hear({self.group.worker: self.sheet()})
 
@@ -294,7 +296,8 @@ class Checkpoints:
         said: dict[str, Any] = {"due": False, "saved": None}
         if self._pending is not None and self._pending.part.done():
             said["saved"] = [self._pending.manifest.position.step, _outcome(self._pending.part)]
-        if self._pending is None and self.run.here().lead:
+        idle = self._pending is None and (self._committing is None or self._committing.done())
+        if idle and self.run.here().lead:
             after = self.position.step + (0 if self.run.alone else 1)
             said["due"] = self.pace.is_due(after, time.monotonic())
         self._said = said
@@ -340,7 +343,7 @@ class Checkpoints:
     # ------------------------------------------------------------------ saving
     def save(self, batch: str = "") -> None:
         """Take all that there is to save, and write it beside what follows."""
-        began = time.perf_counter()
+        began, self._due = time.perf_counter(), False
         alive = {name: ref() for name, ref in self._known.items()}
         entries = list(self.group.list_entries({name: each for name, each in alive.items() if each is not None}))
         memory = self._memories(entries)
@@ -351,6 +354,9 @@ class Checkpoints:
         part = self._writer.submit(write_part, self.folder, snapshot)
         self.pace.note_saving(manifest.position.step, time.monotonic())
         self._pending = _Pending(manifest, part, time.perf_counter(), time.perf_counter() - began)
+        if self.run.alone:
+            self._committing = self._writer.submit(self._conclude, self._pending)
+            self._pending = None
 
     def _settle(self, told: Mapping[str, str]) -> None:
         """All have written their parts, or could not."""
@@ -367,6 +373,15 @@ class Checkpoints:
         if self.group.commits:
             keep = self.options.keep if not self.group.label else max(2, self.options.keep)
             self._committing = self._writer.submit(self._commit, pending.manifest, dict(told), keep)
+
+    def _conclude(self, pending: _Pending) -> None:
+        """Where nobody else is asked, a part is the whole as soon as it is written."""
+        said = _outcome(pending.part)
+        if said.startswith("!"):
+            self._tell_failure(pending.manifest.position.step, said[1:])
+            return
+        self._commit(pending.manifest, {self.group.worker: said}, self.options.keep)
+        self.pace.note_cost(pending.blocked + time.perf_counter() - pending.began)
 
     def _commit(self, manifest: Manifest, digests: Mapping[str, str], keep: int) -> None:
         try:

@@ -49,7 +49,7 @@ class FitWatch(keras.callbacks.Callback):
         else:
             checkpoints.position = replace(checkpoints.position, fit=checkpoints.fits, ended=False)
         if self._begins >= fit.epochs > 0:
-            _restore_model(checkpoints, model)
+            _restore_model(checkpoints, model, fit)
         elif self._begins > fit.initial_epoch:
             tf_callbacks.keep_logs(fit)
             tf_callbacks.pass_epochs(fit, self._begins)
@@ -88,7 +88,7 @@ class PlainStep:
     def __call__(self, iterator: Any) -> Any:
         """Run the steps of an execution, or pass their batches by."""
         if not self._known and self.name in self._checkpoints.position.programs:
-            tf_callbacks.build_model(self._model, iterator)
+            tf_callbacks.build_model(self._model, iterator.element_spec)
             self._take_in()
         if self._checkpoints.skip_batch(self._model.steps_per_execution):
             for _ in range(self._model.steps_per_execution):
@@ -121,13 +121,9 @@ def watch_fit(checkpoints: Checkpoints, model: Any) -> None:
         tf_callbacks.add_callback(fit, FitWatch(checkpoints, fit, model), model)
 
 
-def _restore_model(checkpoints: Checkpoints, model: Any) -> None:
+def _restore_model(checkpoints: Checkpoints, model: Any, fit: tf_callbacks.Fit) -> None:
     """Nothing is left to train: give the model its values now, for what comes after `fit`."""
-    if not model.built:
-        return
-    optimizer = model.optimizer
-    if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
+    tf_callbacks.build_model(model, tf_callbacks.batch_spec(fit))
     checkpoints.take_variables(f"{model.name}.train_step", variables_of(model))
 
 

@@ -69,7 +69,7 @@ class Group:
                 writes = self.worker in near and near[number % len(near)] == self.worker
                 held, value = whole, variable
             if writes:
-                yield Entry(name, form, held, value.read_value())
+                yield Entry(name, form, held, tf.convert_to_tensor(value.read_value()))
 
     def restore(self, source: Source, name: str, variable: Any) -> None:
         """Give a variable, or this worker's piece of it, the saved value."""

@@ -49,6 +49,9 @@ def resumed() -> Resumed | None:
 def state(**objects: Any) -> None:
     """Save these objects with the run, each by its name; where it goes on from a checkpoint, give them what was saved.
 
+    What is saved of them is what they held when the last step had just returned. So a loop that draws its batch, calls
+    the step and begins anew draws the next batch when it goes on; what it counts it counts before it calls the step.
+
     >>> import numpy as np, whale_nebula as nb
     >>> nb.state(generator=np.random.default_rng(1))
     """

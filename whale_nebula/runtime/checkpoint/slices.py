@@ -20,8 +20,8 @@ from whale_nebula.ir.layout import Layout, divide
 
 _TILE = 9 << 17
 """Bytes of a tile at least: TensorFlow reads slices below 2^20 through a buffer, and with it what lies beside them."""
-_CUTS = ((24, 12), (12, 12), (12, 6), (6, 6), (12, 2), (6, 2), (12, 1), (6, 1), (2, 2), (2, 1))
-"""Into how many tiles the first and the last axis may be cut: by counts that many numbers of workers divide."""
+_CUTS = (96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
+"""Into how many tiles an axis may be cut: counts that many numbers of workers divide."""
 
 
 class Slice(NamedTuple):
@@ -69,30 +69,40 @@ def find_slice(shape: Sequence[int], layout: Layout, count: int, index: int) -> 
 
 def cut_tiles(held: Slice, size: int) -> list[Slice]:
     """A slice, whose numbers take `size` bytes each, as tiles: one where it is small."""
-    if len(held.sizes) == 0 or held.numbers * size < 2 * _TILE:
-        return [held]
-    first, last = held.sizes[0], held.sizes[-1] if len(held.sizes) > 1 else 1
     most = held.numbers * size // _TILE
-    rows, columns = next(((a, b) for a, b in _CUTS if a <= first and b <= last and a * b <= most), (1, 1))
+    if len(held.sizes) == 0 or most < 2:
+        return [held]
+    last = held.sizes[-1] if len(held.sizes) > 1 else 1
+    columns = _count_cuts(last, int((most / 2) ** 0.5))
+    rows = _count_cuts(held.sizes[0], most // columns)
     tiles = []
-    for start, height in _divide_axis(held.starts[0], first, rows):
-        for left, width in _divide_axis(held.starts[-1], last, columns if len(held.sizes) > 1 else 1):
+    for start, height in _divide_axis(held.starts[0], held.sizes[0], rows):
+        for left, width in _divide_axis(held.starts[-1], last, columns):
             starts, sizes = list(held.starts), list(held.sizes)
-            starts[0], sizes[0] = start, height
             if len(sizes) > 1:
                 starts[-1], sizes[-1] = left, width
+            starts[0], sizes[0] = start, height
             tiles.append(Slice(tuple(starts), tuple(sizes)))
     return tiles
 
 
+def _count_cuts(size: int, most: int) -> int:
+    """Into how many tiles an axis is cut, at most so many: rather evenly, so that halves and quarters of it are whole
+    tiles.
+    """
+    fit = [count for count in _CUTS if count <= min(size, max(most, 1))]
+    even = [count for count in fit if size % count == 0 and 2 * count >= fit[0]]
+    return (even or fit or [1])[0]
+
+
 def _divide_axis(start: int, size: int, count: int) -> Iterator[tuple[int, int]]:
-    for length in divide(size, count):
-        yield start, length
-        start += length
+    for number in range(count):
+        begin, end = size * number // count, size * (number + 1) // count
+        yield start + begin, end - begin
 
 
 class Entry(NamedTuple):
-    """A tensor to write: all that is here of it is `value`, which is the slice `held` of one of the form `tensor`."""
+    """A tensor to write: what is here of it is `value`, the slice `held` of one of the form `tensor`."""
 
     name: str
     tensor: Tensor
@@ -106,7 +116,6 @@ def write_entries(prefix: str, entries: Sequence[Entry]) -> dict[str, tuple[str,
     slices: dict[str, tuple[str, ...]] = {}
     with tf.device("CPU:0"):
         for name, form, held, value in entries:
-            value = tf.convert_to_tensor(value)
             found = cut_tiles(held, value.dtype.size or 1)
             for tile in found:
                 begin = [a - b for a, b in zip(tile.starts, held.starts, strict=True)]

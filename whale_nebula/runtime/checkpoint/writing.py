@@ -6,10 +6,11 @@ Everything here runs beside training, in a thread: it works on values that were 
 from __future__ import annotations
 
 import json
+import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -26,6 +27,8 @@ from whale_nebula.runtime.checkpoint.slices import Entry, write_entries
 
 T = TypeVar("T")
 _PART, _STATE = "part.json", "state"
+_BUNDLE = 256 << 20
+"""Bytes of tensors that are written at once."""
 
 
 class Writer:
@@ -89,13 +92,14 @@ def write_part(folder: Folder, snapshot: Snapshot) -> Part:
     files.remove(path)
     files.make_folder(path)
     failpoint("checkpoint.before")
-    slices = write_entries(files.join(path, _STATE), snapshot.entries) if snapshot.entries else {}
+    slices: dict[str, tuple[str, ...]] = {}
     written = []
-    for name in files.list_names(path):
-        place = files.join(path, name)
-        files.sync(place)
-        if not name.endswith(".index"):  # that one is made anew where parts are joined
-            written.append(File(name, files.size(place) or 0, files.digest(place)))
+    for number, entries in enumerate(_divide_entries(snapshot.entries)):
+        prefix = files.join(path, f"{_STATE}-{number:05d}")
+        slices |= write_entries(prefix, entries)
+        data = f"{prefix}.data-00000-of-00001"
+        files.sync(data)
+        written.append(File(os.path.basename(prefix), files.size(data) or 0, files.digest(data)))
     files.sync_folder(path)
     failpoint("checkpoint.written")
     part = Part(snapshot.worker, slices, tuple(written), snapshot.memory, snapshot.batch)
@@ -103,6 +107,18 @@ def write_part(folder: Folder, snapshot: Snapshot) -> Part:
     document = json.dumps(to_plain(_Written(part, tensors)))
     files.write(files.join(path, _PART), document.encode())
     return part
+
+
+def _divide_entries(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Entries by the bundle that they are written to: so many that their copies do not take much memory."""
+    some: list[Entry] = []
+    for entry in entries:
+        some.append(entry)
+        if sum(each.held.numbers * (each.value.dtype.size or 1) for each in some) >= _BUNDLE:
+            yield some
+            some = []
+    if some:
+        yield some
 
 
 def commit_parts(
@@ -117,17 +133,16 @@ def commit_parts(
     for worker, found in written.items():
         if found.part.digest != digests[worker]:
             raise CheckpointError(f"the part of {worker} is not the one that it wrote", where=paths[worker])
-    full = [worker for worker, found in written.items() if found.part.files]
+    bundles = [(worker, file) for worker, found in written.items() for file in found.part.files]
     bundle = folder.name_bundle(step)
     target = files.join(folder.step_path(step), bundle)
-    prefixes = [files.join(paths[worker], _STATE) for worker in full]
+    prefixes = [files.join(paths[worker], file.name) for worker, file in bundles]
     with tf.device("CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=prefixes, destination_prefix=target, delete_old_dirs=False)
     failpoint("checkpoint.joined")
     joined = []
-    for number, worker in enumerate(full):
-        (file,) = written[worker].part.files
-        joined.append(replace(file, name=f"{bundle}.data-{number:05d}-of-{len(full):05d}"))
+    for number, (_, file) in enumerate(bundles):
+        joined.append(replace(file, name=f"{bundle}.data-{number:05d}-of-{len(bundles):05d}"))
     index = f"{target}.index"
     files.sync(index)
     joined.append(File(f"{bundle}.index", files.size(index) or 0, files.digest(index)))

@@ -1,0 +1,283 @@
+"""A run that was broken off and goes on from its checkpoint ends with the bits of one that was not."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import CheckpointError, NotYetError
+from whale_nebula.runtime.run import current_run
+
+ROWS, BATCH, SEED = 44, 8, 3
+"""Six batches, of which the last is smaller."""
+
+
+class Killed(BaseException):
+    """Ends a run as a kill between two steps does: nothing is saved any more."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, how it is trained, and what is said of it."""
+
+    build: Callable[[], keras.Model]
+    compiled: dict[str, Any] = field(default_factory=dict)
+    callbacks: Callable[[], list[Any]] = list
+    arrays: bool = False
+    links: str | None = None
+    epochs: int = 2
+    breaks: tuple[int, ...] = (9,)
+
+
+def staged(codec: Any = None, pipeline: Any = None, head: Any = nullcontext) -> keras.Model:
+    """Two stages, with dropout in the first one."""
+    with nb.cluster(), nb.pipeline(**pipeline) if pipeline else nullcontext():
+        with nb.stage(cluster="gpu"):
+            inputs = keras.Input((6,), name="x")
+            hidden = keras.layers.Dense(32, activation="relu")(inputs)
+            hidden = keras.layers.Dropout(0.25)(hidden)
+            with nb.compress(**codec) if codec else nullcontext():
+                hidden = keras.layers.Dense(32)(hidden)
+        with nb.stage(cluster="npu"), head():
+            outputs = keras.layers.Dense(1)(hidden)
+    return keras.Model(inputs, outputs)
+
+
+def plain() -> keras.Model:
+    """No scopes; it is built by its first step."""
+    layers = [keras.layers.Dense(16, activation="relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+    return keras.Sequential([*layers, keras.layers.Dense(1)])
+
+
+class Subclassed(keras.Model):
+    """Its scopes are met when it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)
+        self.dropout = keras.layers.Dropout(0.5)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        with nb.cluster():
+            with nb.stage(cluster="gpu"):
+                x = self.dropout(self.first(x), training=training)
+            with nb.stage(cluster="npu"):
+                return self.last(x)
+
+
+def automatic() -> keras.Model:
+    nb.auto_parallel(memory="1GiB")
+    return keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(16), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+    )
+
+
+def replicated() -> keras.Model:
+    with nb.replica(2, shard="optimizer"):
+        inputs = keras.Input((6,))
+        outputs = keras.layers.Dense(1)(keras.layers.Dense(16)(inputs))
+    return keras.Model(inputs, outputs)
+
+
+def plateaus() -> list[Any]:
+    return [
+        keras.callbacks.EarlyStopping(monitor="loss", patience=2, min_delta=9.0, restore_best_weights=True),
+        keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=9.0, factor=0.5),
+    ]
+
+
+CASES = {
+    "pipeline": Case(lambda: staged(pipeline={"micro_batch": 2}), breaks=(5, 9)),
+    "zero-bubble over a line": Case(
+        lambda: staged(pipeline={"micro_batch": 2, "schedule": "zero-bubble"}), links="1gbit,1ms"
+    ),
+    "shared basis, int8 by chance": Case(lambda: staged({"rank": 8, "int8": True})),
+    "a ladder of precisions": Case(lambda: staged({"codec": "auto"}), links="100kbit,0ms"),
+    "split head": Case(lambda: staged(head=lambda: nb.split(2, axis=0))),
+    "replicas with shared slots": Case(replicated),
+    "no scopes": Case(plain, arrays=True, breaks=(5, 9)),
+    "no scopes, two steps at once": Case(plain, compiled={"steps_per_execution": 2}),
+    "subclassed": Case(Subclassed),
+    "planned": Case(automatic),
+    "callbacks that remember": Case(staged, callbacks=plateaus, epochs=6),
+}
+
+
+def train(case: Case, folder: Path | None, stop: int = -1) -> dict[str, Any]:
+    """Train in a run of its own; with `stop` it is broken off after so many batches."""
+    nb.shutdown()
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(SEED)
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
+    said = {} if folder is None else {"checkpoint": {"folder": str(folder), "every": 2}}
+    with nb.init(links=case.links, seed=SEED, **said) as run:
+        model = case.build()
+        model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"], **case.compiled)
+        data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS).batch(BATCH)
+        given = {"x": x, "y": y, "batch_size": BATCH} if case.arrays else {"x": data}
+        breaks = keras.callbacks.LambdaCallback(on_train_batch_end=_break_after(stop))
+        try:
+            history = model.fit(
+                **given, epochs=case.epochs, verbose=0, callbacks=[*case.callbacks(), breaks], validation_data=(x, y)
+            )
+        except Killed:
+            run.checkpoints.failed = True
+            return {}
+        numbers = {name: [float(each).hex() for each in values] for name, values in history.history.items()}
+        weights = b"".join(np.ascontiguousarray(each).tobytes() for each in model.get_weights())
+        slots = b"".join(np.asarray(each).tobytes() for each in model.optimizer.variables)
+        predicted = model.predict(x, verbose=0)
+        digests = [hashlib.sha256(each).hexdigest() for each in (weights, slots, predicted.tobytes())]
+        return {**numbers, "digests": digests}
+
+
+def _break_after(stop: int) -> Callable[..., None]:
+    seen = [0]
+
+    def count(batch: int, logs: Any = None) -> None:
+        checkpoints = current_run().checkpoints
+        seen[0] = 0 if checkpoints is None else checkpoints.position.step
+        _settle(checkpoints)
+        if seen[0] == stop:
+            raise Killed
+
+    return count
+
+
+def _settle(checkpoints: Any) -> None:
+    """Let what is being written be written, so that it does not depend on the machine what is there."""
+    if checkpoints is not None:
+        for written in (checkpoints._pending and checkpoints._pending.part, checkpoints._committing):
+            if written is not None:
+                written.result()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_that_was_broken_off_ends_as_one_that_was_not(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    expected = train(case, None)
+    for stop in case.breaks:
+        train(case, tmp_path, stop)
+    assert train(case, tmp_path) == expected
+    if len(case.breaks) > 1:  # nothing is left to do
+        assert train(case, tmp_path)["digests"] == expected["digests"]
+
+
+def test_a_loop_goes_on_where_it_stood_with_what_else_it_remembers(tmp_path: Path) -> None:
+    def loop(folder: Path | None, stop: int = -1) -> list[str]:
+        nb.shutdown()
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(SEED)
+        with nb.init(checkpoint=None if folder is None else {"folder": str(folder), "every": 2}) as run:
+            model, optimizer = staged(), keras.optimizers.SGD(0.05, momentum=0.9)
+            draws, other, seen = np.random.default_rng(1), random.Random(1), tf.Variable(0.0)
+            nb.state(draws=draws, other=other, seen=seen)
+
+            @nb.function
+            def step(x: Any, y: Any) -> Any:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+                optimizer.apply_gradients(
+                    zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+                )
+                return loss
+
+            told = []
+            for number in range(0 if nb.resumed() is None else nb.resumed().step, 9):
+                x = draws.normal(size=(BATCH, 6)).astype("float32")
+                seen.assign_add(1.0)
+                told.append(float(step(x, np.full((BATCH, 1), other.random(), "float32"))).hex())
+                _settle(run.checkpoints)
+                if number == stop:
+                    run.checkpoints.failed = True
+                    return told
+            return [*told, str(float(seen))]
+
+    expected = loop(None)
+    first = loop(tmp_path, 4)
+    assert first == expected[:5]
+    assert loop(tmp_path) == expected[4:]
+
+
+# ------------------------------------------------------------------ what is refused
+def test_other_data_than_before_is_named(tmp_path: Path) -> None:
+    case = Case(staged)
+    train(case, tmp_path, 5)
+    nb.shutdown()
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(SEED + 1)  # shuffles in another order
+    with nb.init(checkpoint=str(tmp_path)):
+        model = staged()
+        model.compile("adam", "mse", metrics=["mae"])
+        data = tf.data.Dataset.from_tensor_slices((np.ones((ROWS, 6), "float32"), np.ones((ROWS, 1), "float32")))
+        with pytest.raises(CheckpointError, match="the batch of step 5 is not the one that this run had"):
+            model.fit(data.batch(BATCH), epochs=2, verbose=0)
+
+
+@pytest.mark.parametrize("units", [16, 33])
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, units: int) -> None:
+    train(Case(staged), tmp_path, 5)
+    nb.shutdown()
+    keras.utils.clear_session()
+    with nb.init(checkpoint=str(tmp_path)):
+        with nb.cluster(), nb.stage(cluster="gpu"):
+            inputs = keras.Input((6,))
+            outputs = keras.layers.Dense(1)(keras.layers.Dense(units)(inputs))
+        model = keras.Model(inputs, outputs)
+        model.compile("adam", "mse")
+        with pytest.raises(CheckpointError, match="in the checkpoint") as caught:
+            model.fit(np.ones((BATCH, 6), "float32"), np.ones((BATCH, 1), "float32"), verbose=0, shuffle=False)
+    assert "another model" in caught.value.why
+
+
+def test_clusters_that_train_apart_are_not_saved_yet(tmp_path: Path) -> None:
+    nb.shutdown()
+    with nb.init(checkpoint=str(tmp_path)):
+        with nb.replica(sync_every=2):
+            inputs = keras.Input((6,))
+            outputs = keras.layers.Dense(1)(inputs)
+        model = keras.Model(inputs, outputs)
+        model.compile("adam", "mse")
+        with pytest.raises(NotYetError, match="train apart"):
+            model.fit(np.ones((BATCH, 6), "float32"), np.ones((BATCH, 1), "float32"), verbose=0)
+
+
+# ------------------------------------------------------------------ by hand
+def test_a_model_that_was_saved_is_restored_with_and_without_scopes(tmp_path: Path) -> None:
+    nb.shutdown()
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(SEED)
+    x, y = np.ones((BATCH, 6), "float32"), np.ones((BATCH, 1), "float32")
+    model = staged(pipeline={"micro_batch": 2})
+    model.compile("adam", "mse")
+    model.fit(x, y, epochs=2, verbose=0)
+    nb.save(tmp_path / "model", model)
+    nb.save(tmp_path / "model", model)
+    weights = model.get_weights()
+    keras.utils.clear_session()
+    inputs = keras.Input((6,), name="x")
+    hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(32, activation="relu")(inputs))
+    hidden = keras.layers.Dense(32)(hidden)
+    found = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    found.compile("adam", "mse")
+    nb.restore(tmp_path / "model", found)
+    assert all(np.array_equal(a, b) for a, b in zip(weights, found.get_weights(), strict=True))
+    assert int(found.optimizer.iterations) == 2
+    found.fit(x, y, verbose=0)
+    other = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="alien")])
+    with pytest.raises(CheckpointError, match=r"'\w+/alien/bias' of \w+ is not in the checkpoint"):
+        nb.restore(tmp_path / "model", other)
+    with pytest.raises(CheckpointError, match="no checkpoint that is whole"):
+        nb.restore(tmp_path / "nothing", model)

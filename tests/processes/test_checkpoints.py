@@ -1,0 +1,59 @@
+"""Processes that are killed and started again end with the bits of a run in which none was.
+
+`make test` kills at some places, one after the other in the same run; `--grid` at every failpoint of every worker.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes.running import Ended, run
+from whale_nebula.faults import POINTS
+
+WORKERS = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
+DEATHS = [
+    "c0/1:step.announced=kill@5",
+    "c1/0:update.begun=kill@3",  # some variables have the update, and others not
+    "c0/1:checkpoint.written=kill@1,c1/0:checkpoint.written=kill@1",
+    "c0/0:checkpoint.joined=kill@1",
+    "c1/0:agree.after=kill@1",  # while it recovers
+    "c0/0:checkpoint.committed=kill@2",
+]
+"""Who dies where, and which time it comes there."""
+EPOCHS = 4
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Ended:
+    return run("resuming", WORKERS, "-", "-", EPOCHS)
+
+
+def told(found: Ended) -> dict[str, Any]:
+    found.result.check()
+    return {name: found.same(name) for name in ("history", "weights")}
+
+
+def test_processes_that_die_again_and_again_come_to_the_same_end(undisturbed: Ended, tmp_path: Path) -> None:
+    stood = [0]
+    for death in DEATHS:
+        found = run("resuming", WORKERS, tmp_path, death, EPOCHS)
+        assert -9 in found.result.codes.values()
+        resumed = [each.get("resumed") for each in found.told.values()]
+        stood.append(max((each[0] for each in resumed if each), default=stood[-1]))
+    assert stood == sorted(stood) and stood[-1] > 0
+    assert told(run("resuming", WORKERS, tmp_path, "-", EPOCHS)) == told(undisturbed)
+
+
+_BEFORE = ("hello.", "certificate.", "failure.", "link.", "frames.", "connection.down")
+PLACES = [name for name in POINTS if not name.startswith(_BEFORE)]
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_death_at_any_place_costs_no_bit(undisturbed: Ended, tmp_path: Path, worker: str, place: str) -> None:
+    run("resuming", WORKERS, tmp_path, f"{worker}:{place}=kill@2", EPOCHS)
+    assert told(run("resuming", WORKERS, tmp_path, "-", EPOCHS)) == told(undisturbed)

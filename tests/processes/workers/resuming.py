@@ -1,0 +1,62 @@
+"""Worker: trains with dropout, replicas, a codec that remembers, and data that is shuffled anew in each epoch. It saves
+every two steps, and dies where it is told to."""
+
+import hashlib
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.processes.telling import tell
+from whale_nebula.faults import FaultPlan, with_plan
+from whale_nebula.launch import attach
+from whale_nebula.runtime.run import current_run
+
+ROWS, BATCH = 44, 8
+
+
+class Told(keras.callbacks.Callback):
+    """Lets no saving wait for another one, so that it does not depend on the machine where a run stands."""
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        checkpoints = current_run().checkpoints
+        if checkpoints is not None and checkpoints._pending is not None:
+            checkpoints._pending.part.result()
+
+
+def lesson(epochs: str = "3") -> None:
+    """Tells the numbers of the training, what was trained, and where it was gone on with."""
+    tell("resumed", list(nb.resumed() or ()))
+    with nb.cluster(), nb.pipeline(2):
+        inputs = keras.Input((6,), name="x")
+        with nb.replica(2), nb.stage(cluster="c0"):
+            hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(32, activation="relu")(inputs))
+            with nb.compress(rank=8, int8=True):
+                hidden = keras.layers.Dense(32)(hidden)
+        with nb.stage(cluster="c1"):
+            outputs = keras.layers.Dense(1)(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS).batch(BATCH)
+    stopping = keras.callbacks.EarlyStopping(monitor="loss", patience=9)
+    history = model.fit(data, epochs=int(epochs), verbose=0, callbacks=[stopping, Told()], validation_data=(x, y))
+    tell("history", {name: [float(each).hex() for each in values] for name, values in history.history.items()})
+    weights = b"".join(np.ascontiguousarray(each).tobytes() for each in model.get_weights())
+    tell("weights", hashlib.sha256(weights).hexdigest())
+
+
+def main(folder: str, faults: str, *arguments: str) -> None:
+    launched = attach()
+    assert launched is not None
+    plan = FaultPlan.parse("" if faults == "-" else faults, worker=launched.worker)
+    config = {} if folder == "-" else {"checkpoint": {"folder": folder, "every": 2}}
+    with with_plan(plan), nb.init(config):
+        lesson(*arguments)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,237 @@
+"""The folder of checkpoints: what is one and what is not, what a loss of power leaves, and that a run has its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from whale_nebula.checkpoint.folder import Folder, Found, choose_checkpoint, offer_checkpoints
+from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor, decode_manifest
+from whale_nebula.errors import CheckpointError, StateError
+from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source
+from whale_nebula.runtime.checkpoint.writing import Snapshot, commit_parts, write_part
+
+WORKERS = ("gpu/0", "npu/0")
+
+
+def save(folder: Folder, step: int, keep: int = 3, value: float = 0.0) -> Manifest:
+    """Write a checkpoint of two workers, each of which has a half of one tensor and a tensor of its own."""
+    manifest, digests = Manifest(Position(step)), {}
+    for number, worker in enumerate(WORKERS):
+        half = Slice((number * 2, 0), (2, 3))
+        own = np.full([2, 3], step + number + value, "float32")
+        entries = [
+            Entry("shared", Tensor("float32", (4, 3)), half, tf.constant(own)),
+            Entry(f"own{number}", Tensor("float32", ()), Slice((), ()), tf.constant(float(step))),
+        ]
+        digests[worker] = write_part(folder, Snapshot(manifest, worker, entries, {})).digest
+    commit_parts(folder, manifest, digests, WORKERS, keep)
+    return manifest
+
+
+def read(found: Found) -> tuple[list[float], float]:
+    source = Source(found, next(iter(found.manifests.values())).identity)
+    return source.read("shared").numpy()[:, 0].tolist(), float(source.read("own1"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(str(tmp_path / "run"))
+
+
+def test_the_newest_are_kept_and_read(folder: Folder) -> None:
+    for step in (3, 6, 9, 12):
+        save(folder, step, keep=2)
+    found = folder.scan()
+    assert [(each.step, each.committed, each.check()) for each in found] == [(12, True, ()), (9, True, ())]
+    assert read(found[0]) == ([12, 12, 13, 13], 12) and read(found[1]) == ([9, 9, 10, 10], 9)
+
+
+def test_a_step_that_is_saved_again_replaces_what_was_saved(folder: Folder) -> None:
+    save(folder, 3)
+    save(folder, 3, value=0.5)
+    (found,) = folder.scan()
+    assert read(found) == ([3.5, 3.5, 4.5, 4.5], 3) and found.check() == ()
+    assert sorted(os.listdir(found.path)) == sorted(
+        ["manifest.json", *(file.name for file in found.manifests[""].files)]
+    )
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(bytes(content))
+
+
+def _grow(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+DAMAGES = [_cut, _flip, _grow, os.unlink]
+FILES = ["manifest.json", "state.index", "state.data-00000-of-00002", "state.data-00001-of-00002"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda each: each.__name__.strip("_"))
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_damaged_is_not_taken_for_a_checkpoint(
+    folder: Folder, name: str, damage: Callable[[Path], None]
+) -> None:
+    save(folder, 3)
+    save(folder, 6)
+    damage(Path(folder.step_path(6)) / name)
+    newest, before = folder.scan()
+    assert newest.check() and before.check() == ()
+    assert not newest.committed or name in newest.check()[0]
+
+
+def test_files_of_two_checkpoints_that_are_swapped_are_found(folder: Folder) -> None:
+    save(folder, 3)
+    save(folder, 6)
+    one, other = (Path(folder.step_path(step)) / FILES[2] for step in (3, 6))
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+    assert all("digest" in each.check()[0] for each in folder.scan())
+
+
+def test_a_run_that_goes_on_puts_aside_what_is_newer_and_removes_what_was_not_finished(folder: Folder) -> None:
+    for step in (3, 6, 9):
+        save(folder, step)
+    _cut(Path(folder.step_path(9)) / "state.index")
+    write_part(folder, Snapshot(Manifest(Position(12)), "gpu/0", (), {}))
+    write_part(folder, Snapshot(Manifest(Position(6)), "gpu/0", (), {}))  # it was to be saved again
+    assert folder.clean(6) == ["skipped-step-00000009.0"]
+    assert sorted(os.listdir(folder.path)) == ["skipped-step-00000009.0", "step-00000003", "step-00000006"]
+    assert folder.scan()[0].check() == () and ".gpu-0" not in os.listdir(folder.step_path(6))
+
+
+def test_a_second_run_in_the_same_folder_is_refused(folder: Folder) -> None:
+    folder.lock()
+    with pytest.raises(StateError, match="another run writes"):
+        Folder(folder.path).lock()
+    folder.unlock()
+    Folder(folder.path).lock()
+
+
+def test_a_part_that_is_not_what_its_worker_said_is_no_part(folder: Folder) -> None:
+    snapshot = Snapshot(
+        Manifest(Position(3)), "gpu/0", [Entry("a", Tensor("int32", ()), Slice((), ()), tf.constant(1))], {}
+    )
+    write_part(folder, snapshot)
+    with pytest.raises(CheckpointError, match="not the one that it wrote"):
+        commit_parts(folder, snapshot.manifest, {"gpu/0": "another"}, ["gpu/0"], 1)
+    assert not folder.scan()[0].committed
+
+
+# ------------------------------------------------------------------ what a loss of power leaves
+class Power:
+    """What is on the disk if the power goes: of files and of folders what they held when they were synced."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.content: dict[int, bytes] = {}
+        self.names: dict[str, dict[str, int]] = {}
+        self.events = 0
+        self._plain = os.fsync
+        monkeypatch.setattr(os, "fsync", self._sync)
+
+    def _sync(self, opened: int) -> None:
+        path, about = os.readlink(f"/proc/self/fd/{opened}"), os.fstat(opened)
+        if stat.S_ISDIR(about.st_mode):
+            self.names[path] = {entry.name: entry.inode() for entry in os.scandir(path)}
+        else:
+            self.content[about.st_ino] = Path(path).read_bytes()
+        self._plain(opened)
+        self.events += 1
+        self.watch()
+
+    def watch(self) -> None:
+        """What is looked at after each."""
+
+    def restore(self, folder: str, target: Path) -> None:
+        """Put what is on the disk of a folder elsewhere."""
+        target.mkdir()
+        for name, inode in self.names.get(folder, {}).items():
+            path = f"{folder}/{name}"
+            if path in self.names:
+                self.restore(path, target / name)
+            elif inode in self.content:
+                (target / name).write_bytes(self.content[inode])
+            elif not name.startswith("step"):
+                (target / name).touch()  # its name is there, and nothing in it
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_loss_of_power_at_any_point_leaves_a_checkpoint(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int
+) -> None:
+    power, safe, seen = Power(monkeypatch), [0], []
+
+    def watch() -> None:
+        target = tmp_path / f"after{power.events}"
+        power.restore(folder.path, target)
+        whole = [each for each in Folder(str(target)).scan() if not each.check()]
+        assert not safe[-1] or (whole and whole[0].step >= safe[-1]), (power.events, safe)
+        seen.append(whole[0].step if whole else 0)
+        shutil.rmtree(target)
+
+    power.watch = watch
+    for step in (3, 6, 6, 9):
+        save(folder, step, keep)
+        safe.append(step)
+    assert sorted(set(seen)) == [0, 3, 6, 9] and seen == sorted(seen) and len(seen) > 40
+
+
+# ------------------------------------------------------------------ several hosts
+def _offers(step: int, groups: dict[str, tuple[str, ...]], identity: str = "a") -> Iterator[list[dict[str, object]]]:
+    workers = sorted(worker for parts in groups.values() for worker in parts)
+    for parts in groups.values():
+        yield [{"step": step, "identity": identity, "parts": list(parts), "workers": workers}]
+
+
+def test_a_step_that_one_host_has_not_is_not_chosen() -> None:
+    both = {"a": ("gpu/0", "gpu/1"), "b": ("npu/0",)}
+    gpu, npu = ([*older, *newer] for older, newer in zip(_offers(3, both), _offers(6, both, "b"), strict=True))
+    assert choose_checkpoint([gpu, npu]) == (6, "b")
+    assert choose_checkpoint([gpu, npu[:1]]) == (3, "a")
+    assert choose_checkpoint([gpu, []]) is None and choose_checkpoint([]) is None
+
+
+def test_hosts_with_a_folder_each_have_a_manifest_each(tmp_path: Path) -> None:
+    digests, folders = {}, {}
+    manifest = Manifest(Position(3))
+    for worker in WORKERS:
+        label = worker.replace("/", "-")
+        folders[worker] = Folder(str(tmp_path / "shared"), label)
+        entries = [Entry(worker, Tensor("int32", (2,)), Slice((0,), (2,)), tf.constant([1, 2]))]
+        digests[worker] = write_part(folders[worker], Snapshot(manifest, worker, entries, {})).digest
+    commit_parts(folders["gpu/0"], manifest, digests, ["gpu/0"], 2)
+    assert choose_checkpoint([offer_checkpoints(folders["gpu/0"].scan())]) is None
+    commit_parts(folders["npu/0"], manifest, digests, ["npu/0"], 2)
+    (found,) = folders["gpu/0"].scan()
+    chosen = choose_checkpoint([offer_checkpoints([found])])
+    assert sorted(found.manifests) == ["gpu-0", "npu-0"] and found.check() == () and chosen is not None
+    source = Source(found, chosen[1])
+    assert [source.read(worker).numpy().tolist() for worker in WORKERS] == [[1, 2], [1, 2]]
+
+
+def test_a_manifest_says_what_it_was_given_and_nothing_else_is_one() -> None:
+    given = Manifest(Position(7, 1, 2, 3, programs={"a": 7}, logs={"loss": 0.5}), {"gpu/0": "x"}, seed=5)
+    assert decode_manifest(given.encode(), "m") == given
+    assert replace(given, time="later").identity == given.identity != replace(given, attempt=1).identity
+    changed = given.encode().replace(b'"step": 7', b'"step": 8')
+    for content, why in {b"": "no manifest", b"{}": "no manifest", b"[1]": "no manifest", changed: "digest"}.items():
+        with pytest.raises(CheckpointError) as caught:
+            decode_manifest(content, "m")
+        assert why in caught.value.why

@@ -1,0 +1,235 @@
+"""`whale-nebula checkpoints`: list, show, verify, prune and export checkpoints. Only export needs TensorFlow."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from whale_nebula.checkpoint.folder import Folder, Found
+from whale_nebula.checkpoint.manifest import Manifest
+from whale_nebula.cli import arguments
+from whale_nebula.cli.arguments import Options, Parser, split, tell
+from whale_nebula.errors import CheckpointError, NebulaError
+from whale_nebula.errors.text import did_you_mean, escape_foreign_text
+from whale_nebula.plain import to_plain
+
+_DESCRIPTION = """\
+Look at checkpoints that nb.init(checkpoint="FOLDER") or nb.save has written. FOLDER is the folder of a run, or that of
+one checkpoint in it.
+
+  list    the checkpoints of a run: steps, sizes, when they were written
+  show    one checkpoint, the newest unless its folder is given: where the run stood, and its tensors
+  verify  read every file and compare its digest; the first fault of each checkpoint is named
+  prune   remove all but the newest, --keep of them
+  export  write the tensors to one file, whole: --to weights.npz, or weights.safetensors
+
+In Python nb.restore("FOLDER", model) gives a model the newest weights, with or without scopes, and
+tf.train.load_checkpoint("FOLDER/step-00000120/state") reads single tensors."""
+
+_EPILOG = """\
+examples:
+  whale-nebula checkpoints list runs/a
+  whale-nebula checkpoints show runs/a/step-00000120
+  whale-nebula checkpoints verify runs/a --json
+  whale-nebula checkpoints prune runs/a --keep 2
+  whale-nebula checkpoints export runs/a --to weights.npz --only "encoder/.*"
+
+exit status:
+  0   it was done; for verify: all checkpoints are whole
+  1   verify: one is not; export: it could not be written
+  2   the command line is wrong
+  66  there is no checkpoint"""
+
+_OPTIONS: Options = {
+    "--keep": ("N", "prune: how many stay"),
+    "--to": ("FILE", "export: where to, .npz or .safetensors"),
+    "--only": ("REGEX", "show and export: tensors whose whole name matches"),
+    "--json": (None, "print one JSON object"),
+}
+_WORDS = ("list", "show", "verify", "prune", "export")
+
+
+def parser() -> Parser:
+    """The options of the command."""
+    usage = "whale-nebula checkpoints {list,show,verify,prune,export} FOLDER [options]"
+    return Parser("checkpoints", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; gives the exit status."""
+    made = parser()
+    words = split(argv, _OPTIONS)
+    given = made.read([*words.options, *(word for word in words.arguments if word.startswith("-"))])
+    what, folders = words.script, [word for word in words.arguments if not word.startswith("-")]
+    if what not in _WORDS:
+        said = f"there is no {what!r} here; {did_you_mean(what, _WORDS)}" if what else "say what to do"
+        made.error(f"{said}: whale-nebula checkpoints list FOLDER")
+    if len(folders) != 1:
+        made.error(f"whale-nebula checkpoints {what} FOLDER")
+    try:
+        found = _find(folders[0])
+        actions: Mapping[str, Callable[[list[Found], argparse.Namespace, Parser], int]] = {
+            "list": _list, "show": _show, "verify": _verify, "prune": _prune, "export": _export,
+        }  # fmt: skip
+        return actions[what](found, given, made)
+    except NebulaError as error:
+        return tell(error, as_json=given.json, code=arguments.NO_FILE)
+
+
+def _find(path: str) -> list[Found]:
+    """The checkpoints of a run, the newest first, or the one whose folder it is."""
+    here = Folder(path.rstrip("/"), single=True).look()
+    found = [here] if here.manifests or here.problems else Folder(path.rstrip("/")).scan()
+    if not found:
+        raise CheckpointError("there is no checkpoint", where=path, mend="whale-nebula checkpoints list FOLDER")
+    return found
+
+
+def _list(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
+    rows = [_summarize(each) for each in found]
+    if given.json:
+        print(json.dumps({"checkpoints": rows}, indent=1))
+        return arguments.DONE
+    for row in rows:
+        told = row["problem"] or f"{_in_bytes(row['bytes'])}  {row['time']}  {row['where']}"
+        print(f"{row['folder']}  step {row['step']}  {told}")
+    return arguments.DONE
+
+
+def _summarize(found: Found) -> dict[str, Any]:
+    problems = found.check(digests=False)
+    manifests = list(found.manifests.values())
+    first = manifests[0] if manifests else None
+    return {
+        "folder": found.path,
+        "step": found.step if first is None else first.position.step,
+        "bytes": sum(manifest.size for manifest in manifests),
+        "time": "" if first is None else escape_foreign_text(first.time),
+        "where": "" if first is None else _say_where(first),
+        "problem": problems[0] if problems else "",
+    }
+
+
+def _say_where(manifest: Manifest) -> str:
+    position = manifest.position
+    if not position.fit:
+        return ""
+    fit = f" of fit {position.fit}" if position.fit > 1 else ""
+    if position.ended:
+        return f"the end{fit}"
+    return f"epoch {position.epoch + 1}, batch {position.batch}{fit}"
+
+
+def _in_bytes(size: int) -> str:
+    unit, name = next((each for each in _UNITS if size >= each[0]), (1, "B"))
+    return f"{size / unit:.4g} {name}"
+
+
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
+    chosen = next((each for each in found if each.committed), None)
+    if chosen is None:
+        raise CheckpointError("there is no checkpoint that was written to its end", where=found[0].path)
+    manifests = list(chosen.manifests.values())
+    names = [name for name in sorted({n for m in manifests for n in m.tensors}) if _is_wanted(name, given, made)]
+    forms = {name: form for manifest in manifests for name, form in manifest.tensors.items()}
+    if given.json:
+        document = {group: to_plain(manifest) for group, manifest in chosen.manifests.items()}
+        print(json.dumps({"folder": chosen.path, "manifests": document}, indent=1))
+        return arguments.DONE
+    first = manifests[0]
+    print(f"{chosen.path}: step {first.position.step}, {_in_bytes(sum(each.size for each in manifests))}")
+    versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
+    for title, text in {
+        "written": f"{first.time} by {', '.join(first.workers)}",
+        "run": f"{first.run}{f', seed {first.seed}' if first.seed is not None else ''}",
+        "stands at": _say_where(first) or f"step {first.position.step} of {first.position.program!r}",
+        "last results": ", ".join(f"{name} {value:.6g}" for name, value in first.position.logs.items()),
+        "versions": versions,
+    }.items():
+        if text:
+            print(f"  {title}: {escape_foreign_text(text)}")
+    print(f"  {len(names)} tensors, {sum(prod(forms[name].shape) for name in names):,} numbers")
+    for name in names:
+        pieces = sum(len(part.slices.get(name, ())) for manifest in manifests for part in manifest.parts)
+        several = f"  in {pieces} slices" if pieces > 1 else ""
+        print(f"    {escape_foreign_text(name)}  {forms[name].dtype}{list(forms[name].shape)}{several}")
+    return arguments.DONE
+
+
+def _is_wanted(name: str, given: argparse.Namespace, made: Parser) -> bool:
+    try:
+        return given.only is None or re.fullmatch(given.only, name) is not None
+    except re.error as error:
+        made.error(f"--only {given.only}: {error}")
+        return False
+
+
+def _verify(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
+    problems = {each.path: each.check() for each in found}
+    whole = not any(problems.values())
+    if given.json:
+        print(json.dumps({"ok": whole, "checkpoints": {path: list(each) for path, each in problems.items()}}, indent=1))
+    else:
+        for path, each in problems.items():
+            print(f"{path}: {each[0] if each else 'whole'}")
+    return arguments.DONE if whole else arguments.FAILED
+
+
+def _prune(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
+    if given.keep is None or not given.keep.isdecimal() or int(given.keep) < 1:
+        made.error("--keep says how many stay, one at least: --keep 3")
+    if len(found) == 1 and not re.search(r"step-\d+/?$", found[0].path):
+        raise CheckpointError("that is one checkpoint, and no folder of a run", where=found[0].path)
+    folder = Folder(found[0].path.rpartition("/")[0])
+    folder.lock()
+    gone = folder.prune(int(given.keep))
+    folder.unlock()
+    said = ", ".join(f"step {step}" for step in gone) or "nothing"
+    print(json.dumps({"removed": gone}) if given.json else f"removed: {said}")
+    return arguments.DONE
+
+
+def _export(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
+    if given.to is None or not given.to.endswith((".npz", ".safetensors")):
+        made.error("--to names the file: --to weights.npz, or --to weights.safetensors")
+    chosen = next((each for each in found if each.committed and not each.check()), None)
+    if chosen is None:
+        raise CheckpointError("there is no checkpoint that is whole", where=found[0].path)
+    from whale_nebula.runtime.checkpoint.slices import Source
+
+    source = Source(chosen, next(iter(chosen.manifests.values())).identity)
+    arrays = dict(_read(source, given, made))
+    if given.to.endswith(".npz"):
+        import numpy as np
+
+        np.savez(given.to, **arrays)
+    else:
+        _write_safetensors(arrays, given.to)
+    said = {"file": given.to, "tensors": len(arrays), "step": chosen.step}
+    print(json.dumps(said) if given.json else f"{given.to}: {len(arrays)} tensors of {chosen.path}")
+    return arguments.DONE
+
+
+def _read(source: Any, given: argparse.Namespace, made: Parser) -> Iterator[tuple[str, Any]]:
+    for name in sorted(source.tensors):
+        if not name.startswith("memory/") and _is_wanted(name, given, made):
+            yield name, source.read(name).numpy()
+
+
+def _write_safetensors(arrays: Mapping[str, Any], path: str) -> None:
+    try:
+        from safetensors.numpy import save_file
+    except ImportError:
+        raise CheckpointError(
+            "safetensors is not installed",
+            where=path,
+            mend="pip install safetensors\nor --to weights.npz",
+        ) from None
+    save_file(dict(arrays), path)
