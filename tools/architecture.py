@@ -14,7 +14,7 @@ PACKAGE, PAGE = ROOT / "whale_nebula", ROOT / "docs" / "architecture.md"
 # From bottom to top: a package imports those before it, and never one after it. Those of a group belong together.
 GROUPS = {
     "base": ("errors", "site", "spec", "plain", "faults"),
-    "data": ("config", "hardware", "wire", "tf", "codec", "ir", "schedule", "scopes"),
+    "data": ("config", "hardware", "wire", "tf", "checkpoint", "codec", "ir", "schedule", "scopes"),
     "connections": ("security", "transport"),
     "operations": ("report", "gateway", "launch"),
     "compiler": ("feed", "passes", "capture", "plan", "planner"),

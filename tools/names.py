@@ -18,7 +18,7 @@ PARTICIPLE = re.compile(
     r"said|seen|sent|shown|shut|spoken|taken|told|written)$"
 )
 NO_PARTICIPLES = {"embed", "feed", "need", "seed", "speed"}
-PUBLIC = {"gathered"}  # a name of the public interface
+PUBLIC = {"gathered", "resumed"}  # names of the public interface
 EVENTS = {"broken", "carried", "connected", "disconnected", "ended", "entered", "gone", "lost", "opened", "refused"}
 MOST_METHODS = 55
 """How many methods are still named so. This number only falls."""

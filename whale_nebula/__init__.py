@@ -100,6 +100,7 @@ __all__ = [
     "shutdown",
     "split",
     "stage",
+    "state",
     "verify",
 ]
 

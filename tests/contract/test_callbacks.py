@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from whale_nebula.tf import callbacks as tf_callbacks
 
@@ -87,3 +89,117 @@ def test_silence_leaves_no_file_of_a_logger(silent: bool, tmp_path: Path, monkey
     fitted(*loggers)
     written = {path.name.split(".")[0] for path in tmp_path.rglob("*") if path.is_file()}
     assert written == (set() if silent else {"log", "events"})
+
+
+class Begins(keras.callbacks.Callback):
+    """Does something with a `fit` as it begins."""
+
+    def __init__(self, begin: Callable[[tf_callbacks.Fit, Any], None]) -> None:
+        super().__init__()
+        self.begin, self.epochs, self.batches = begin, [], 0
+
+    def set_params(self, params: Any) -> None:
+        """Keras calls it before it has all that a `fit` has."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        fit = tf_callbacks.find_fit()
+        assert fit is not None
+        self.begin(fit, self.model)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epochs.append(epoch)
+
+
+def test_find_fit_tells_what_it_was_asked_for() -> None:
+    found: list[tf_callbacks.Fit] = []
+    watch = Begins(lambda fit, model: found.append(fit))
+    fitted(watch, epochs=3)
+    assert (found[0].epochs, found[0].initial_epoch) == (3, 0) and watch in found[0].callbacks
+    assert tf_callbacks.find_fit() is None
+
+
+def test_add_callback_lets_it_be_called_last() -> None:
+    called: list[str] = []
+
+    def note(name: str) -> Any:
+        return keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: called.append(name))
+
+    fitted(Begins(lambda fit, model: tf_callbacks.add_callback(fit, note("added"), model)), note("given"))
+    assert called == ["given", "added"]
+
+
+def test_begin_with_is_the_epoch_of_the_next_fit() -> None:
+    watch = Begins(lambda fit, model: tf_callbacks.begin_with(model, 2))
+    model = fitted(watch, epochs=4)
+    tf_callbacks.begin_with(model, 0)
+    model.fit(X, Y, epochs=1, verbose=0, callbacks=[watch])
+    assert watch.epochs == [2, 3] and model._initial_epoch == 2  # asked for again as that fit began
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+def test_pass_epochs_draws_what_training_would_have_drawn(steps: int | None) -> None:
+    rows: list[list[float]] = []
+
+    def train(begin: Callable[[tf_callbacks.Fit, Any], None]) -> list[float]:
+        keras.utils.set_random_seed(1)
+        data = tf.data.Dataset.range(6).map(lambda n: (tf.fill([2], tf.cast(n, tf.float32)), 1.0))
+        seen: list[float] = []
+        model = keras.Sequential(
+            [keras.Input((2,)), keras.layers.Lambda(lambda x: _note(x, seen)), keras.layers.Dense(1)]
+        )
+        model.compile("sgd", "mse", run_eagerly=True)
+        data = data.shuffle(6).batch(2)
+        model.fit(
+            data.repeat() if steps else data, epochs=3, steps_per_epoch=steps, verbose=0, callbacks=[Begins(begin)]
+        )
+        return seen[-(steps or 3) * 2 :]
+
+    def passing(fit: tf_callbacks.Fit, model: Any) -> None:
+        tf_callbacks.pass_epochs(fit, 2)
+        tf_callbacks.begin_with(model, 2)
+
+    rows = [train(lambda fit, model: None), train(passing)]
+    assert rows[0] == rows[1] and len(rows[0]) == (steps or 3) * 2
+
+
+def _note(x: Any, seen: list[float]) -> Any:
+    if tf.executing_eagerly():
+        seen.extend(np.asarray(x)[:, 0].tolist())
+    return x
+
+
+def test_keep_logs_lets_a_logger_go_on(tmp_path: Path) -> None:
+    log = str(tmp_path / "log.csv")
+    fitted(keras.callbacks.CSVLogger(log))
+    logger = keras.callbacks.CSVLogger(log)
+    keeps = Begins(lambda fit, model: None)
+    keeps.set_model = lambda model: tf_callbacks.keep_logs(_Several([logger]))  # type: ignore[method-assign]
+    fitted(logger, keeps)
+    assert len(Path(log).read_text().splitlines()) == 3
+
+
+class _Several:
+    """Callbacks, as a `fit` has them."""
+
+    def __init__(self, callbacks: list[Any]) -> None:
+        self.callbacks = callbacks
+
+
+def test_batch_spec_and_build_model_make_all_variables() -> None:
+    built: list[Any] = []
+
+    def begin(fit: tf_callbacks.Fit, model: Any) -> None:
+        tf_callbacks.build_model(model, tf_callbacks.batch_spec(fit))
+        built.extend([model.built, model.optimizer.built, len(model.metrics_variables)])
+
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"])
+    model.fit(X, Y, verbose=0, callbacks=[Begins(begin)])
+    assert built == [True, True, 4]  # two numbers each for the loss and the metric
+
+
+def test_build_model_makes_what_a_step_makes() -> None:
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    tf_callbacks.build_model(model, (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1])))
+    assert len(model.weights) == 2 and model.optimizer.built

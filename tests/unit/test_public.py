@@ -24,7 +24,11 @@ COMPRESS = (
 )
 SIGNATURES = {
     "init": "(config=None, *, links=None, seed=None, ids=None, plan=None, show=None, metrics=None, tensorboard=None,"
-    " outputs=None)",
+    " outputs=None, checkpoint=None)",
+    "save": "(path, model)",
+    "restore": "(path, model)",
+    "resumed": "()",
+    "state": "(**objects)",
     "shutdown": "()",
     "here": "()",
     "cluster": "(layout='all', *, name=None)",

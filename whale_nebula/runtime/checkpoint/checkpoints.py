@@ -38,10 +38,10 @@ from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_
 from whale_nebula.runtime.checkpoint.objects import check_object, decode_value, encode_value, read_object, write_object
 from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source
 from whale_nebula.runtime.checkpoint.writing import Snapshot, Writer, commit_parts, write_part
-from whale_nebula.runtime.run import Run
 from whale_nebula.site import script_site
 
 if TYPE_CHECKING:
+    from whale_nebula.runtime.run import Run
     from whale_nebula.runtime.step.engine import Engine
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
@@ -309,7 +309,7 @@ class Checkpoints:
         if self._pending is None:
             return
         step = self._pending.manifest.position.step
-        told = {worker: _saved(sheet, step) for worker, sheet in sheets.items()}
+        told = {worker: _read_saved(sheet, step) for worker, sheet in sheets.items()}
         if set(told) == set(self.group.everyone) and all(told.values()):
             self._settle({worker: str(said) for worker, said in told.items()})
 
@@ -455,7 +455,7 @@ class Checkpoints:
         self.folder.unlock()
 
 
-def _saved(sheet: Any, step: int) -> str | None:
+def _read_saved(sheet: Any, step: int) -> str | None:
     """What a worker says of its part of the checkpoint of a step, if it says something."""
     said = sheet.get("saved") if isinstance(sheet, dict) else None
     right = isinstance(said, list) and len(said) == 2 and said[0] == step and isinstance(said[1], str)

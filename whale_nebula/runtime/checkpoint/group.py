@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -15,7 +15,9 @@ from whale_nebula.checkpoint.folder import Found, check_whole, choose_checkpoint
 from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor
 from whale_nebula.errors import CheckpointError
 from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source, find_slice
-from whale_nebula.runtime.run import Run
+
+if TYPE_CHECKING:
+    from whale_nebula.runtime.run import Run
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _ALONE = "local/0"
