@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.processes.running import Ended, run
+from tests.processes.running import Ended, run, told_alone
+from tests.processes.workers.replanned import PLANS, lesson
 from whale_nebula.faults import POINTS
 
 WORKERS = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
@@ -57,3 +61,24 @@ PLACES = [name for name in POINTS if not name.startswith(_BEFORE)]
 def test_a_death_at_any_place_costs_no_bit(undisturbed: Ended, tmp_path: Path, worker: str, place: str) -> None:
     run("resuming", WORKERS, tmp_path, f"{worker}:{place}=kill@2", EPOCHS)
     assert told(run("resuming", WORKERS, tmp_path, "-", EPOCHS)) == told(undisturbed)
+
+
+# ------------------------------------------------------------------ other plans than before
+CHAINS: list[Any] = [
+    ("split", "replicas", "stages"),
+    *(pytest.param(each, marks=pytest.mark.grid) for each in itertools.permutations(PLANS, 2)),
+]
+
+
+@pytest.mark.parametrize("names", CHAINS, ids=" > ".join)
+def test_a_run_goes_on_by_another_plan(tmp_path: Path, names: Sequence[str]) -> None:
+    expected = told_alone(lesson, names[0], len(names))
+    before = None
+    for epochs, name in enumerate(names, 1):
+        found = run("replanned", WORKERS, name, epochs, tmp_path)
+        found.result.check()
+        assert epochs == 1 or found.same("began") == before
+        before = found.same("ended")
+        got = found.same("history")
+        for what, values in expected["history"].items():
+            np.testing.assert_allclose(got[what], values[:epochs], 1e-5)

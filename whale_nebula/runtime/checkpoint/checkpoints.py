@@ -73,7 +73,9 @@ class _Pending:
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one run. `source` is the one that it goes on from, if there is one."""
+    """The checkpoints of one run. `source` is the one that it goes on from, if there is one. Where that was written at
+    the end of a `fit` whose next epochs are trained now, `reset_metrics` is called when the variables are restored.
+    """
 
     run: Run
     options: Checkpointing
@@ -87,6 +89,7 @@ class Checkpoints:
     objects: dict[str, Any] = field(default_factory=dict)
     failed: bool = False
     fits: int = 0
+    reset_metrics: Callable[[], None] | None = None
     skips: int = 0
     _known: dict[str, weakref.ref[Any]] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
@@ -163,6 +166,9 @@ class Checkpoints:
                     why="the checkpoint is of another model",
                     mend='nb.init(checkpoint="another/folder")\nor nb.restore(path, model), which takes what fits',
                 )
+        if self.reset_metrics is not None and program in self.position.programs:
+            self.reset_metrics()
+            self.reset_metrics = None
 
     def _name(self, program: str, path: str) -> str:
         """The name of a variable in checkpoints: its path, unless another one has that already."""

@@ -46,6 +46,7 @@ class FitWatch(keras.callbacks.Callback):
             done = self._resumed.ended and fit.epochs <= self._resumed.epochs
             self._begins = fit.epochs if done else self._resumed.epoch
             checkpoints.skips = 0 if self._resumed.ended else self._resumed.batch
+            checkpoints.reset_metrics = model.reset_metrics if self._resumed.ended else None
         else:
             checkpoints.position = replace(checkpoints.position, fit=checkpoints.fits, ended=False)
         if self._begins >= fit.epochs > 0:

@@ -1,0 +1,70 @@
+"""Worker: trains one model by a plan that is named, and goes on from what a run by another plan has saved."""
+
+import hashlib
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+
+import whale_nebula as nb
+from tests.processes.telling import tell
+
+ROWS, BATCH = 48, 8
+PLANS: dict[str, dict[str, Any]] = {
+    "stages": {},
+    "replicas": {"replica": {"count": 2}},
+    "slots in parts": {"replica": {"count": 2, "shard": "optimizer"}},
+    "split": {"split": {"count": 2}},
+    "split rows": {"split": {"count": 2, "axis": 0}},
+    "pipeline": {"pipeline": {"micro_batch": 4}, "replica": {"count": 2}},
+    "the other way": {"order": ("c1", "c0")},
+    "planned": {"auto": True},
+}
+
+
+def build(plan: dict[str, Any]) -> keras.Model:
+    """Two stages, in scopes as the plan has them."""
+    first, last = plan.get("order", ("c0", "c1"))
+    if plan.get("auto"):
+        nb.auto_parallel()
+        first = last = None
+    with nb.cluster() if first else nullcontext(), _scope(nb.pipeline, plan.get("pipeline")):
+        inputs = keras.Input((6,), name="x")
+        with _scope(nb.replica, plan.get("replica")), nb.stage(cluster=first) if first else nullcontext():
+            hidden = keras.layers.Dense(32, activation="relu")(inputs)
+            with _scope(nb.split, plan.get("split")):
+                hidden = keras.layers.Dense(10, activation="tanh")(hidden)
+        with nb.stage(cluster=last) if last else nullcontext():
+            outputs = keras.layers.Dense(1)(hidden)
+    return keras.Model(inputs, outputs)
+
+
+def _scope(scope: Any, options: dict[str, Any] | None) -> Any:
+    return nullcontext() if options is None else scope(**options)
+
+
+def lesson(name: str = "stages", epochs: str = "1", folder: str = "") -> None:
+    """Tells what it began with, how it trained, and what it ended with."""
+    model = build(PLANS[name])
+    model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
+    if folder and nb.resumed() is not None:
+        nb.restore(folder, model)
+        tell("began", digest(model))
+    history = model.fit(x, y, batch_size=BATCH, epochs=int(epochs), verbose=0)
+    tell("history", history.history)
+    tell("ended", digest(model))
+
+
+def digest(model: keras.Model) -> str:
+    """The same where weights are, bit for bit."""
+    return hashlib.sha256(b"".join(np.ascontiguousarray(each).tobytes() for each in model.get_weights())).hexdigest()
+
+
+if __name__ == "__main__":
+    name, epochs, folder = sys.argv[1:]
+    with nb.init({"checkpoint": {"folder": folder, "every": 4}}):
+        lesson(name, epochs, folder)
