@@ -22,7 +22,7 @@ CODEC, EXTRA = 3, 16  # of the slot whose tensors a codec may have made
 _VALUES = (0, 1, 2, 3, 7, 8, 63, 64, 127, 128, 255, 256, 65_535, 65_536, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
 _TOPS = dict.fromkeys(("kind", "direction", "dtype"), 255)
 _TOPS |= dict.fromkeys(("flags", "phase", "shard", "codec"), 2**16 - 1)
-_TOPS |= dict.fromkeys(("epoch", "source", "destination", "slot", "length", "state"), 2**32 - 1)
+_TOPS |= dict.fromkeys(("conversation", "source", "destination", "slot", "length", "state"), 2**32 - 1)
 _TOPS |= dict.fromkeys(("sequence", "ack", "program", "step", "offset", "whole"), 2**64 - 1)
 _TEXTS = (
     b"[" * 5_000,
@@ -144,7 +144,7 @@ class Hostile:
 
     def _numbered(self, header: Header, chunk: Any, number: int | None = None) -> bytes:
         sequence = self.talk.received if number is None else number
-        header = header._replace(sequence=min(sequence, 2**64 - 1), epoch=self.talk.epoch, ack=1)
+        header = header._replace(sequence=min(sequence, 2**64 - 1), conversation=self.talk.number, ack=1)
         if self.peer._sealer is not None:
             header, chunk = self.peer._sealer.seal(header, chunk)
         return forged(header, chunk.tobytes())
@@ -180,9 +180,9 @@ class Hostile:
         """One to three fields of a good frame have other values."""
         header, chunk = self._good()
         if self.peer._sealer is not None and self.draw.random() < 0.7:
-            header = header._replace(sequence=self.talk.received, epoch=self.talk.epoch)
+            header = header._replace(sequence=self.talk.received, conversation=self.talk.number)
             header, chunk = self.peer._sealer.seal(header, chunk)
-        header = header._replace(sequence=self.talk.received, epoch=self.talk.epoch, ack=1)
+        header = header._replace(sequence=self.talk.received, conversation=self.talk.number, ack=1)
         for name in self.draw.sample((*_TOPS, "dims", "micro_batch"), self.draw.randint(1, 3)):
             header = header._replace(**{name: self._value(name)})
         return forged(header, chunk.tobytes(), length=self.draw.random() < 0.5)

@@ -112,6 +112,7 @@ class Cable:
     def _started(self, worker: str, receiver: Receiver) -> None:
         with self._changed:
             self._receivers[worker] = receiver
+            self._closed.discard(worker)  # another process of a worker that has left
             if len(self._receivers) == len(self._gates):
                 self.mend()
 
@@ -356,6 +357,6 @@ class BadLine:
 
 def _greets(frame: bytes) -> bool:
     try:
-        return unpack(frame[:HEADER_BYTES], sealed=True)[0].epoch == 0
+        return unpack(frame[:HEADER_BYTES], sealed=True)[0].conversation == 0
     except RemoteProtocolError:
         return False

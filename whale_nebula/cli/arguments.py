@@ -122,6 +122,8 @@ NOTHING = 3
 NO_DATA = 65
 """A file that holds something else."""
 NO_FILE = 66
+USED_UP = 70
+"""The workers failed, were started again as often as they may be, and failed again."""
 LEFT = 75
 """The workers were asked to end (SIGTERM, SIGINT, SIGHUP), and left between two steps: start them again."""
 CONFIG = 78

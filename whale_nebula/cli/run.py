@@ -6,38 +6,46 @@ import argparse
 import contextlib
 import json
 import os
+import queue
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import SIGNALLED, Options, Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.config.schema import cluster_of
-from whale_nebula.errors import ConfigError, NebulaError, RemoteFailureError
-from whale_nebula.launch import Job, Outcome, Result, gateways
+from whale_nebula.errors import ConfigError, NebulaError
+from whale_nebula.launch import Job, Result, gateways
 from whale_nebula.launch.ending import last_sentence, last_word, same_cause
+from whale_nebula.launch.failures import describe, find_first
 from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
-from whale_nebula.launch.placement import PORT, Asked, Placement, everything, is_local, settle_ports
+from whale_nebula.launch.placement import PORT, Asked, Placement, everything, is_local, settle_ports, wait_free
 from whale_nebula.launch.processes import Board, Sink
 from whale_nebula.launch.resolve import Resolved, resolve
+from whale_nebula.launch.restarts import Attempts, Ended, Rule
 from whale_nebula.report.screen import Screen, terminal
 
 
-def report_end(result: Result, asking: Asking, *, as_json: bool) -> int:
+def report_end(ended: Ended, asking: Asking, *, as_json: bool) -> int:
     """Say how a run ended, if it did not end well; gives the exit status."""
-    code, worker, why = _ending(result, asking)
+    result = ended.result
+    code, worker, why = _ending(ended, asking)
     for line in _others(result, worker):
         remark(line)
+    if ended.why:
+        same = ended.first is None or str(ended.first) == f"worker {worker} {why}"
+        remark(ended.why if same else f"{ended.why}; in epoch 0 {ended.first}")
     if worker is not None:
         remark(f"worker {worker} {_with_mend(why, result.outcomes[worker].err)}")
     elif why and not as_json:
         remark(why)
     if as_json:
         codes = {name: arguments.shell_code(each) for name, each in result.codes.items()}
-        print(json.dumps({"code": code, "worker": worker, "why": why, "codes": codes}), flush=True)
+        said = {"code": code, "worker": worker, "why": why, "codes": codes, "epoch": ended.epoch}
+        print(json.dumps(said), flush=True)
     return code
 
 
@@ -50,7 +58,7 @@ def _others(result: Result, first: str | None) -> Iterator[str]:
     for name, outcome in result.outcomes.items():
         if name == first or outcome.code in (0, arguments.LEFT) or (outcome.code < 0 and name not in result.frozen):
             continue
-        how = _how(result, outcome)
+        how = describe(result, outcome)
         same = outcome.code > 0 and same_cause(cause, outcome.err)
         said = f"exit code {outcome.code}, for the same reason" if same else _with_mend(how, outcome.err)
         yield f"worker {name} failed{', too' if first is not None else ''}: {said}"
@@ -62,32 +70,22 @@ def _with_mend(why: str, errors: str) -> str:
     return why.removesuffix(word) + last_sentence(errors) if word and why.endswith(word) else why
 
 
-def _ending(result: Result, asking: Asking) -> tuple[int, str | None, str]:
+def _ending(ended: Ended, asking: Asking) -> tuple[int, str | None, str]:
+    result = ended.result
     if asking.second is not None:
         return arguments.SIGNALLED + asking.second, None, "the workers were killed"
+    if asking.rested:
+        return arguments.LEFT, None, "no worker was running, and none is started again; the run can be started again"
     if result.late:
         left = [name for name, code in result.codes.items() if code == -signal.SIGKILL]
         return arguments.shell_code(-signal.SIGKILL), None, f"did not leave in time, and were killed: {', '.join(left)}"
-    if result.culprit is None:
+    first = find_first(result)
+    if first is None:
         return arguments.DONE, None, ""
-    # where the first that ended says that another one has failed before it, that one failed first
-    word = last_word(result.outcomes[result.culprit].err)
-    failed = [name for name, outcome in result.outcomes.items() if outcome.code > 0 and outcome.code != arguments.LEFT]
-    named = (name for name in failed if word.startswith(f"{RemoteFailureError.code} worker '{name}' failed: "))
-    outcome = result.outcomes[next(named, result.culprit)]
-    if outcome.code == arguments.LEFT:
+    if first.code == arguments.LEFT:
         return arguments.LEFT, None, "the workers left, and can be started again"
-    return arguments.shell_code(outcome.code), outcome.worker, f"failed first: {_how(result, outcome)}"
-
-
-def _how(result: Result, outcome: Outcome) -> str:
-    if outcome.worker in result.frozen:
-        return "it was frozen, and was killed"
-    if outcome.code < 0:
-        known = -outcome.code in list(signal.Signals)
-        return f"ended by {signal.Signals(-outcome.code).name if known else f'signal {-outcome.code}'}"
-    word = last_word(outcome.err)
-    return f"exit code {outcome.code}" + (f": {word}" if word else "")
+    code = arguments.USED_UP if ended.used_up else arguments.shell_code(first.code)
+    return code, first.worker, f"failed first: {describe(result, first)}"
 
 
 def _describe_start(given: argparse.Namespace, config: Config, found: Resolved, script: Sequence[str]) -> str:
@@ -105,6 +103,7 @@ def _describe_start(given: argparse.Namespace, config: Config, found: Resolved, 
             "insecure": config.security.insecure,
             "seed": seed_of(config),
             "patience": config.patience,
+            "restarts": config.restarts.most,
             "script": list(script),
             "workers": workers,
         }
@@ -117,6 +116,8 @@ def _describe_start(given: argparse.Namespace, config: Config, found: Resolved, 
     secured = "certificates for this run only" if given.all else "certificates as the config says"
     secured = "insecure: links are not encrypted" if config.security.insecure else secured
     first = f"run {config.run_name!r} of {' '.join(script)}, seed {seed_of(config)}"
+    if config.restarts.most:
+        first += f", {config.restarts.most} restart{'s' * (config.restarts.most > 1)}"
     return "\n".join([first, *lines, f"{secured}; {found.source} says where the workers are"])
 
 
@@ -129,7 +130,8 @@ mutual TLS with certificates that live as long as the run.
 
 What workers write comes out as it is, a line at a time; on a terminal each line begins with the worker's name. The
 first SIGTERM, SIGINT or SIGHUP lets them leave between two steps, the second one ends them at once. When a worker fails
-the others are ended, too; none is ever left behind."""
+the others are ended, too; none is ever left behind. With --restarts all are then started again: the script sees by
+nb.here().epoch how often that was."""
 
 _EPILOG = """\
 examples:
@@ -138,6 +140,7 @@ examples:
   whale-nebula run --config clusters.yaml --cluster gpu train.py            in site one
   whale-nebula run --config clusters.yaml --cluster npu train.py --lr 0.1   in site two
   whale-nebula run --config clusters.yaml --cluster gpu --worker 1 train.py one worker of several
+  whale-nebula run --config clusters.yaml --cluster gpu --restarts 3 train.py    again after a failure
   srun whale-nebula run --config clusters.yaml --cluster gpu train.py       in a Slurm job
   whale-nebula run --explain --config clusters.yaml --cluster gpu           who says where workers are
   whale-nebula run --dry-run --json --all --config clusters.yaml train.py   what would be started
@@ -148,6 +151,7 @@ exit status:
   0    every worker ended well             75   they were asked to end, and left between two steps
   2    the command line is wrong           78   config, environment or certificates are wrong
   66   there is no such script             130, 143, 129  ended at once by a second signal
+  70   they failed, and --restarts are used up
   else that of the worker that failed first; 128 + n where a signal ended it (137: killed, or frozen)"""
 
 _OPTIONS: Options = {
@@ -159,6 +163,7 @@ _OPTIONS: Options = {
     "--cluster": ("NAME", "the cluster that this host is in"),
     "--worker": ("N", "the worker of the cluster that this is, from 0"),
     "--clusters": ("A,B", "with --all and without a config: the clusters that the script's stages name"),
+    "--restarts": ("N", "how often workers are started again after one has failed; the config's restarts, else 0"),
     "--port": ("PORT", f"under Slurm and JobSet: where workers listen, {PORT} unless given"),
 }
 
@@ -205,10 +210,13 @@ def _check(made: Parser, given: argparse.Namespace, script: Sequence[str]) -> No
     if given.clusters is not None and (not given.all or given.config is not None):
         made.error("--clusters goes with --all, and stands for a config: --all --clusters gpu,npu")
     given.worker, given.port = made.number("--worker", given.worker), made.number("--port", given.port)
+    given.restarts = made.number("--restarts", given.restarts)
 
 
 def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
     written = config = load(given.config)
+    if given.restarts is not None:
+        written = config = replace(config, restarts=replace(config.restarts, most=given.restarts))
     config = gateways.at_hand(config, is_local) if given.all else config
     found = _place_workers(given, config)
     if given.explain:
@@ -227,8 +235,8 @@ def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
         remark(f"insecure: true in {given.config}: links are not encrypted, and nobody proves who he is")
     asking = Asking(config.patience)
     with handle_signals(asking), contextlib.ExitStack() as others:
-        result = _start(given, config, found.placement, script, asking, others)
-    return report_end(result, asking, as_json=given.json)
+        ended = _start(given, config, found.placement, script, asking, others)
+    return report_end(ended, asking, as_json=given.json)
 
 
 def _place_workers(given: argparse.Namespace, config: Config) -> Resolved:
@@ -246,8 +254,8 @@ def _start(
     script: Sequence[str],
     asking: Asking,
     others: contextlib.ExitStack,
-) -> Result:
-    """Start the workers of this host, whose certificates are looked at before, and wait until they have ended."""
+) -> Ended:
+    """Start the workers of this host, whose certificates are looked at before, and wait for their end for good."""
     if given.all or len(placement.addresses) == 1:
         owners = [*placement.here, *gateways.names(config)]
         security = others.enter_context(gateways.for_one_run(config, owners))
@@ -259,12 +267,26 @@ def _start(
     sys.stdout.flush()
     output = others.enter_context(_output())
     if given.all:
-        others.enter_context(gateways.running(config, placement, security))
+        watching = gateways.running(config, placement, security, restarts=config.restarts, tell=remark)
+        others.enter_context(watching)
         if names := " and ".join(gateways.names(config)):
             remark(f"{names} run here, too; their audit logs go with the run (between hosts they stay)")
     argv = ["-m", "whale_nebula.launch.child", *script]
-    asking.job = others.enter_context(start_placed(argv, workers, output=output, notice=remark))
-    return asking.job.wait(float("inf"), patience=config.patience)
+
+    @contextlib.contextmanager
+    def start(epoch: int) -> Iterator[Job]:
+        if epoch:
+            wait_free(listen, config.patience)
+        with start_placed(argv, workers, output=output, notice=remark, epoch=epoch) as job:
+            asking.job = job
+            try:
+                yield job
+            finally:
+                asking.job = None
+
+    rule, is_stopped = Rule(config.restarts, config.patience), lambda: asking.first is not None
+    attempts = Attempts(rule, start, rest=asking.rest, is_stopped=is_stopped, tell=remark)
+    return attempts.run(config.patience)
 
 
 @contextlib.contextmanager
@@ -289,29 +311,49 @@ HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass
 class Asking:
-    """What was asked of the workers so far; before they are started there is nobody to ask, and the command ends."""
+    """What was asked of the workers so far. Where none run there is nobody to ask: before they are started the command
+    ends, and between two starts there is no other one (`rested`).
+    """
 
     patience: float
     job: Job | None = None
     first: int | None = None
     second: int | None = None
+    rested: bool = False
+    _resting: queue.SimpleQueue[int] | None = None
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal. It may come in the middle of a print, so it writes by itself."""
         name = signal.Signals(number).name
-        if self.job is None:
+        if self.job is None and self._resting is None:
             sys.exit(SIGNALLED + number)
         first, text = self.first is None, f"{name}, again: the workers are killed"
         if first:
             text = f"{name}: the workers leave after their next step, within {self.patience:g} s; again ends them now"
+        if self._resting is not None:
+            text = f"{name}: no other start"
         with contextlib.suppress(OSError):
             os.write(2, f"whale-nebula: {text}\n".encode())
-        if first:
-            self.first = number
+        self.first = number if first else self.first
+        if self._resting is not None:
+            self.rested = True
+            self._resting.put(number)
+        elif self.job is not None and first:
             self.job.ask(number, self.patience)
-        else:
+        elif self.job is not None:
             self.second = number
             self.job.kill_now()
+
+    def rest(self, seconds: float) -> bool:
+        """Wait so long, unless a signal comes; whether none did."""
+        self._resting = queue.SimpleQueue()
+        try:
+            self._resting.get(timeout=seconds)
+        except queue.Empty:
+            return not self.rested
+        finally:
+            self._resting = None
+        return False
 
 
 @contextlib.contextmanager

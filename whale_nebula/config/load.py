@@ -18,6 +18,7 @@ from whale_nebula.config.schema import (
     GATEWAY_GRACE_SECONDS,
     KEPT_CHECKPOINTS,
     MEASURE_SECONDS,
+    MOST_RESTARTS,
     PATIENCE_SECONDS,
     SHOWS,
     Checkpointing,
@@ -26,6 +27,7 @@ from whale_nebula.config.schema import (
     InputSpec,
     Line,
     Links,
+    Restarts,
     Security,
     WorkerSpec,
 )
@@ -128,6 +130,7 @@ def _config(place: Place) -> Config:
         patience=patience,
         gateway_grace=root.key("gateway_grace").read_or(quantities.seconds, GATEWAY_GRACE_SECONDS),
         measure=root.key("measure").read_or(quantities.seconds, MEASURE_SECONDS),
+        restarts=_restarts(root.key("restarts")),
         seed=root.key("seed").read_or(lambda place: int(place.number(least=0, most=_SEEDS, whole=True)), None),
         plan=root.key("plan").read_or(_paths, ()),
         show=root.key("show").read_or(lambda place: place.choice(SHOWS), SHOWS[0]),
@@ -253,6 +256,20 @@ def _security(place: Place) -> Security:
     table = place.table(field.name for field in fields(Security))
     files = {name: table.key(name).read_or(Place.text, None) for name in ("ca", "cert", "key", "revoked")}
     return Security(**files, insecure=table.key("insecure").read_or(Place.truth, False))
+
+
+def _restarts(place: Place) -> Restarts:
+    """A number, or a table with that and the wait before the first of them."""
+    if not isinstance(place.value, Mapping):
+        return Restarts(place.read_or(_count_restarts, 0))
+    table = place.table(field.name for field in fields(Restarts))
+    if table.key("most").value is None:
+        raise place.wrong("restarts without their number", mend=f"{place.path}: {{most: 3, wait: 1s}}")
+    return Restarts(_count_restarts(table.key("most")), table.key("wait").read_or(quantities.seconds, Restarts().wait))
+
+
+def _count_restarts(place: Place) -> int:
+    return int(place.number(least=0, most=MOST_RESTARTS, whole=True))
 
 
 def _input(place: Place) -> InputSpec:

@@ -147,6 +147,7 @@ PATIENCE_SECONDS = 120.0
 GATEWAY_GRACE_SECONDS = 30.0
 MEASURE_SECONDS = 10.0
 """For so long the planner measures blocks of a program at most."""
+MOST_RESTARTS = 9999
 SHOWS = ("none", "lines", "live")
 """What may be shown of the steps of a run while it trains."""
 
@@ -219,6 +220,16 @@ class Checkpointing:
     overhead: float = CHECKPOINT_OVERHEAD
 
 
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """How often `whale-nebula run` starts workers again after a failure, and how many seconds it waits before the first
+    time.
+    """
+
+    most: int = 0
+    wait: float = 1.0
+
+
 @dataclass(frozen=True)
 class Config:
     """All of clusters.yaml; each part has a value that means nothing special.
@@ -237,6 +248,7 @@ class Config:
     patience: float = PATIENCE_SECONDS
     gateway_grace: float = GATEWAY_GRACE_SECONDS
     measure: float = MEASURE_SECONDS
+    restarts: Restarts = Restarts()
     seed: int | None = None
     plan: tuple[str, ...] = ()
     show: str = SHOWS[0]

@@ -58,11 +58,15 @@ def _printable(text: str) -> str:
 class NebulaError(_FourParts):
     """Everything that this library raises on purpose.
 
+    `recurs` says of a class that the same script ends by such an error again when it is started again.
+
     >>> print(NebulaError("the line is cut", where="gpu->npu", why="8 s of silence", mend="try the cable"))
     NB-000 the line is cut (gpu->npu)
       why: 8 s of silence
       mend: try the cable
     """
+
+    recurs: ClassVar[bool] = False
 
 
 class NebulaWarning(_FourParts, UserWarning):
@@ -91,6 +95,7 @@ class NotYetError(NebulaError):
     """
 
     code = "NB-001"
+    recurs = True
     usual_mend = "leave it out for now; the README's table says what works"
 
     def __init__(
@@ -108,6 +113,7 @@ class ScopeError(NebulaError):
     """How scopes are written."""
 
     code = "NB-100"
+    recurs = True
     usual_mend = "write 'with nb.stage(...):' around the layers of one stage"
 
 
@@ -143,6 +149,7 @@ class CaptureError(NebulaError):
     """A step that cannot be captured."""
 
     code = "NB-200"
+    recurs = True
     usual_mend = "run the step without scopes first: if that works, report this with the script"
 
 
@@ -226,6 +233,7 @@ class PlanError(NebulaError):
     """A program that cannot be planned."""
 
     code = "NB-210"
+    recurs = True
     usual_mend = "nb.plan(model, *example).to_text() shows how far it came"
 
 
@@ -252,6 +260,7 @@ class DataError(NebulaError):
     """
 
     code = "NB-220"
+    recurs = True
     usual_mend = "look at the file that the message names; wc -l and head show most of it"
 
 
@@ -259,6 +268,7 @@ class WeightsError(NebulaError):
     """A folder of trained weights that is not as it must be: files or tensors are missing, or fit no such model."""
 
     code = "NB-221"
+    recurs = True
     usual_mend = "take model.safetensors, config.json and vocab.txt from one and the same model"
 
 
@@ -308,9 +318,10 @@ class StageFailedError(RunError):
 
 
 class RemoteFailureError(RunError):
-    """Another worker failed, and this one stopped with it."""
+    """Another worker failed, and this one stopped with it. `cause` is the code of its error, if it was one of these."""
 
     code = "NB-302"
+    cause: str = ""
     usual_mend = "mend what failed there, and start all workers again"
 
 
@@ -318,6 +329,7 @@ class CollectiveReadError(RunError):
     """A value that lives in another cluster was read by one process alone."""
 
     code = "NB-303"
+    recurs = True
     usual_mend = "read it in every process: get_weights, save, evaluate and predict are collective calls"
 
 
@@ -325,6 +337,7 @@ class InputMismatchError(RunError):
     """Clusters that were fed different batches in the same step."""
 
     code = "NB-304"
+    recurs = True
     usual_mend = "seed the shuffle: fit(shuffle=False), or dataset.shuffle(n, seed=...)"
 
 
@@ -332,6 +345,7 @@ class StateError(RunError):
     """A call at the wrong time."""
 
     code = "NB-305"
+    recurs = True
     usual_mend = "nb.shutdown() ends a run and nb.init(...) opens one; neither while a step runs"
 
 
@@ -339,6 +353,7 @@ class AbsentInputError(RunError):
     """An input that a cluster reads, or needs the rows of, and was not given."""
 
     code = "NB-306"
+    recurs = True
     usual_mend = "yield the input in this cluster as well, or read it in a stage of the cluster that has it"
 
 
@@ -378,6 +393,7 @@ class VerificationError(RunError):
     """The plan and the uncut model do not agree."""
 
     code = "NB-310"
+    recurs = True
     usual_mend = "run nb.verify with micro_batch=1 and without nb.compress, to see which of them it is"
 
 
@@ -385,6 +401,7 @@ class CheckpointError(RunError):
     """A checkpoint that is damaged, or of something else than what is to be restored."""
 
     code = "NB-320"
+    recurs = True
     usual_mend = "whale-nebula checkpoints verify FOLDER says which checkpoints are whole"
 
 
@@ -444,6 +461,20 @@ class PeerRestartedError(RemoteProtocolError):
     usual_mend = "start all workers again, from the last checkpoint"
 
 
+class EpochOverError(RemoteProtocolError):
+    """The run was started again without this process: what it does belongs to an earlier epoch."""
+
+    code = "NB-415"
+    usual_mend = "end this process: whale-nebula run --restarts starts one of the run's epoch in its place"
+
+
+class StaleWorkerError(RemoteProtocolError):
+    """The worker at the other end belongs to an earlier epoch: it is kept out, and one of this epoch waited for."""
+
+    code = "NB-416"
+    usual_mend = "end what is left of an earlier epoch at the other end, and start its worker again"
+
+
 class IdentityError(TransportError):
     """Who may speak on a link: what is wrong with a certificate or a role. Trying again does not mend it.
 
@@ -452,6 +483,7 @@ class IdentityError(TransportError):
     """
 
     code = "NB-420"
+    recurs = True
     usual_mend = "whale-nebula certs show, and whale-nebula doctor --config clusters.yaml on both sides"
 
 
@@ -529,6 +561,7 @@ class ConfigError(NebulaError):
     """A mistake in clusters.yaml, its dict, or the environment."""
 
     code = "NB-500"
+    recurs = True
     usual_mend = "compare with the README's example of clusters.yaml"
 
 

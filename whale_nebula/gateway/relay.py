@@ -135,7 +135,7 @@ class Half:
             self._wait_joined()
             partner = self.partner
         sent = partner is not None and partner.send(frame)
-        self._done(len(frame) if sent else None, greeting=header.epoch == 0)
+        self._done(len(frame) if sent else None, greeting=header.conversation == 0)
 
     def _wait_greeted(self) -> None:
         self._greeted.wait()

@@ -31,7 +31,7 @@ class Identity:
     `gateway` is given, other clusters are reached through it. `config` is the path of that config. `everywhere` says
     that the launcher started the workers of all clusters (`--all`). `device` is the one of its host that the worker
     has, where the config says so. Where the launcher has a terminal, `terminal` is that, and `drawing` the pipe into
-    which a worker draws for it.
+    which a worker draws for it. `epoch` says how often the launcher has started the workers again.
 
     >>> identity = Identity("gpu/0", "gpu", {}, {}, "run-1", 7, leash=6, launcher=100)
     >>> Identity.from_json(identity.to_json()) == identity
@@ -57,6 +57,7 @@ class Identity:
     device: str | None = None
     drawing: int | None = None
     terminal: int | None = None
+    epoch: int = 0
 
     def to_json(self) -> str:
         """The text that goes into the variable."""
@@ -89,6 +90,8 @@ class Identity:
             return "peers have addresses, and this worker has none"
         if self.peers.keys() != self.addresses.keys():
             return "each peer has an address"
+        if type(self.epoch) is not int or self.epoch < 0:
+            return f"{self.epoch!r} is no epoch"
         return f"{self.worker!r} is its own peer" if self.worker in self.peers else ""
 
     @property

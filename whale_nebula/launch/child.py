@@ -13,6 +13,7 @@ import runpy
 import sys
 from functools import partial
 
+from whale_nebula.errors import NebulaError
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.ending import Leaving, departure, ends_by, leave_on_signals, own_lines
 from whale_nebula.launch.seeding import seed_all, when_loaded
@@ -28,7 +29,7 @@ def main(argv: list[str]) -> None:
     try:
         runpy.run_path(argv[0], run_name="__main__")
     except BaseException as failure:
-        _note_code(attachment, exit_code(failure))
+        _note_code(attachment, exit_code(failure), failure)
         _tell(failure, attachment)
         if attachment is not None and sys.excepthook is sys.__excepthook__:
             sys.excepthook = partial(_say, attachment.worker, argv[0])
@@ -38,6 +39,8 @@ def main(argv: list[str]) -> None:
 
 def _prepare(attachment: Attachment) -> None:
     leave_on_signals()
+    if attachment.heart is not None:
+        departure.on_stepped = partial(attachment.heart.tell, stepped=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # it is a pipe to the launcher, and someone looks on
     if attachment.seed is not None:
@@ -53,10 +56,12 @@ def _say(worker: str, path: str, kind: type[BaseException], failure: BaseExcepti
     sys.stderr.flush()
 
 
-def _note_code(attachment: Attachment | None, code: int | None) -> None:
-    """The launcher will know how this process ends even if it has to be helped to."""
+def _note_code(attachment: Attachment | None, code: int | None, failure: BaseException | None = None) -> None:
+    """The launcher will know how this process ends even if it has to be helped to, and by which of our errors."""
     if attachment is not None and attachment.heart is not None:
         attachment.heart.code = code
+        if isinstance(failure, NebulaError):
+            attachment.heart.error, attachment.heart.cause = failure.code, getattr(failure, "cause", "")
 
 
 def exit_code(failure: BaseException) -> int | None:

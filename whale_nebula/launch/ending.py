@@ -16,7 +16,7 @@ import signal
 import sysconfig
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from types import FrameType
 from typing import Any
@@ -59,6 +59,7 @@ class Departure:
 
     def __init__(self) -> None:
         self.asked: str | None = None
+        self.on_stepped: Callable[[], None] | None = None  # called once the first step is over
         self._stepping = False
         self._settled = ""
 
@@ -77,6 +78,9 @@ class Departure:
         """A step is about to begin, which is where one leaves."""
         if self._settled:
             raise Leaving(self._settled)
+        if self._stepping and self.on_stepped is not None:
+            self.on_stepped()
+            self.on_stepped = None
         self._stepping = True
 
     def settle(self, asked: Mapping[str, object]) -> None:

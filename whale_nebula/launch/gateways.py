@@ -10,13 +10,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from whale_nebula.config import Config
-from whale_nebula.config.schema import cluster_of
+from whale_nebula.config.schema import Restarts, cluster_of
 from whale_nebula.errors import ConfigError, TransportError
 from whale_nebula.gateway.site import Site
 from whale_nebula.launch.placement import ANY, Placement, host_of, listening, settle_ports
@@ -124,6 +125,8 @@ def for_one_run(config: Config, workers: Iterable[str]) -> Iterator[dict[str, Fi
 
 _START_SECONDS = 30.0
 _END_SECONDS = 5.0
+_LOOK_SECONDS = 0.2
+_MOST_WAIT_SECONDS = 8.0  # workers wait for a gateway that refuses for `gateway_grace`, 30 s
 _COMMAND = (sys.executable, "-m", "whale_nebula.cli.main", "gateway", "--told")
 
 
@@ -188,19 +191,67 @@ def start(site: Site) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def running(
-    config: Config, placement: Placement, security: Mapping[str, Files]
+    config: Config,
+    placement: Placement,
+    security: Mapping[str, Files],
+    *,
+    restarts: Restarts | None = None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Mapping[str, subprocess.Popen[bytes]]]:
-    """All gateways of a run, each listening, and none afterwards; their audit logs go with them."""
-    started: dict[str, subprocess.Popen[bytes]] = {}
+    """All gateways of a run, each listening, and none afterwards; their audit logs go with them. They outlive the
+    workers, and one that ends meanwhile is started again, as often as `restarts` allow.
+    """
     with own_folder() as folder:
+        watched: list[Watched] = []
         try:
             for name, site in sites(config, placement, security, folder).items():
-                started[name] = start(site)
-            for name, process in started.items():
-                _await(name, process)
-            yield started
+                watched.append(Watched(name, site, restarts or Restarts(), tell))
+            for each in watched:
+                each.await_start()
+            yield {each.name: each.process for each in watched}
         finally:
-            _end(started.values())
+            for each in watched:
+                each.stop_watching()
+            _end([each.process for each in watched])
+
+
+class Watched:
+    """A gateway that is started again when its process ends, until `stop_watching`."""
+
+    def __init__(self, name: str, site: Site, restarts: Restarts, tell: Callable[[str], None]) -> None:
+        self.name = name
+        self.process = start(site)
+        self._site, self._restarts, self._tell = site, restarts, tell
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name=f"nebula-watch-{name}", daemon=True)
+
+    def await_start(self) -> None:
+        """Wait until it listens; from then on it is watched."""
+        _await(self.name, self.process)
+        if self._restarts.most:
+            self._thread.start()
+
+    def stop_watching(self) -> None:
+        """Start it no more."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        for number in range(self._restarts.most):
+            while self.process.poll() is None:
+                if self._over.wait(_LOOK_SECONDS):
+                    return
+            again = f"restart {number + 1} of {self._restarts.most} of it begins"
+            self._tell(f"gateway {self.name} has ended; {again}, its workers wait for it")
+            _close_pipes(self.process)
+            if self._over.wait(min(self._restarts.wait * 2.0**number, _MOST_WAIT_SECONDS)):
+                return
+            self.process = start(self._site)
+            try:
+                _await(self.name, self.process)
+            except TransportError as error:
+                self._tell(f"{error.what}: {error.why}")
 
 
 def _await(name: str, process: subprocess.Popen[bytes]) -> None:
@@ -226,6 +277,10 @@ def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:
             process.wait(max(0.0, limit - time.monotonic()))
         process.kill()
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+        _close_pipes(process)
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()

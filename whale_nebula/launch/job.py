@@ -10,14 +10,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
 from whale_nebula.errors import DeadlineError, RemoteFailureError
 from whale_nebula.launch.ending import EXIT_LEFT
-from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS, Ward, read_stat
+from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS, Told, Ward, read_stat
 
 GRACE_SECONDS = 5.0
 _TERM_SECONDS = 1.0
@@ -34,12 +34,13 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one worker ended: its exit code (negative: the signal that ended it) and what it wrote."""
+    """How one worker ended: its exit code (negative: the signal that ended it), what it wrote, and what it has told."""
 
     worker: str
     code: int
     out: str
     err: str
+    told: Told = field(default_factory=Told)
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,15 @@ class Result:
     """How a job ended. `culprit` is the worker that failed first, `late` says that the deadline passed.
 
     `frozen` are those that were killed because their hearts stood still while they worked. Those that had said their
-    last word and did not end after it are killed, too; their exit code is the one that they said.
+    last word and did not end after it are killed, too; their exit code is the one that they said. `trained` is for how
+    many seconds after the first step all went well; None if no step was taken.
     """
 
     outcomes: Mapping[str, Outcome]
     culprit: str | None
     late: bool
     frozen: frozenset[str] = frozenset()
+    trained: float | None = None
 
     @property
     def codes(self) -> dict[str, int]:
@@ -127,7 +130,7 @@ class Job:
         """End a worker whose heart stands still; no gentler signal would reach it."""
         if self._processes[worker].poll() is not None:
             return
-        if worker in self._ward.ended:
+        if self._ward.told[worker].ends:
             still = f"its process has stood still for {self._ending:g} s since"
             self._notice(f"worker {worker} has ended, and {still}: it is killed")
         else:
@@ -143,6 +146,7 @@ class Job:
         """
         self._limit = min(self._limit, time.monotonic() + deadline)
         order: list[str] = []
+        over: float | None = None
         while len(order) < len(self._processes):
             name = self._next()
             if name is None:
@@ -151,12 +155,16 @@ class Job:
                 order.append(name)
                 seconds = {0: None, EXIT_LEFT: patience or grace}.get(self._code(name), grace)
                 if seconds is not None:
+                    over = time.monotonic() if over is None else over
                     self._limit = min(self._limit, time.monotonic() + seconds)
         culprit = self._culprit(order)
         late = culprit is None and len(order) < len(self._processes)
         self.kill(gently=not late)
-        outcomes = {name: Outcome(name, self._code(name), *self._readers[name].close()) for name in self._processes}
-        return Result(outcomes, culprit, late, frozenset(self._frozen))
+        read = {name: reader.close() for name, reader in self._readers.items()}
+        outcomes = {name: Outcome(name, self._code(name), *read[name], self._ward.told[name]) for name in read}
+        steps = [each.stepped for each in self._ward.told.values() if each.stepped is not None]
+        trained = max(0.0, (over or time.monotonic()) - min(steps)) if steps else None
+        return Result(outcomes, culprit, late, frozenset(self._frozen), trained)
 
     def _next(self) -> str | None:
         """The next worker that has ended; an empty text where the limit has changed, None where it has passed."""
@@ -176,7 +184,7 @@ class Job:
         """The exit code of a worker; the one that it said with its last word, if it was killed after that."""
         code = self._processes[name].returncode
         code = -signal.SIGKILL if code is None else code
-        said = self._ward.ended.get(name) if code in _BY_US else None
+        said = self._ward.told[name].code if code in _BY_US else None
         return code if said is None else said
 
     def kill(self, *, gently: bool = False) -> None:

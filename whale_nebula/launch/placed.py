@@ -121,8 +121,11 @@ def start_placed(
     ending: float = ENDING_SECONDS,
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
+    epoch: int = 0,
 ) -> Job:
-    """Start one process for each of these workers. `argv`, `env` and `cwd` are those of `spawn`."""
+    """Start one process for each of these workers. `argv`, `env` and `cwd` are those of `spawn`; `epoch` says how often
+    they were started before.
+    """
     output = output or Output()
     processes: dict[str, subprocess.Popen[bytes]] = {}
     pulses: dict[str, int] = {}
@@ -133,7 +136,7 @@ def start_placed(
         for worker, identity in workers.items():
             drawn = contextlib.nullcontext() if terminal is None else _pipe_to(worker, pictures)
             with _pipe_to(worker, pulses) as pulse, drawn as picture:
-                told = replace(identity, leash=leash, launcher=os.getpid(), pulse=pulse)
+                told = replace(identity, leash=leash, launcher=os.getpid(), pulse=pulse, epoch=epoch)
                 told = replace(told, drawing=picture, terminal=terminal)
                 processes[worker] = start(argv, told, env, cwd)
         readers = {each: output.reader(each, process, pictures.pop(each, None)) for each, process in processes.items()}

@@ -8,6 +8,7 @@ import ipaddress
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -170,6 +171,7 @@ def _check_names(clusters: Sequence[str]) -> None:
 
 
 _LOOPBACK = "127.0.0.1"
+_LOOK_SECONDS = 0.1
 
 
 def is_local(host: str) -> bool:
@@ -238,6 +240,16 @@ def _listening(worker: str, address: str, written: bool) -> str:
     why = "another program listens there, or a worker of an earlier run" if problem == errno.EADDRINUSE else None
     mend = "end it, or give the worker another port in the config"
     raise ConfigError(f"worker {worker} cannot listen at {address}: {os.strerror(problem)}", why=why, mend=mend)
+
+
+def wait_free(listen: Mapping[str, str], seconds: float) -> None:
+    """Wait until these workers can listen, at most so long: a process that has ended may hold its port for a moment."""
+    limit = time.monotonic() + seconds
+    for worker, address in listen.items():
+        host, port = host_of(address), int(address.rpartition(":")[2])
+        while _try_to_listen(host, port) == errno.EADDRINUSE and time.monotonic() < limit:
+            time.sleep(_LOOK_SECONDS)
+        _listening(worker, address, written=False)
 
 
 def _try_to_listen(host: str, port: int) -> int | None:

@@ -1,20 +1,24 @@
-"""Heartbeats from a worker to its launcher, by which a frozen process is detected within seconds.
+"""Heartbeats from a worker to its launcher, by which a frozen process is detected within seconds, and what it tells.
 
 A worker's thread writes a byte each second into a pipe. A launcher that hears none for a while looks at the process
 before it judges: one that computes, or waits for a core, is busy and not frozen. Before its threads go a worker says
 its last word, with the exit code that it will have: what stands still after that has ended, and is not frozen.
+By the same pipe it tells the epoch that it has joined, that it has taken its first step, and by what error it ends:
+the launcher needs to know them to start workers again.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 EVERY_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
@@ -22,32 +26,39 @@ ENDING_SECONDS = 15.0
 """How long a process may stand still that has said its last word: libraries give back what they hold, and may wait."""
 STOPPED = "T"
 RUNNABLE = "R"
-_BEAT, _LAST = b".", b"!"
+_BEAT, _END = b".", b"\n"
 
 
 # ---------------------------------------------------------------------- the worker's side
 class Heart:
     """Beats into a pipe from now on, until nobody reads it any more.
 
-    `code` is the exit code that this process will have, once that is known: it goes with the last word.
+    `code` is the exit code that this process will have, once that is known, `error` the code of the error by which it
+    ends, if it is one of this library's, and `cause` that of the error of another worker that has brought it about: all
+    go with the last word.
     """
 
     def __init__(self, fd: int, every: float = EVERY_SECONDS) -> None:
         os.set_inheritable(fd, False)
         os.set_blocking(fd, False)
         self.code: int | None = None
+        self.error = self.cause = ""
         self._fd, self._every, self._owner = fd, every, os.getpid()
         self.thread = threading.Thread(target=self._beat, name="nebula-pulse", daemon=True)
         self.thread.start()
+
+    def tell(self, **words: Any) -> None:
+        """Tell the launcher something: a field of `Told`."""
+        if os.getpid() == self._owner:
+            with suppress(OSError):
+                os.write(self._fd, encode_words(**words))
 
     def end(self) -> None:
         """Say that this process ends: its threads are about to go, this one too. A process that it forked says nothing.
 
         To be called by what runs last of all that Python does at its exit.
         """
-        if os.getpid() == self._owner:
-            with suppress(OSError):
-                os.write(self._fd, encode_last_word(self.code))
+        self.tell(ends=True, code=self.code, error=self.error, cause=self.cause)
 
     def _beat(self) -> None:
         with suppress(BrokenPipeError):
@@ -57,23 +68,47 @@ class Heart:
                 time.sleep(self._every)
 
 
-def encode_last_word(code: int | None) -> bytes:
-    """What a worker says last, with its exit code where that is known.
-
-    >>> [find_last_word(b"..." + encode_last_word(code)) for code in (0, 1, 33, None)]
-    [(True, 0), (True, 1), (True, 33), (True, None)]
+@dataclass(slots=True)
+class Told:
+    """What a worker has told: whether it ends, with which exit code, by which error, and of which other worker's; the
+    epoch that it has joined; and when (by the launcher's clock) its first step was over.
     """
-    return _LAST if code is None else _LAST + bytes([code & 0xFF])
+
+    ends: bool = False
+    code: int | None = None
+    error: str = ""
+    cause: str = ""
+    epoch: int | None = None
+    stepped: float | None = None
 
 
-def find_last_word(heard: bytes) -> tuple[bool, int | None]:
-    """Whether the last word is in what was heard, and the exit code in it, if it is there.
+def encode_words(**words: Any) -> bytes:
+    r"""What a worker tells, as a line of JSON.
 
-    >>> find_last_word(b"...")
-    (False, None)
+    >>> encode_words(ends=True, code=1)
+    b'{"ends":true,"code":1}\n'
     """
-    _, said, after = heard.partition(_LAST)
-    return bool(said), after[0] if after else None
+    return json.dumps(words, separators=(",", ":")).encode() + _END
+
+
+def read_words(heard: bytes, told: Told, now: float) -> bytes:
+    r"""Note in `told` what stands in these bytes; gives what is not whole yet.
+
+    >>> told = Told()
+    >>> read_words(b'..{"epoch":2}\n.{"stepped":true}\n..{"ends":tr', told, now=7.0)
+    b'..{"ends":tr'
+    >>> told
+    Told(ends=False, code=None, error='', cause='', epoch=2, stepped=7.0)
+    """
+    *lines, rest = heard.split(_END)
+    for line in lines:
+        with suppress(ValueError, TypeError, AttributeError):  # no worker of ours has written that
+            words = json.loads(line.lstrip(_BEAT))
+            if words.pop("stepped", False):
+                told.stepped = now
+            for name in words.keys() & Told.__slots__:
+                setattr(told, name, words[name])
+    return rest
 
 
 # ---------------------------------------------------------------------- the rule
@@ -145,8 +180,8 @@ def read_stat(process: Path) -> list[str]:
 class Ward:
     """A thread that listens to all workers' hearts, and calls `tell` with the name of each that is frozen, once.
 
-    `pulses` are the ends of the pipes to read from, which it closes; `pids` the processes. It ends by `close`. Those
-    that have said their last word are in `ended`, with the exit code that they said; they may stand still for longer.
+    `pulses` are the ends of the pipes to read from, which it closes; `pids` the processes. It ends by `close`. What
+    each has told is in `told`; those that have said their last word may stand still for longer.
     """
 
     def __init__(
@@ -157,7 +192,8 @@ class Ward:
         silence: float = SILENCE_SECONDS,
         ending: float = ENDING_SECONDS,
     ) -> None:
-        self.ended: dict[str, int | None] = {}
+        self.told = {worker: Told() for worker in pids}
+        self._rest = dict.fromkeys(pulses, b"")
         self._pulses = dict(pulses)
         for fd in pulses.values():
             os.set_blocking(fd, False)
@@ -171,10 +207,12 @@ class Ward:
             self._thread.start()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Listen no more, once all is read that was said before."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join()
+        for worker in self._pulses:
+            self._read(worker)
         for fd in self._pulses.values():
             os.close(fd)
         self._pulses.clear()
@@ -195,12 +233,15 @@ class Ward:
         now = vitals(pid)
         if now is None:
             return False
+        said = self._read(worker)
+        self._heard[worker] = heard = listen(self._heard[worker], passed, said, now)
+        return is_frozen(heard, partial(runnable, pid), self._ending if self.told[worker].ends else self._silence)
+
+    def _read(self, worker: str) -> bool:
+        """Note what has come from a worker; whether that is anything. The end of a process is nothing."""
         said = b""
-        with suppress(BlockingIOError):  # all that has come; the end of a process is nothing
+        with suppress(BlockingIOError):
             while some := os.read(self._pulses[worker], 4096):
                 said += some
-        ends, code = find_last_word(said)
-        if ends:
-            self.ended[worker] = code
-        self._heard[worker] = heard = listen(self._heard[worker], passed, bool(said), now)
-        return is_frozen(heard, partial(runnable, pid), self._ending if worker in self.ended else self._silence)
+        self._rest[worker] = read_words(self._rest[worker] + said, self.told[worker], time.monotonic())
+        return bool(said)

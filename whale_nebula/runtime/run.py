@@ -33,7 +33,8 @@ from whale_nebula.site import calling_site, script_site, short_traceback
 
 @dataclass(frozen=True)
 class Here:
-    """Where this process stands: its cluster and worker, whether it leads, and all the clusters there are.
+    """Where this process stands: its cluster and worker, whether it leads, all the clusters there are, and the epoch
+    of the run: how often its workers were started again (`whale-nebula run --restarts`).
 
     In one process every cluster is here, and it leads.
 
@@ -48,6 +49,7 @@ class Here:
     lead: bool
     clusters: tuple[str, ...]
     alone: bool = False
+    epoch: int = 0
 
     def runs(self, cluster: str) -> bool:
         """Whether this process runs stages of a cluster; true for every one where there is only one process. A name
@@ -154,7 +156,8 @@ class Run:
             names = tuple(dict.fromkeys([*self.config.clusters, *self.clusters])) or ("local",)
             return Here("local", "local/0", True, names, alone=True)
         clusters = tuple(dict.fromkeys(self.workers.values()))
-        return Here(self.attachment.cluster, self.attachment.worker, self._leads(), clusters)
+        epoch = self.attachment.epoch if self.ledger is None else self.ledger.session.epoch
+        return Here(self.attachment.cluster, self.attachment.worker, self._leads(), clusters, epoch=epoch)
 
     def _leads(self) -> bool:
         """The lead is the first worker of the last stage's cluster; before a program is known, of the last one."""

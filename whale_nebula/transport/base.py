@@ -106,6 +106,7 @@ class Link(ABC):
         self.here = inbox.here
         self.there = inbox.there
         self.on_sent: Sent | None = None
+        self.epoch: int | None = None
         self._inbox = inbox
         self._counting = threading.Lock()
         self._totals = LinkTotals()
@@ -142,6 +143,10 @@ class Link(ABC):
     def totals(self) -> LinkTotals:
         """What was sent over this end so far."""
         return self._totals
+
+    def begin_session(self, epoch: int) -> None:
+        """All workers of the run have met and agreed on its epoch: a process of another one is kept out from then."""
+        self.epoch = epoch
 
     @abstractmethod
     def fail(self, reason: Mapping[str, Any]) -> None:
@@ -233,9 +238,12 @@ def failed_error(there: str, reason: object) -> NebulaError:
     common = next((kind for kind in _COMMON if kind.code == told.get("code")), None)
     what = told.get("what", "it did not say how")
     mends = escape_foreign_text(given.get("mend") or "", lines=True).splitlines()[:_MOST_MENDS]
-    return (common or RemoteFailureError)(
+    error = (common or RemoteFailureError)(
         what if common else f"worker '{there}' failed: {what}",
         where=told.get("where"),
         why=escape_foreign_text(" ".join(str(given.get("why") or "").split())),
         mend="\n".join(f"worker '{there}' says: {line}" for line in mends),
     )
+    if isinstance(error, RemoteFailureError):
+        error.cause = told.get("code", "")
+    return error

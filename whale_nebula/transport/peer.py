@@ -19,12 +19,14 @@ import numpy as np
 from whale_nebula.errors import (
     DamagedFrameError,
     DeadlineError,
+    EpochOverError,
     ExpiredError,
     IdentityError,
     LocalProtocolError,
     NebulaError,
     PeerRestartedError,
     RemoteProtocolError,
+    StaleWorkerError,
 )
 from whale_nebula.faults import chunk_failpoint, failpoint
 from whale_nebula.transport.base import (
@@ -113,7 +115,9 @@ class PeerLink(Link):
         self._now = now
         self._meter = Meter()
         self._prover = prover
-        self._expired: ExpiredError | None = None  # what the last greeting was refused for, where that may heal
+        # what the last greeting was refused for, where that may heal: a certificate is renewed, an old process ends
+        self._healing: ExpiredError | StaleWorkerError | None = None
+        self._stale: float | None = None  # since when a worker of an earlier epoch has this connection
         self._waiting = Waiting(f"worker '{there}'", carrier.where, announce, now=now)
         self._heard = self._down = now()  # heard: by the worker itself, which has proven that it is
         self._tick = min(self._deadlines.look, self._deadlines.silence / 8)
@@ -155,6 +159,12 @@ class PeerLink(Link):
         parcel = self._parcel(message)
         self._put(parcel)
         self._count_message(parcel.payload.size)
+
+    def begin_session(self, epoch: int) -> None:
+        """Let the conversation know, by which processes are told apart."""
+        super().begin_session(epoch)
+        with self._changed:
+            self._conversation.begin_session(epoch)
 
     def fail(self, reason: Mapping[str, Any]) -> None:
         """Tell the other worker that this one failed and why, before everything that is queued; what waits for the line
@@ -342,6 +352,7 @@ class PeerLink(Link):
         """The connection is gone, the conversation is not."""
         failpoint("connection.down")
         with self._changed:
+            self._stale = None
             self._conversation.disconnect()
             self._outbox.disconnect()
             self._meter.idle()
@@ -395,7 +406,7 @@ class PeerLink(Link):
         return opened, told, self._conversation.error
 
     def _go_on(self, event: Opened) -> None:
-        self._met, self._expired, self._greeting_faults = True, None, Faults(_CHANCES)
+        self._met, self._healing, self._greeting_faults = True, None, Faults(_CHANCES)
         failpoint("connection.opened", self._carrier.drop)
         if event.resend:
             failpoint("frames.again", self._carrier.drop)
@@ -453,10 +464,14 @@ class PeerLink(Link):
     def _wrong(self, error: NebulaError, greeted: bool) -> None:
         """A frame is wrong: damage heals, as the frame comes again on the next connection; intent does not."""
         if isinstance(error, ExpiredError):  # it may be renewed any moment
-            self._expired = error
+            self._healing = error
             self._carrier.drop(error.what)
             return
-        heals = isinstance(error, RemoteProtocolError) and not isinstance(error, PeerRestartedError)
+        if isinstance(error, StaleWorkerError):  # it ends once it has heard of our epoch
+            with self._changed:
+                self._healing, self._stale = error, self._now()
+            return
+        heals = isinstance(error, RemoteProtocolError) and not isinstance(error, PeerRestartedError | EpochOverError)
         faults = self._faults if greeted else self._greeting_faults
         hopeless = not heals or faults.should_give_up(error, self._conversation.received)
         if hopeless:
@@ -491,6 +506,9 @@ class PeerLink(Link):
             quiet, ready, bye = self._now() - self._heard, self._conversation.ready, self._bye_heard
             rate, away = self._meter.rate, self._now() - self._down
             certificate = self._conversation.peer_certificate
+            stale = self._stale is not None and self._now() - self._stale >= _SHORT_SECONDS
+        if stale and self._healing is not None:
+            self._carrier.drop(self._healing.what)
         if certificate is not None and not bye:
             self._check_peer(certificate, ready)
         if rate is not None:
@@ -498,7 +516,7 @@ class PeerLink(Link):
         if bye:
             self._waiting.drop()
         elif quiet >= self._deadlines.patience:
-            refusal = self._expired or self._carrier.state().refusal
+            refusal = self._healing or self._carrier.state().refusal
             self.lost(refusal or self._unheard_error(self._deadlines.patience, self._trouble(ready)))
         elif quiet < self._deadlines.silence - self._tick if ready else away < _SHORT_SECONDS:
             self._waiting.off()
@@ -517,7 +535,7 @@ class PeerLink(Link):
                 _LOG.warning("%s ends its connection to %s: %s", self.here, self.there, error.what)
                 self._carrier.drop(error.what)
             if isinstance(error, ExpiredError):
-                self._expired = error
+                self._healing = error
             else:
                 self.lost(error)
 
@@ -525,6 +543,8 @@ class PeerLink(Link):
         state = self._carrier.state()
         if ready:
             return "nothing is heard from it"
+        if isinstance(self._healing, StaleWorkerError):
+            return self._healing.what
         return state.trouble or ("it has not greeted yet" if state.connected else "there is no connection")
 
     def _explain_late(self, awaited: str, seconds: float) -> NebulaError:

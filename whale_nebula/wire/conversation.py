@@ -103,7 +103,7 @@ class Conversation:
         prover: Prover | None = None,
         sealed: bool = False,
     ) -> None:
-        self.epoch = 0  # until the first greeting is over
+        self.number = 0  # until the first greeting is over
         self._here, self._there = here, there
         self._exchange = Exchange() if sealed else None
         self._sealer: Sealer | None = None
@@ -159,6 +159,10 @@ class Conversation:
         """How many bytes may still be sent before some are acknowledged; none at 0 or below."""
         return self._replay.room
 
+    def begin_session(self, epoch: int) -> None:
+        """All workers of the run have met, and agreed on its epoch: processes of other ones are kept out from then."""
+        self._introduction.begin_session(epoch)
+
     # Connections.
 
     def connect(self) -> list[Packet]:
@@ -204,7 +208,7 @@ class Conversation:
         side = fault or speak(self._ours, header, message)
         if isinstance(side, str):
             raise LocalProtocolError(f"this frame must not be sent: {side}")
-        numbered = header._replace(epoch=self.epoch, sequence=self._replay.next, ack=self._acknowledge())
+        numbered = header._replace(conversation=self.number, sequence=self._replay.next, ack=self._acknowledge())
         if self._sealer is not None:
             numbered, chunk = self._sealer.seal(numbered, chunk)
         packet = pack(numbered, checksum(chunk), sealed=self._sealer is not None), chunk
@@ -235,7 +239,7 @@ class Conversation:
         return self._released
 
     def _bare(self, kind: Kind) -> Packet:
-        header = Header(kind, Flag.LAST, self.epoch, 0, self._acknowledge(), 0, 0, self._here, self._there)
+        header = Header(kind, Flag.LAST, self.number, 0, self._acknowledge(), 0, 0, self._here, self._there)
         return pack(header, 0), np.empty(0, np.uint8)
 
     def _greeting_packet(self, message: Mapping[str, Any]) -> Packet:
@@ -283,13 +287,14 @@ class Conversation:
             )
         if checksum(payload) != crc:
             raise DamagedFrameError("the checksum of a frame's payload is wrong")
-        if header.epoch == 0:
+        if header.conversation == 0:
             self._greet(header, payload, events)
         elif not self.ready:
             raise RemoteProtocolError("a frame came before the greeting was over")
-        elif header.epoch != self.epoch:
+        elif header.conversation != self.number:
             raise RemoteProtocolError(
-                f"a frame of epoch {header.epoch} in epoch {self.epoch}", why="it is left from an earlier run"
+                f"a frame of conversation {header.conversation} in conversation {self.number}",
+                why="it is left from a process that is no more",
             )
         elif header.kind in BARE:
             events += self._replay.acknowledge(header.ack)
@@ -344,7 +349,7 @@ class Conversation:
     def _greet(self, header: Header, payload: Bytes, events: list[Event]) -> None:
         [(known, _)] = chunks(message_header(payload.size, self._there, self._here), payload)
         if header != known or payload.size > GREETING_BYTES:
-            raise RemoteProtocolError("a frame without an epoch is no greeting")
+            raise RemoteProtocolError("a frame without a conversation is no greeting")
         message = decode_message(payload.tobytes())
         word = Word(message["kind"]) if message["kind"] in (Word.HELLO, Word.AUTH) else None
         side = self._theirs.say(word) if word else None
@@ -369,7 +374,7 @@ class Conversation:
                 why="it has heard from another process of this worker, or it forgets what it has heard",
                 mend="start all workers again",
             )
-        self.epoch = hello.epoch(hellos)
+        self.number = hello.conversation_number(hellos)
         if self._exchange is not None and self._sealer is None:
             material = self._exchange.agree(bytes.fromhex(theirs.exchange or ""), hello.salt(hellos))
             self._sealer = Sealer(material, self._here, self._there)

@@ -84,7 +84,7 @@ class Header(NamedTuple):
 
     kind: int
     flags: int = 0
-    epoch: int = 0
+    conversation: int = 0
     sequence: int = 0
     ack: int = 0
     program: int = 0
@@ -203,7 +203,9 @@ def open_header(header: Header) -> Header:
 def find_fault(header: Header, *, sealed: bool = False) -> str | None:
     """What breaks the rules within one header, in words, or None. The rules are the same for both sides."""
     if header.kind in BARE:
-        said = Header(header.kind, Flag.LAST, header.epoch, 0, header.ack, 0, 0, header.source, header.destination)
+        said = Header(
+            header.kind, Flag.LAST, header.conversation, 0, header.ack, 0, 0, header.source, header.destination
+        )
         return None if header == said else f"a frame of kind {header.kind} says more than what has arrived"
     if header.flags & Flag.SEALED and not sealed:
         return "the frame is sealed, and this link has no key"

@@ -1,8 +1,9 @@
 """The handshake on a connection: HELLO both ways, then AUTH both ways, each a signature over the HELLO.
 
 The first greeting that is proven says who the other process is, for good: on a later connection the same process
-resumes, and another one is told apart. Through a gateway the two also agree on keys (X25519)
-and seal frames (AES-GCM).
+resumes, and another one is told apart. Each says the epoch of the run that it belongs to (how often the run was started
+again): a process of an earlier one is kept out. Through a gateway the two also agree on keys (X25519) and seal frames
+(AES-GCM).
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from whale_nebula.errors import DamagedFrameError, LocalProtocolError, PeerRestartedError, RemoteProtocolError
+from whale_nebula.errors import (
+    DamagedFrameError,
+    EpochOverError,
+    LocalProtocolError,
+    PeerRestartedError,
+    RemoteProtocolError,
+    StaleWorkerError,
+)
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.wire.frame import TAG_BYTES, Flag, Header, open_header, sealed_header_bytes
 from whale_nebula.wire.message import encode_message
@@ -29,10 +37,10 @@ from whale_nebula.wire.tensor import Bytes
 
 NONCE_BYTES = 16
 _EXCHANGE_BYTES = 32
-_CHANGING = ("certificate", "challenge", "received", "acknowledged")
+_CHANGING = ("certificate", "challenge", "received", "acknowledged", "epoch", "in_session")
 _MOST_TEXT = 48 << 10
 _MOST_NUMBER = (1 << 64) - 1
-_LABEL = b"whale_nebula greeting 2\0"
+_LABEL = b"whale_nebula greeting 3\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,8 @@ class Hello:
     `nonce` is drawn once by a process, `challenge` anew for each connection: a proof that is signed with it is worth
     nothing on another one. `received` is the number of the next frame that this side expects, `acknowledged` that of
     the first which the other one still counts as on its way, and `budget` how many bytes may be so: the smaller one of
-    both sides holds for both.
+    both sides holds for both. `epoch` is that of the run by what this process knows; once it is `in_session`, all
+    workers have said the same, and it stays.
     """
 
     run: str
@@ -56,6 +65,8 @@ class Hello:
     certificate: str | None = None
     exchange: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    epoch: int = 0
+    in_session: bool = False
 
     def message(self) -> dict[str, Any]:
         """As a control message."""
@@ -89,9 +100,9 @@ def salt(hellos: tuple[Hello, Hello]) -> bytes:
     return b"".join(bytes.fromhex(hello.nonce) for hello in _sort_hellos(hellos))
 
 
-def epoch(hellos: tuple[Hello, Hello]) -> int:
+def conversation_number(hellos: tuple[Hello, Hello]) -> int:
     """The number on every frame between these two processes; never 0, which greetings have."""
-    return int.from_bytes(hashlib.sha256(b"epoch" + salt(hellos)).digest()[:4], "big") or 1
+    return int.from_bytes(hashlib.sha256(b"conversation" + salt(hellos)).digest()[:4], "big") or 1
 
 
 def _sort_hellos(hellos: tuple[Hello, Hello]) -> list[Hello]:
@@ -122,6 +133,8 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "certificate": lambda value: value is None or _text(value),
     "exchange": lambda value: value is None or _hex(value, _EXCHANGE_BYTES),
     "versions": lambda value: isinstance(value, dict) and all(map(_text, value.values())),
+    "epoch": lambda value: type(value) is int and 0 <= value <= _MOST_NUMBER,
+    "in_session": lambda value: isinstance(value, bool),
 }
 
 
@@ -132,13 +145,14 @@ def fresh_nonce() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Who this side is, whom it speaks to, and in which run; `versions` are only told."""
+    """Who this side is, whom it speaks to, and in which run and epoch of it; `versions` are only told."""
 
     run: str
     worker: str
     peer: str
     nonce: bytes = field(default_factory=fresh_nonce)
     versions: Mapping[str, str] = field(default_factory=dict)
+    epoch: int = 0
 
 
 class Prover(Protocol):
@@ -178,10 +192,15 @@ class Introduction:
         self._prover = prover
         self._exchange = exchange
         self._draw_challenge = fresh_nonce
+        self._epoch, self._in_session = greeting.epoch, False
         self._ours: Hello | None = None
         self._theirs: Hello | None = None
         self.proven: Hello | None = None  # what the other process said first that it proved
         self.certificate: str | None = None  # with which it proved what it said last
+
+    def begin_session(self, epoch: int) -> None:
+        """All workers have met, and agreed on this epoch."""
+        self._epoch, self._in_session = epoch, True
 
     def hello(self, received: int, acknowledged: int) -> dict[str, Any]:
         """What to say first on a new connection."""
@@ -198,6 +217,8 @@ class Introduction:
             certificate=self._prover.certificate if self._prover else None,
             exchange=self._exchange.hex() if self._exchange else None,
             versions=dict(self._greeting.versions),
+            epoch=self._epoch,
+            in_session=self._in_session,
         )
         return self._ours.message()
 
@@ -226,6 +247,7 @@ class Introduction:
                 raise RemoteProtocolError("the signature of the greeting is no row of hex digits") from None
             worker = self._theirs.worker
             self._prover.verify(self._theirs.certificate or "", signed, transcript(hellos, worker), worker)
+        _check_epoch(*hellos, self.proven)
         self.proven = self.proven or self._theirs
         if self._theirs.nonce != self.proven.nonce:
             raise PeerRestartedError(
@@ -264,6 +286,35 @@ def _check(ours: Hello, theirs: Hello) -> None:
                 f"only '{with_it[0]}' greets with {_NOUNS[what]}",
                 mend="give both sides the same security section, and gateways to both or none",
             )
+
+
+def _check_epoch(ours: Hello, theirs: Hello, met: Hello | None) -> None:
+    """Tell apart who belongs to another epoch of the run; `met` is what the process said that was met before, if any.
+
+    Processes that have just begun may name different epochs: with all others they agree on the highest.
+    """
+    worker = escape_foreign_text(theirs.worker)
+    if met is not None and theirs.nonce == met.nonce:
+        if ours.in_session and theirs.in_session and ours.epoch != theirs.epoch:
+            raise RemoteProtocolError(f"worker '{worker}' says epoch {theirs.epoch}, where {ours.epoch} was agreed on")
+        return
+    if ours.in_session and theirs.epoch > ours.epoch:
+        raise EpochOverError(
+            f"this worker, '{ours.worker}', is of epoch {ours.epoch}, and the run is in epoch {theirs.epoch}",
+            why=f"worker '{worker}' says so: all workers were started again while this one stood still or was cut off",
+        )
+    if ours.in_session or (met is not None and not theirs.in_session):
+        now = ours.epoch if ours.in_session or met is None else met.epoch
+        if theirs.epoch < now:
+            raise StaleWorkerError(
+                f"worker '{worker}' is of epoch {theirs.epoch}, and the run is in epoch {now}",
+                why="it stood still or was cut off while all workers were started again, or its launcher was",
+            )
+    elif theirs.in_session:
+        raise StaleWorkerError(
+            f"worker '{worker}' is still in a session of epoch {theirs.epoch}, of which this process is no part",
+            why=f"'{ours.worker}' was started again, for epoch {ours.epoch}, and that worker was not yet",
+        )
 
 
 _NOUNS = {"certificate": "a certificate", "exchange": "a key for sealed frames"}

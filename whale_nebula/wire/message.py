@@ -129,7 +129,9 @@ def _session(word: Word, required: Mapping[str, Check], optional: Mapping[str, C
 
 KINDS: Mapping[str, MessageKind] = MappingProxyType(
     {
-        "SESSION HELLO": MessageKind(Word.INIT, {}, {"seed": _or_none(_is_count), "host": _is_text}, open=True),
+        "SESSION HELLO": MessageKind(
+            Word.INIT, {}, {"seed": _or_none(_is_count), "host": _is_text, "epoch": _is_count}, open=True
+        ),
         "SESSION AGREE": _session(
             Word.AGREE, {"program": _is_text, "digest": _is_text}, {"states": _table_of(_is_count)}
         ),

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.config import Cluster, Config, InputSpec, Line, Security, WorkerSpec, load
+from whale_nebula.config.schema import Restarts
 from whale_nebula.errors import ConfigError, NebulaError
 
 WHOLE = """\
@@ -85,6 +86,15 @@ def test_a_config_is_itself() -> None:
     assert load(config) is config
 
 
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [(3, Restarts(3)), (0, Restarts()), ({"most": 3}, Restarts(3)), ({"most": 2, "wait": "5s"}, Restarts(2, 5.0))],
+    ids=str,
+)
+def test_restarts_are_a_number_or_a_table(said: Any, read: Restarts) -> None:
+    assert load({"restarts": said}).restarts == read
+
+
 def test_parts_may_be_empty() -> None:
     config = load({"clusters": {"gpu": None, "npu": {}}, "links": None, "security": None, "inputs": {}})
     assert list(config.clusters) == ["gpu", "npu"]
@@ -151,6 +161,12 @@ BAD: list[tuple[Any, str, str]] = [
     ({"weights": "mine"}, "weights", "choose one of 'everywhere', 'own'"),
     ({"patience": 120}, "patience", "120s"),
     ({"patience": "0s"}, "patience", "patience of nothing"),
+    ({"restarts": -1}, "restarts", "restarts: 1"),
+    ({"restarts": True}, "restarts", "no whole number"),
+    ({"restarts": "3"}, "restarts", "no whole number"),
+    ({"restarts": {"mots": 3}}, "restarts.mots", "did you mean 'most'"),
+    ({"restarts": {"wait": "1s"}}, "restarts", "{most: 3, wait: 1s}"),
+    ({"restarts": {"most": 3, "wait": 1}}, "restarts.wait", "1s"),
     ({"seed": "seven"}, "seed", "whole number"),
     ({"seed": -1}, "seed", "whole number"),
     ({"seed": 2**32}, "seed", "whole number"),

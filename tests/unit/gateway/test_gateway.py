@@ -308,7 +308,7 @@ class TestWhatIsRefused:
     def test_a_frame_that_names_another_pair(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
         made = make(workers=(GPU, NPU, OTHER))
         lane = call(made, Credentials.of(files[GPU]), Knock(RUN, GPU, NPU, "00112233aabbccdd"))
-        header = Header(Kind.BEAT, Flag.LAST, epoch=1, source=0, destination=2)
+        header = Header(Kind.BEAT, Flag.LAST, conversation=1, source=0, destination=2)
         assert lane.send(pack(header, 0))
         until(lambda: actions(made.sites["gpu"], "end"))
         [end] = actions(made.sites["gpu"], "end")

@@ -24,8 +24,8 @@ from whale_nebula.wire.tensor import dtype_code
 NEAR, FAR = Side.NEAR, Side.FAR
 
 
-def beat(epoch: int = 1, source: int = 0) -> bytes:
-    return pack(Header(Kind.BEAT, Flag.LAST, epoch=epoch, source=source, destination=1 - source), 0)
+def beat(conversation: int = 1, source: int = 0) -> bytes:
+    return pack(Header(Kind.BEAT, Flag.LAST, conversation=conversation, source=source, destination=1 - source), 0)
 
 
 class Meeting:
@@ -220,7 +220,7 @@ class TestTwoAttemptsThatCross:
     def test_what_was_heard_over_one_that_is_not_needed_holds_nobody(self) -> None:
         meeting = Meeting(yields=True)
         half, _ = meeting.half(FAR, dialled=True)
-        frame = pack(Header(Kind.BEAT, Flag.LAST, epoch=1, source=1, destination=0), 0)
+        frame = pack(Header(Kind.BEAT, Flag.LAST, conversation=1, source=1, destination=0), 0)
         reader = threading.Thread(target=half.hear, args=(frame,), daemon=True)
         reader.start()
         half.connection.end("it is not needed")
@@ -361,8 +361,8 @@ class TestSeveralLanes:
         hear = near.lane(1, further)
         reader = threading.Thread(target=further.read, args=([beat(2), END], hear), daemon=True)
         reader.start()
-        for epoch in (0, 0):
-            near.hear(beat(epoch))
+        for conversation in (0, 0):
+            near.hear(beat(conversation))
             assert next(out.outgoing()) == beat(0)
         reader.join(10.0)
         assert next(out.outgoing()) == beat(2)
@@ -446,7 +446,7 @@ def frame(
     header = Header(
         Kind.BOUNDARY,
         Flag.LAST | (Flag.SEALED if sealed else 0),
-        epoch=7,
+        conversation=7,
         source=source,
         destination=destination,
         length=length,
@@ -463,7 +463,7 @@ def frame(
 @pytest.mark.parametrize("sealed", [False, True])
 def test_frames_of_the_pair_pass_both_ways(sealed: bool) -> None:
     pair = Inspection.of(ROSTER, "gpu/0", "npu/1")
-    assert pair.check(frame(sealed=sealed), outward=True).epoch == 7
+    assert pair.check(frame(sealed=sealed), outward=True).conversation == 7
     assert pair.check(frame(2, 0, sealed=sealed), outward=False).source == 2
 
 

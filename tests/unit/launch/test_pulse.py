@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.gateway.town import until
 from whale_nebula.launch import pulse
-from whale_nebula.launch.pulse import Heard, Heart, Vitals, Ward, encode_last_word, find_last_word, listen, vitals
+from whale_nebula.launch.pulse import Heard, Heart, Told, Vitals, Ward, encode_words, listen, read_words, vitals
 
 SOON = 30.0
 
@@ -112,15 +112,19 @@ def test_a_ward_tells_once_of_who_is_frozen_and_not_of_who_beats(monkeypatch: py
 def test_a_heart_says_last_how_its_process_will_end_and_a_forked_one_says_nothing() -> None:
     ear, mouth = os.pipe()
     heart = Heart(mouth, every=0.001)
-    heart.code, heart._owner = 3, -1  # as in a process that was forked: it has another number
+    heart.code, heart.error, heart.cause = 3, "NB-302", "NB-500"
+    heart._owner = -1  # as in a process that was forked: it has another number
     heart.end()
-    assert find_last_word(os.read(ear, 4096)) == (False, None)
+    said, told = os.read(ear, 4096), Told()
+    read_words(said, told, 0.0)
+    assert told == Told()
     heart._owner = os.getpid()
+    heart.tell(epoch=2)
+    heart.tell(stepped=True)
     heart.end()
-    said = b""
-    while not find_last_word(said)[0]:
-        said += os.read(ear, 4096)
-    assert find_last_word(said) == (True, 3)
+    while not told.ends:
+        said = read_words(said + os.read(ear, 4096), told, 7.0)
+    assert told == Told(ends=True, code=3, error="NB-302", cause="NB-500", epoch=2, stepped=7.0)
     os.close(ear)
     heart.end()  # nobody listens any more
     heart.thread.join(SOON)
@@ -129,7 +133,7 @@ def test_a_heart_says_last_how_its_process_will_end_and_a_forked_one_says_nothin
 
 def test_who_has_said_its_last_word_may_stand_still_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     ending, still = os.pipe(), os.pipe()
-    os.write(ending[1], b".." + encode_last_word(1))
+    os.write(ending[1], b".." + encode_words(ends=True, code=1))
     os.write(still[1], b".")
     told: list[str] = []
     monkeypatch.setattr("whale_nebula.launch.pulse.vitals", lambda pid: Vitals("S", 1))
@@ -137,9 +141,19 @@ def test_who_has_said_its_last_word_may_stand_still_for_longer(monkeypatch: pyte
     ward = Ward({"gpu/0": ending[0], "npu/0": still[0]}, {"gpu/0": 1, "npu/0": 2}, told.append, 0.1, ending=0.4)
     until(lambda: len(told) == 2)
     ward.close()
-    assert (told, ward.ended) == (["npu/0", "gpu/0"], {"gpu/0": 1})
+    assert told == ["npu/0", "gpu/0"]
+    assert ward.told == {"gpu/0": Told(ends=True, code=1), "npu/0": Told()}
     for fd in (ending[1], still[1]):
         os.close(fd)
+
+
+def test_what_was_told_shortly_before_the_end_is_read_and_what_nobody_of_ours_has_written_is_not() -> None:
+    ear, mouth = os.pipe()
+    ward = Ward({"gpu/0": ear}, {"gpu/0": 2**22 + 1}, pytest.fail, silence=SOON)
+    os.write(mouth, b'..\n[]\n{"_x":1,"code"\n{"pid":3,"epoch":4}\n' + encode_words(error="NB-401"))
+    ward.close()
+    assert ward.told["gpu/0"] == Told(error="NB-401", epoch=4)
+    os.close(mouth)
 
 
 def test_a_ward_of_nobody_costs_nothing() -> None:

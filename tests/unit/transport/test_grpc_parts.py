@@ -244,7 +244,7 @@ class TestLane:
     def test_frames_without_content_are_read_at_a_rate(self) -> None:
         lane, heard, three = Lane(), [], threading.Event()
         lane.room.bare = TokenBucket(3, 0.0)
-        bare = pack(Header(Kind.BEAT, Flag.LAST, epoch=1, source=0, destination=1), 0)
+        bare = pack(Header(Kind.BEAT, Flag.LAST, conversation=1, source=0, destination=1), 0)
         other = b"x" * len(bare)
 
         def hear(frame: bytes) -> None:

@@ -220,7 +220,7 @@ class TestAbsence:
 
         def half(passage: Passage) -> Iterable[bytes]:
             header = unpack(passage.frame[:HEADER_BYTES])[0]
-            if header.epoch or b'"AUTH"' not in passage.frame:
+            if header.conversation or b'"AUTH"' not in passage.frame:
                 return (passage.frame,)
             assert made.wait(SOON)
             pair.cable.cut("it was about to prove who it is")

@@ -55,9 +55,9 @@ class TestGreeting:
     @SEALED
     def test_both_are_ready_once_both_have_proven_themselves(self, sealed: bool) -> None:
         a, b = pair(sealed=sealed)
-        assert not a.ready and a.epoch == 0
+        assert not a.ready and a.number == 0
         assert greet(a, b) == ([Opened([], resumed=False)], [Opened([], resumed=False)])
-        assert a.ready and b.ready and a.epoch == b.epoch != 0
+        assert a.ready and b.ready and a.number == b.number != 0
         assert a.states == b.states == (State.OPEN, State.OPEN)
 
     def test_certificates_are_verified_on_both_sides(self) -> None:
@@ -161,7 +161,7 @@ class TestFrames:
     def test_a_frame_that_is_not_sealed_is_refused_where_all_are(self) -> None:
         a, b = opened(sealed=True)
         header, chunk = said(0, STEP)[0]
-        forged = pack(header._replace(sequence=1, epoch=a.epoch, ack=1), checksum(chunk)) + chunk.tobytes()
+        forged = pack(header._replace(sequence=1, conversation=a.number, ack=1), checksum(chunk)) + chunk.tobytes()
         with pytest.raises(RemoteProtocolError, match="not sealed"):
             b.receive(forged)
 
@@ -447,7 +447,7 @@ class TestCuts:
     def test_frames_of_an_earlier_run_are_stale(self) -> None:
         _, b = opened()
         old, _ = opened()
-        with pytest.raises(RemoteProtocolError, match="of epoch"):
+        with pytest.raises(RemoteProtocolError, match="of conversation"):
             b.receive(sent(old, said(0, STEP))[0])
 
 

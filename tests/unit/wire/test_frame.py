@@ -49,7 +49,7 @@ GOOD = Header(
     shard=6,
     codec=7,
     state=8,
-    epoch=9,
+    conversation=9,
     sequence=2**63,
     flags=Flag.LAST,
     offset=0,
@@ -81,7 +81,7 @@ U16, U32, U64 = st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.integer
     codec=st.integers(1, 2**16 - 1),
     state=U32,
     size=st.none() | st.integers(0, 5000),
-    epoch=U32,
+    conversation=U32,
     sequence=U64,
 )
 def test_any_header_within_its_fields_comes_back(dims: list[int], size: int | None, **fields: int) -> None:
@@ -209,7 +209,7 @@ def test_a_message_is_one_frame_up_to_the_cap_and_no_more() -> None:
 
 @pytest.mark.parametrize("kind", [Kind.ACK, Kind.BEAT])
 def test_a_frame_that_only_acknowledges_is_a_header_and_comes_back(kind: Kind) -> None:
-    header = Header(kind, flags=Flag.LAST, epoch=9, ack=2**64 - 1, source=1, destination=2)
+    header = Header(kind, flags=Flag.LAST, conversation=9, ack=2**64 - 1, source=1, destination=2)
     packed = pack(header, 0)
     assert len(packed) == HEADER_BYTES
     assert unpack(packed) == (header, 0)

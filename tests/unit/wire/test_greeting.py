@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 
 from tests.unit.wire.talk import NAMES, SharedSecret, greeting
-from whale_nebula.errors import LocalProtocolError, PeerRestartedError, RemoteProtocolError
-from whale_nebula.wire.greeting import Hello, Introduction, epoch, parse_hello, salt, transcript
+from whale_nebula.errors import (
+    EpochOverError,
+    LocalProtocolError,
+    NebulaError,
+    PeerRestartedError,
+    RemoteProtocolError,
+    StaleWorkerError,
+)
+from whale_nebula.wire.greeting import Hello, Introduction, conversation_number, parse_hello, salt, transcript
 
 STATIC = {"budget": 100, "received": 1, "acknowledged": 1, "versions": {"python": "3.11"}}
 HELLO = Hello("run-1", *NAMES, nonce="0a" * 16, challenge="1a" * 16, **STATIC)
@@ -50,6 +57,11 @@ class TestHello:
             {"exchange": "00" * 31},
             {"versions": []},
             {"versions": {"a": 1}},
+            {"epoch": -1},
+            {"epoch": 1.0},
+            {"epoch": 2**64},
+            {"epoch": False},
+            {"in_session": 1},
             {"more": 1},
             {"kind": "AUTH"},
         ],
@@ -67,9 +79,9 @@ class TestHello:
             parse_hello(message)
 
     def test_both_sides_make_the_same_of_it(self) -> None:
-        for made in (epoch, salt, lambda both: transcript(both, "gpu/0")):
+        for made in (conversation_number, salt, lambda both: transcript(both, "gpu/0")):
             assert made((HELLO, OTHER)) == made((OTHER, HELLO))
-        assert 0 < epoch((HELLO, OTHER)) < 2**32
+        assert 0 < conversation_number((HELLO, OTHER)) < 2**32
 
     @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Hello)])
     def test_every_field_is_signed(self, field: str) -> None:
@@ -219,3 +231,94 @@ class TestLaterConnections:
         changed = introduction(1, **{"exchange": bytes(31) + b"\x02", **other(nonce)})
         with pytest.raises(RemoteProtocolError, match="greets unlike before"):
             meet(a, changed)
+
+
+def verdicts(a: Introduction, b: Introduction) -> tuple[type[NebulaError] | None, type[NebulaError] | None]:
+    """A connection on which both greet; by which error each of the two ends it, if by one."""
+    hellos = a.hello(1, 1), b.hello(1, 1)
+    auth = a.answer(hellos[1]), b.answer(hellos[0])
+    return refusal(a, auth[1]), refusal(b, auth[0])
+
+
+def refusal(side: Introduction, auth: dict[str, Any]) -> type[NebulaError] | None:
+    try:
+        side.settle(auth)
+    except NebulaError as error:
+        return type(error)
+    return None
+
+
+def process(side: int, epoch: int, *, met: Introduction | None = None, begun: bool = False) -> Introduction:
+    """A worker of an epoch, which has met this one, and whose session has begun."""
+    made = introduction(side, epoch=epoch)
+    if met is not None:
+        meet(made, met)
+    if begun:
+        made.begin_session(epoch)
+    return made
+
+
+OVER, STALE, RESTARTED = EpochOverError, StaleWorkerError, PeerRestartedError
+
+
+class TestEpochs:
+    """What a worker does that meets another process than before, or one that has been through more, or less."""
+
+    @pytest.mark.parametrize(("ours", "theirs"), [(0, 0), (0, 3), (3, 0)])
+    def test_two_that_have_just_begun_meet_whatever_their_launchers_have_counted(self, ours: int, theirs: int) -> None:
+        assert verdicts(process(0, ours), process(1, theirs)) == (None, None)
+
+    @pytest.mark.parametrize(
+        ("old", "new", "ends"),
+        [(0, 1, (OVER, STALE)), (1, 1, (RESTARTED, STALE)), (2, 1, (STALE, STALE))],
+        ids=["of an earlier epoch", "of the same, by hand", "of a later one, by hand"],
+    )
+    def test_one_in_a_session_meets_one_that_was_started_again(
+        self, old: int, new: int, ends: tuple[type[NebulaError], type[NebulaError]]
+    ) -> None:
+        here = process(0, old, met=process(1, old), begun=True)
+        assert verdicts(here, process(1, new)) == ends
+
+    def test_one_that_was_frozen_is_kept_out_of_the_session_of_a_later_epoch(self) -> None:
+        frozen = process(1, 0, met=process(0, 0), begun=True)
+        present = process(1, 1)
+        here = process(0, 1, met=present, begun=True)
+        for _ in range(3):
+            assert verdicts(here, frozen) == (STALE, OVER)
+        assert verdicts(here, present) == (None, None), "the session goes on"
+
+    def test_one_that_a_launcher_behind_the_others_has_started_is_kept_out_and_waits(self) -> None:
+        here = process(0, 5, met=process(1, 5), begun=True)
+        assert verdicts(here, process(1, 1)) == (STALE, STALE)
+
+    def test_before_its_session_begins_a_worker_lets_nobody_in_who_is_behind_whom_it_has_met(self) -> None:
+        present = process(1, 2)
+        here = process(0, 2, met=present)
+        assert verdicts(here, process(1, 1)) == (STALE, None)
+        assert verdicts(here, process(1, 0, met=process(0, 0), begun=True)) == (STALE, OVER)
+        assert verdicts(here, process(1, 2))[0] is RESTARTED
+        assert verdicts(here, present) == (None, None)
+
+    def test_the_session_of_one_may_begin_before_that_of_the_other(self) -> None:
+        a, b = process(0, 0), process(1, 3)
+        meet(a, b)
+        b.begin_session(3)
+        assert verdicts(a, b) == (None, None)
+        a.begin_session(3)
+        assert verdicts(a, b) == (None, None)
+
+    def test_the_same_process_cannot_be_in_two_epochs(self) -> None:
+        a, b = process(0, 1), process(1, 1)
+        meet(a, b)
+        a.begin_session(1)
+        b.begin_session(2)
+        assert verdicts(a, b) == (RemoteProtocolError, RemoteProtocolError)
+
+    def test_an_epoch_that_is_not_proven_ends_nobody(self) -> None:
+        here = process(0, 0, met=process(1, 0), begun=True)
+        stranger = Introduction(greeting(1, epoch=9), 100, SharedSecret(NAMES[1], b"other"))
+        hellos = here.hello(1, 1), stranger.hello(1, 1)
+        here.answer(hellos[1])
+        with pytest.raises(RemoteProtocolError, match="signature") as caught:
+            here.settle(stranger.answer(hellos[0]))
+        assert not isinstance(caught.value, EpochOverError)

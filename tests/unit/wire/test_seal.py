@@ -13,7 +13,7 @@ from whale_nebula.wire.tensor import dtype_code
 HEADER = Header(
     Kind.SCALAR,
     flags=Flag.LAST,
-    epoch=9,
+    conversation=9,
     sequence=5,
     source=0,
     destination=1,
@@ -51,7 +51,7 @@ def test_an_empty_chunk_is_sealed_too() -> None:
 
 CHANGES = [
     {"kind": Kind.RESULT},
-    {"epoch": 8},
+    {"conversation": 8},
     {"sequence": 6},
     {"program": 1},
     {"step": 1},

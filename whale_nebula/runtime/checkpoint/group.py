@@ -118,6 +118,7 @@ def begin_manifest(run: Run, position: Position, aliases: Mapping[str, Mapping[s
     return Manifest(
         position,
         aliases=aliases,
+        attempt=run.here().epoch,
         run=run.config.run_name,
         seed=run.seed if run.seed is not None else run.config.seed,
         versions={"whale_nebula": __version__, "tensorflow": tf.__version__, "keras": keras.__version__},

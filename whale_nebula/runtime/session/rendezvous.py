@@ -52,6 +52,7 @@ def join_links(attachment: Attachment, expected: Expected, config: Config) -> Jo
         listen=attachment.listen,
         gateway=attachment.gateway,
         credentials=None if security is None else Credentials.of(security),
+        epoch=attachment.epoch,
     )
     joined = GrpcLinks(
         place,
@@ -150,9 +151,12 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
     """
     expected = Expected()
     joined = join_links(attachment, expected, config)
-    session = Session(attachment.worker, joined.links, config.patience, expected, joined.close, private=config.private)
+    here, private, epoch = attachment.worker, config.private, attachment.epoch
+    session = Session(here, joined.links, config.patience, expected, joined.close, private=private, epoch=epoch)
     sheet = _sheet(attachment, seed, config)
     told = session.hello(sheet)
+    if attachment.heart is not None:
+        attachment.heart.tell(epoch=session.epoch)
     _agree_on_seed(attachment.worker, seed, told)
     _agree_on_config(attachment.worker, sheet, told)
     hosts = {attachment.worker: sheet["host"], **{peer: _host(attachment, peer, told[peer]) for peer in told}}

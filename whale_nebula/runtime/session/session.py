@@ -111,7 +111,8 @@ _LONGEST_DIFFERENCE = 2 * LIMIT  # of two programs: a line of each
 class Session:
     """The links of this process to its peers (worker name to link), how long it waits for them, and what may come.
 
-    In a `private` run peers get no text that may hold values: of foreign exceptions, or of a program.
+    In a `private` run peers get no text that may hold values: of foreign exceptions, or of a program. `epoch` says how
+    often the run was started again: the highest that any worker names.
     """
 
     worker: str
@@ -121,18 +122,25 @@ class Session:
     leave: Callable[[], None] | None = None
     whole: Session | None = None
     private: bool = False
+    epoch: int = 0
     _line: str = ""
 
     def among(self, mates: Collection[str]) -> Session:
         """The same conversation with some of the peers only; all hear of a failure. It is not closed by itself."""
         links = {peer: link for peer, link in self.links.items() if peer in mates}
-        return Session(self.worker, links, self.patience, self.expected, whole=self, private=self.private)
+        whole, private, epoch = self, self.private, self.epoch
+        return Session(self.worker, links, self.patience, self.expected, whole=whole, private=private, epoch=epoch)
 
     def hello(self, sheet: Sheet) -> Mapping[str, Sheet]:
-        """Tell every peer who this process is; gives what each said. Unlike versions are refused."""
+        """Tell every peer who this process is; gives what each said. Unlike versions are refused. All know the epoch of
+        the run from then on, and nobody of another one can take part.
+        """
         failpoint("hello.before")
-        self._say("HELLO", "nb.init", sheet)
+        self._say("HELLO", "nb.init", {**sheet, "epoch": self.epoch})
         told = self._hear("HELLO", "nb.init")
+        self.epoch = max([self.epoch, *(theirs.get("epoch", 0) for theirs in told.values())])
+        for link in self.links.values():
+            link.begin_session(self.epoch)
         for peer, theirs in told.items():
             for name in ("whale_nebula", "tensorflow", "keras"):
                 if theirs.get(name) != sheet.get(name):

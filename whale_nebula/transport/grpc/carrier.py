@@ -41,6 +41,7 @@ class GrpcCarrier(ABC):
         self._rate: float | None = None
         self._since = time.monotonic()
         self._connections = 0
+        self._met = False  # whether the other worker has ever proven itself
         self._refusals = 0
         self._trouble = ""
         self._refusal: NebulaError | None = None
@@ -64,7 +65,7 @@ class GrpcCarrier(ABC):
         """The greeting is done: all lanes may be used."""
         with self._gate:
             if self._connection is not None:
-                self._trouble, self._refusal = "", None
+                self._trouble, self._refusal, self._met = "", None, True
                 self._connection.met = True
                 self._connection.opened.set()
 
@@ -171,9 +172,11 @@ class GrpcCarrier(ABC):
             return not self._closed
 
     def _count_refusal(self) -> NebulaError | None:
-        """The address refused once more; gives the error where that means that the worker, once met, is dead."""
+        """The address refused once more; gives the error where that means that the worker, once met, is dead. What had
+        the address before it may have ended, too: another process of a worker that is about to be started again.
+        """
         self._refusals += 1
-        if not self._connections or self._refusals < 2:
+        if not self._met or self._refusals < 2:
             return None
         return lost_error(self.there, f"its address {self.where} has refused twice: no process has the port any more")
 

@@ -33,7 +33,7 @@ class Place:
     `peers` gives each other worker's address, or None where it has none; `listen` is this worker's own. With a
     `gateway` (this cluster's) the workers of other clusters are reached through it. Without `credentials` nothing is
     encrypted, and everybody is believed. `everyone` are all workers of the run, as frames and gateways number them, if
-    there are more than these.
+    there are more than these. `epoch` says how often the run was started again, by what this worker knows.
 
     >>> place = Place("mt", "npu/0", {"gpu/0": "10.77.0.1:7101"}, listen="10.77.0.2:7101")
     >>> place.dials("gpu/0"), Place("mt", "gpu/0", {"npu/0": None}, listen="10.77.0.1:7101").dials("npu/0")
@@ -47,6 +47,7 @@ class Place:
     gateway: str | None = None
     credentials: Credentials | None = None
     everyone: tuple[str, ...] = ()
+    epoch: int = 0
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -110,7 +111,7 @@ class GrpcLinks:
         place = self._place
         return PeerLink(
             carrier,
-            Greeting(place.run, place.here, carrier.there, versions=versions),
+            Greeting(place.run, place.here, carrier.there, versions=versions, epoch=place.epoch),
             place.workers,
             prover=Prover(self._current) if self._current else None,
             sealed=self._current is not None and place.through_gateway(carrier.there),

@@ -1,0 +1,147 @@
+"""`whale-nebula run --restarts`: real processes, whose scripts need no TensorFlow, from their start to the last end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from whale_nebula.cli import arguments
+from whale_nebula.cli.main import main
+
+Capture = pytest.CaptureFixture[str]
+SOON = 60.0
+BOTH = ["--all", "--clusters", "gpu,npu"]
+START = """
+import os, signal, sys, time
+from whale_nebula.launch import attach
+from whale_nebula.launch.ending import departure
+me = attach()
+print(me.worker, "begins epoch", me.epoch, flush=True)
+def train():
+    for step in range(3):
+        departure.begin()
+        departure.settle({})
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], str]:
+    """Write a script that knows who it is; gives its path."""
+
+    def write(code: str) -> str:
+        path = tmp_path / "train.py"
+        path.write_text(START + code)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    """The path of a config of two clusters that are started again twice, at once."""
+    path = tmp_path / "clusters.yaml"
+    path.write_text("clusters: {gpu: {}, npu: {}}\nrestarts: {most: 2, wait: 0s}\n")
+    return str(path)
+
+
+def test_after_a_kill_all_are_started_again_and_know_how_often(
+    script: Callable[[str], str], config: str, capfd: Capture
+) -> None:
+    path = script("train()\nif me.cluster == 'npu' and me.epoch < 1: die()\ntime.sleep(0.3)")
+    assert main(["run", "--json", "--all", "--config", config, path]) == arguments.DONE
+    out, err = capfd.readouterr()
+    *begun, ended = out.splitlines()
+    assert sorted(begun) == sorted(f"{who}/0 begins epoch {epoch}" for who in ("gpu", "npu") for epoch in (0, 1))
+    assert (json.loads(ended)["code"], json.loads(ended)["epoch"]) == (0, 1)
+    assert err.splitlines() == [
+        "whale-nebula: worker npu/0 failed first: ended by SIGKILL; restart 1 of 2 begins after 0 s, as epoch 1"
+    ]
+
+
+def test_restarts_that_are_used_up_have_an_exit_code_and_the_first_failure_is_named(
+    script: Callable[[str], str], config: str, capfd: Capture
+) -> None:
+    path = script("train()\nif me.cluster == 'npu': sys.exit(7) if me.epoch else die()\ntime.sleep(0.3)")
+    assert main(["run", "--all", "--config", config, path]) == arguments.USED_UP
+    assert capfd.readouterr().err.splitlines()[-2:] == [
+        "whale-nebula: restarts are used up: 2 of 2 were made; in epoch 0 worker npu/0 failed first: ended by SIGKILL",
+        "whale-nebula: worker npu/0 failed first: exit code 7",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "ends", "said"),
+    [
+        ("import whale_nebula as nb\nraise nb.errors.ConfigError('not so')", 1, "NB-500 would come again"),
+        ("raise ValueError('always')", 1, "it has failed so twice before its first step"),
+        ("sys.exit(75)", 75, "the workers left, and can be started again"),
+    ],
+    ids=["its settings are wrong", "it never trains", "it was asked to leave"],
+)
+def test_what_would_come_again_is_not_tried(
+    code: str, ends: int, said: str, script: Callable[[str], str], config: str, capfd: Capture
+) -> None:
+    assert main(["run", "--all", "--config", config, script(code)]) == ends
+    assert said in capfd.readouterr().err
+
+
+def test_the_option_goes_before_the_config(script: Callable[[str], str], config: str, capfd: Capture) -> None:
+    assert main(["run", "--all", "--config", config, "--restarts", "0", script("train()\ndie()")]) == 137
+    assert "restart" not in capfd.readouterr().err
+
+
+def test_a_signal_between_two_starts_ends_the_command(script: Callable[[str], str], tmp_path: Path) -> None:
+    path = tmp_path / "clusters.yaml"
+    path.write_text("clusters: {gpu: {}}\nrestarts: {most: 2, wait: 50s}\n")
+    words = ["-m", "whale_nebula.cli.main", "run", "--all", "--config", str(path), script("train()\ndie()")]
+    process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stderr is not None and "restart 1 of 2 begins after 50 s" in process.stderr.readline()
+        assert not psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=SOON)
+    finally:
+        process.kill()
+        process.communicate(timeout=SOON)
+    assert process.returncode == arguments.LEFT
+    assert err.splitlines() == [
+        "whale-nebula: SIGTERM: no other start",
+        "whale-nebula: no worker was running, and none is started again; the run can be started again",
+    ]
+
+
+@pytest.mark.parametrize("words", [["--restarts", "two"], ["--restarts", "-1"]], ids=str)
+def test_an_option_that_is_no_number_is_refused(words: list[str], script: Callable[[str], str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *BOTH, *words, script("")])
+    assert ended.value.code == arguments.USAGE
+
+
+def test_a_gateway_that_dies_is_started_again(script: Callable[[str], str], tmp_path: Path, capfd: Capture) -> None:
+    path = tmp_path / "clusters.yaml"
+    gateways = 'clusters: {gpu: {gateway: "10.77.0.1:7100"}, npu: {gateway: "10.77.0.2:7100"}}'
+    path.write_text(gateways + "\nrestarts: {most: 1, wait: 0s}\n")
+    code = f"""
+import psutil
+def find_gateways():
+    return [each for each in psutil.Process({os.getpid()}).children() if "gateway" in each.cmdline()]
+if me.cluster == "gpu":
+    gone = find_gateways()[0]
+    gone.kill()
+    limit = time.monotonic() + 30
+    while gone in find_gateways() or len(find_gateways()) < 2:
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+"""
+    assert main(["run", "--all", "--config", str(path), script(code)]) == arguments.DONE
+    assert "/gateway has ended; restart 1 of 1 of it begins, its workers wait for it" in capfd.readouterr().err
