@@ -150,6 +150,12 @@ class Folder:
             aside.append(name)
         return aside
 
+    def has_room(self, size: int) -> bool:
+        """Whether so many bytes take no more than half of what is free where this folder is."""
+        files.make_folder(self.path)
+        about = os.statvfs(self.path)
+        return 2 * size <= about.f_bavail * about.f_frsize
+
     def lock(self) -> None:
         """Let no other run write here as long as this process lives. Other file systems than the local one have no
         locks.

@@ -29,12 +29,13 @@ def choose_interval(cost: float, between_failures: float = BETWEEN_FAILURES, ove
 
 @dataclass
 class Pace:
-    """When to save next: every so many `steps`, or `seconds`, or by what savings have cost."""
+    """When to save next: every so many `steps`, or `seconds`, or by what savings have cost, after `first` seconds."""
 
     steps: int | None = None
     seconds: float | None = None
     overhead: float = OVERHEAD
     cost: float | None = None
+    first: float = _FIRST
     saved_step: int = 0
     saved_time: float = 0.0
 
@@ -56,7 +57,7 @@ class Pace:
         """Seconds between two savings."""
         if self.seconds is not None:
             return self.seconds
-        return _FIRST if self.cost is None else choose_interval(self.cost, overhead=self.overhead)
+        return self.first if self.cost is None else choose_interval(self.cost, overhead=self.overhead)
 
     def note_saving(self, step: int, now: float) -> None:
         """A saving begins."""

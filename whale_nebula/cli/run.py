@@ -21,6 +21,7 @@ from whale_nebula.errors import ConfigError, NebulaError
 from whale_nebula.launch import Job, Result, gateways
 from whale_nebula.launch.ending import last_sentence, last_word, same_cause
 from whale_nebula.launch.failures import describe, find_first
+from whale_nebula.launch.memory import open_memory
 from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
 from whale_nebula.launch.placement import PORT, Asked, Placement, everything, is_local, settle_ports, wait_free
 from whale_nebula.launch.processes import Board, Sink
@@ -263,7 +264,10 @@ def _start(
         security = gateways.configured_files(config, placement.here, given.config)
         gateways.check_files(security, config.run_name)
     listen = gateways.listen_here(config, placement, remark)
-    workers = identities(placement, config, security, listen=listen, path=given.config, everywhere=given.all)
+    memory = others.enter_context(open_memory()) if config.restarts.most else None
+    workers = identities(
+        placement, config, security, listen=listen, path=given.config, everywhere=given.all, memory=memory
+    )
     sys.stdout.flush()
     output = others.enter_context(_output())
     if given.all:

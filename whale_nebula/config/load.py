@@ -147,23 +147,34 @@ def parse_checkpoint(place: Place) -> Checkpointing:
     """
     if isinstance(place.value, str):
         return Checkpointing(place.text())
-    table = place.table(("folder", "keep", "every", "overhead"))
+    table = place.table(("folder", "keep", "every", "overhead", "memory"))
     if table.key("folder").value is None:
         raise place.wrong("a checkpoint without a folder", mend=f"{place.path}: {{folder: runs/a}}")
-    every, steps, seconds = table.key("every"), None, None
-    if isinstance(every.value, int) and not isinstance(every.value, bool):
-        steps = int(every.number(least=1, whole=True))
-    elif every.value is not None:
-        if quantities.kind(str(every.value)) != "delay":
-            raise every.wrong(f"{every.value!r} is no count of steps and no time", mend="every: 100, or every: 30s")
-        seconds = quantities.seconds(every)
+    steps, seconds = _often(table.key("every"))
+    memory = table.key("memory")
+    memory_steps, memory_seconds = (None, None) if isinstance(memory.value, bool) else _often(memory)
     return Checkpointing(
         table.key("folder").text(),
         keep=table.key("keep").read_or(lambda keep: int(keep.number(least=1, whole=True)), KEPT_CHECKPOINTS),
         steps=steps,
         seconds=seconds,
         overhead=table.key("overhead").read_or(quantities.share, CHECKPOINT_OVERHEAD) or CHECKPOINT_OVERHEAD,
+        memory=memory.value is not False,
+        memory_steps=memory_steps,
+        memory_seconds=memory_seconds,
     )
+
+
+def _often(place: Place) -> tuple[int | None, float | None]:
+    """How often something is done: every so many steps, or seconds."""
+    if place.value is None:
+        return None, None
+    if isinstance(place.value, int) and not isinstance(place.value, bool):
+        return int(place.number(least=1, whole=True)), None
+    if quantities.kind(str(place.value)) != "delay":
+        name = place.path.rpartition(".")[2]
+        raise place.wrong(f"{place.value!r} is no count of steps and no time", mend=f"{name}: 100, or {name}: 30s")
+    return None, quantities.seconds(place)
 
 
 _OUTPUTS = ("metrics", "tensorboard")

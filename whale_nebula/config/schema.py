@@ -210,7 +210,8 @@ CHECKPOINT_OVERHEAD = 0.035
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
     """Where checkpoints are written, how many are kept, and how often: every so many `steps` or `seconds`, or as often
-    as saving takes no more than the share `overhead` of the time.
+    as saving takes no more than the share `overhead` of the time. In `memory`, where a launcher starts workers again,
+    they are written as well, unless that is False.
     """
 
     folder: str
@@ -218,6 +219,9 @@ class Checkpointing:
     steps: int | None = None
     seconds: float | None = None
     overhead: float = CHECKPOINT_OVERHEAD
+    memory: bool = True
+    memory_steps: int | None = None
+    memory_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ class Identity:
     `gateway` is given, other clusters are reached through it. `config` is the path of that config. `everywhere` says
     that the launcher started the workers of all clusters (`--all`). `device` is the one of its host that the worker
     has, where the config says so. Where the launcher has a terminal, `terminal` is that, and `drawing` the pipe into
-    which a worker draws for it. `epoch` says how often the launcher has started the workers again.
+    which a worker draws for it. `epoch` says how often the launcher has started the workers again, and
+    `memory` is a folder in the memory of this host that is there as long as the launcher lives.
 
     >>> identity = Identity("gpu/0", "gpu", {}, {}, "run-1", 7, leash=6, launcher=100)
     >>> Identity.from_json(identity.to_json()) == identity
@@ -58,6 +59,7 @@ class Identity:
     drawing: int | None = None
     terminal: int | None = None
     epoch: int = 0
+    memory: str | None = None
 
     def to_json(self) -> str:
         """The text that goes into the variable."""

@@ -57,11 +57,13 @@ def identities(
     path: str | None = None,
     gateways: bool = True,
     everywhere: bool = False,
+    memory: str | None = None,
 ) -> dict[str, Identity]:
     """What each worker of this host is told, but for what belongs to its process.
 
     `security` has the files of each of them, or is empty where the config is insecure; `listen` says where one listens
-    that does not at its address; `path` is the config's; `everywhere` says that these are all workers of the run.
+    that does not at its address; `path` is the config's; `everywhere` says that these are all workers of the run;
+    `memory` is a folder in this host's memory.
     """
     return {
         worker: Identity(
@@ -79,6 +81,7 @@ def identities(
             config=None if path is None else os.path.abspath(path),
             everywhere=everywhere,
             device=_device(config, worker),
+            memory=memory,
         )
         for worker in placement.here
     }

@@ -148,7 +148,7 @@ KINDS: Mapping[str, MessageKind] = MappingProxyType(
                 "leaving": _or_none(_is_text),
                 "seen": _or_none(_is_table),
                 "alike": _table_of(_is_count),
-                "checkpoint": _or_none(_is_table),
+                "checkpoint": _list_of(_is_anything),
             },
         ),
         "SESSION VOTE": _session(Word.VOTE, {"why": _is_text}),

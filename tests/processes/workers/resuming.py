@@ -22,8 +22,8 @@ class Told(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         checkpoints = current_run().checkpoints
-        if checkpoints is not None and checkpoints._pending is not None:
-            checkpoints._pending.part.result()
+        if checkpoints is not None and checkpoints.levels[0]._pending is not None:
+            checkpoints.levels[0]._pending.part.result()
 
 
 def lesson(epochs: str = "3") -> None:

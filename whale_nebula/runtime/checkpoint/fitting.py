@@ -60,7 +60,7 @@ class FitWatch(keras.callbacks.Callback):
         if self._begins:
             tf_callbacks.begin_with(self.model, self._begins)
         if self._resumed is not None:
-            self._checkpoints.restore_callbacks(self._fit.callbacks)
+            self._checkpoints.memories.restore_callbacks(self._fit.callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """An epoch begins, none of whose batches was trained."""

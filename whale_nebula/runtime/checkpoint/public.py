@@ -58,7 +58,7 @@ def state(**objects: Any) -> None:
     checkpoints = current_run().checkpoints
     for name, value in objects.items():
         if checkpoints is not None:
-            checkpoints.add_object(name, value)
+            checkpoints.memories.add_object(name, value)
 
 
 @check_signature

@@ -1,0 +1,183 @@
+"""One place where the checkpoints of a run are written: a disk, or the memory of this host."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.checkpoint import files
+from whale_nebula.checkpoint.folder import Folder
+from whale_nebula.checkpoint.interval import Pace
+from whale_nebula.checkpoint.manifest import Manifest, Part
+from whale_nebula.errors import CheckpointError, NebulaWarning
+from whale_nebula.errors.text import escape_foreign_text
+from whale_nebula.faults import failpoint
+from whale_nebula.runtime.checkpoint.group import Group
+from whale_nebula.runtime.checkpoint.writing import Snapshot, Writer, commit_parts, write_part
+
+_LOG = logging.getLogger("whale_nebula.runtime.run")
+
+
+@dataclass
+class _Pending:
+    """A checkpoint that is being written: what its manifest says, this worker's part, and when that began."""
+
+    manifest: Manifest
+    part: Future[Part]
+    began: float
+
+
+@dataclass
+class Level:
+    """Writes checkpoints to a folder, as often as its `pace` says, and keeps the newest.
+
+    One on a disk is `durable`. One in memory that has no room is given up (`usable`); on a disk it is tried again.
+    """
+
+    folder: Folder
+    group: Group
+    pace: Pace
+    keep: int
+    durable: bool = True
+    usable: bool = True
+    due: bool = False
+    _writer: Writer = field(default_factory=Writer)
+    _pending: _Pending | None = None
+    _committing: Future[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint waits for parts of it. It is so in all processes, or in none."""
+        return self._pending is not None
+
+    def clean(self, step: int | None) -> None:
+        """Before a run goes on from a step, or anew: put what was not read aside, or in memory remove it."""
+        for name in self.folder.clean(step):
+            if self.durable:
+                _LOG.warning("what was not read of %s is now called %s", self.folder.path, name)
+            else:
+                files.remove(files.join(self.folder.path, name))
+
+    def sheet(self, step: int, decides: bool) -> list[Any]:
+        """What is said with a step's sheet: whether a saving is due after it, by who `decides` that; and the step and
+        digest of the part that was written here.
+        """
+        saved = None
+        if self._pending is not None and self._pending.part.done():
+            saved = [self._pending.manifest.position.step, _digest_of(self._pending.part)]
+        idle = self._pending is None and (self._committing is None or self._committing.done())
+        return [decides and idle and self.usable and self.pace.is_due(step, time.monotonic()), saved]
+
+    def hear(self, sheets: Mapping[str, Any]) -> None:
+        """What all have said with the same step: all conclude the same from it."""
+        self.due = any(isinstance(sheet, list) and sheet[:1] == [True] for sheet in sheets.values())
+        if self._pending is not None:
+            step = self._pending.manifest.position.step
+            told = {worker: _read_saved(sheet, step) for worker, sheet in sheets.items()}
+            if set(told) == set(self.group.everyone) and all(told.values()):
+                self._settle({worker: str(said) for worker, said in told.items()})
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Write this worker's part, beside what follows."""
+        self.due = False
+        self.pace.note_saving(snapshot.step, time.monotonic())
+        part = self._writer.submit(self._write_part, snapshot)
+        self._pending = _Pending(snapshot.manifest, part, time.perf_counter())
+        if len(self.group.everyone) == 1:
+            self._committing = self._writer.submit(self._conclude, self._pending)
+            self._pending = None
+
+    def _write_part(self, snapshot: Snapshot) -> Part:
+        if not self.durable:
+            need = sum(entry.held.numbers * (entry.value.dtype.size or 1) for entry in snapshot.entries)
+            if not self.folder.has_room((self.keep + 1) * need * len(self.group.members)):
+                raise CheckpointError("there is no room for checkpoints in this host's memory", where=self.folder.path)
+        return write_part(self.folder, snapshot)
+
+    def drain(self) -> None:
+        """Wait until what is being written is a checkpoint; all processes call it at the same point."""
+        if self._pending is not None:
+            said = [self._pending.manifest.position.step, _digest_of(self._pending.part)]
+            told = self.group.exchange("the parts of a checkpoint", said)
+            self._settle({worker: str(each[1]) for worker, each in told.items()})
+        if self._committing is not None:
+            self._committing.result()
+
+    def _settle(self, told: Mapping[str, str]) -> None:
+        """All have written their parts, or could not."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        failpoint("checkpoint.said")
+        failed = {worker: said[1:] for worker, said in sorted(told.items()) if said.startswith("!")}
+        if failed:
+            why = "; ".join(f"{worker}: {escape_foreign_text(said)}" for worker, said in failed.items())
+            self._tell_failure(pending.manifest.position.step, why)
+        elif self.group.commits:
+            self._committing = self._writer.submit(self._commit, pending, dict(told))
+
+    def _conclude(self, pending: _Pending) -> None:
+        """Where nobody else is asked, a part is the whole as soon as it is written."""
+        said = _digest_of(pending.part)
+        if said.startswith("!"):
+            self._tell_failure(pending.manifest.position.step, said[1:])
+        else:
+            self._commit(pending, {self.group.worker: said})
+
+    def _commit(self, pending: _Pending, digests: Mapping[str, str]) -> None:
+        step = pending.manifest.position.step
+        try:
+            commit_parts(self.folder, pending.manifest, digests, self.group.members, self.keep)
+            _LOG.info("%s: step %d is saved%s", self.group.worker, step, "" if self.durable else " in memory")
+        except (OSError, CheckpointError, tf.errors.OpError) as error:
+            self._tell_failure(step, _explain(error))
+        self.pace.note_cost(time.perf_counter() - pending.began)
+
+    def _tell_failure(self, step: int, why: str) -> None:
+        """Training goes on: what was saved before is still there."""
+        self.usable = self.durable
+        if not self.durable:
+            _LOG.info("%s: nothing is saved in memory any more: %s", self.group.worker, why)
+            return
+        warning = NebulaWarning(
+            f"step {step} could not be saved",
+            where=self.folder.path,
+            why=why,
+            mend="make room on that disk, or nb.init(checkpoint=...) with a folder that can be written",
+        )
+        warnings.warn_explicit(warning, NebulaWarning, self.folder.path, 0)
+
+    def close(self) -> None:
+        """The run is over."""
+        self._writer.close()
+        self.folder.unlock()
+
+
+def _read_saved(sheet: Any, step: int) -> str | None:
+    """What a worker says of its part of the checkpoint of a step, if it says something."""
+    said = sheet[1] if isinstance(sheet, list) and len(sheet) == 2 else None
+    right = isinstance(said, list) and len(said) == 2 and said[0] == step and isinstance(said[1], str)
+    return said[1] if right and isinstance(said, list) else None
+
+
+def _digest_of(part: Future[Part]) -> str:
+    """The digest of a part, or "!" and why there is none; it waits for it."""
+    try:
+        return part.result().digest
+    except (OSError, tf.errors.OpError, CheckpointError) as error:
+        return f"!{_explain(error)}"
+
+
+def _explain(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, CheckpointError):
+        return error.what
+    return str(getattr(error, "message", "") or error).partition("\n")[0]

@@ -1,0 +1,84 @@
+"""What a run remembers beside variables: states of codecs, of callbacks of a `fit`, and of objects of the user's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.checkpoint.manifest import Tensor
+from whale_nebula.runtime.checkpoint.codec_states import decode_state, encode_state
+from whale_nebula.runtime.checkpoint.fitting import remember_callbacks, restore_callbacks
+from whale_nebula.runtime.checkpoint.objects import check_object, decode_value, encode_value, read_object, write_object
+from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source
+
+_LOG = logging.getLogger("whale_nebula.runtime.run")
+
+
+@dataclass
+class Memories:
+    """Those of one worker. `channels` are the states of codecs; `saved` is what was saved, in `source`."""
+
+    worker: str
+    channels: MutableMapping[str, Any]
+    callbacks: Sequence[Any] = ()
+    objects: dict[str, Any] = field(default_factory=dict)
+    source: Source | None = None
+    _read: dict[str, Any] = field(default_factory=dict)
+
+    def read_objects(self) -> None:
+        """Take the states of the user's objects: a step is over, and what follows it belongs to the next one."""
+        self._read = {name: read_object(value) for name, value in self.objects.items()}
+
+    def encode(self, entries: list[Entry]) -> dict[str, Any]:
+        """All of it as documents; their arrays become entries of this worker's own."""
+
+        def put(array: Any) -> str:
+            value = tf.convert_to_tensor(array)
+            name = f"memory/{self.worker}/{len(entries)}"
+            form = Tensor(value.dtype.name, tuple(value.shape.as_list()))
+            entries.append(Entry(name, form, Slice((0,) * len(form.shape), form.shape), value))
+            return name
+
+        return {
+            "codecs": {name: encode_state(state, put) for name, state in sorted(self.channels.items())},
+            "callbacks": remember_callbacks(self.callbacks, put),
+            "objects": {name: encode_value(value, put) for name, value in sorted(self._read.items())},
+        }
+
+    def _find(self, kind: str, *, own: bool = False) -> Any:
+        """What was saved of a kind, and what reads its arrays: by this worker, or unless it must be its `own`, where
+        there are other workers now, by the first one.
+        """
+        parts = {} if self.source is None else self.source.parts
+        part = parts.get(self.worker) or (parts[min(parts)] if parts and not own else None)
+        return None if part is None else part.memory.get(kind)
+
+    @property
+    def _get(self) -> Callable[[str], Any]:
+        return self.source.read if self.source is not None else str
+
+    def restore_codecs(self) -> None:
+        """Give codecs of this worker what they remembered."""
+        found: Mapping[str, Any] = self._find("codecs", own=True) or {}
+        for name, document in found.items():
+            state = decode_state(document, self._get)
+            if state is None:
+                _LOG.warning("what the codec of %s remembers is of a kind that is not saved: it begins anew", name)
+            else:
+                self.channels[name] = state
+
+    def restore_callbacks(self, callbacks: Sequence[Any]) -> None:
+        """Let the callbacks of a `fit` remember what was saved of them."""
+        restore_callbacks(callbacks, self._find("callbacks") or [], self._get)
+
+    def add_object(self, name: str, value: Any) -> None:
+        """Save an object of the user's from now on, and give it what was saved of it."""
+        check_object(name, value)
+        self.objects[name] = value
+        saved: Mapping[str, Any] = self._find("objects") or {}
+        if name in saved:
+            write_object(value, decode_value(saved[name], self._get))
