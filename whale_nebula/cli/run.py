@@ -9,7 +9,7 @@ import os
 import queue
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
 
@@ -19,6 +19,9 @@ from whale_nebula.config import Config, load
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, NebulaError
 from whale_nebula.launch import Job, Result, gateways
+from whale_nebula.launch.attach import Identity
+from whale_nebula.launch.control import Answer, listen_locally, read_sizes
+from whale_nebula.launch.elastic import Sizes
 from whale_nebula.launch.ending import last_sentence, last_word, same_cause
 from whale_nebula.launch.failures import describe, find_first
 from whale_nebula.launch.memory import open_memory
@@ -142,6 +145,8 @@ examples:
   whale-nebula run --config clusters.yaml --cluster npu train.py --lr 0.1   in site two
   whale-nebula run --config clusters.yaml --cluster gpu --worker 1 train.py one worker of several
   whale-nebula run --config clusters.yaml --cluster gpu --restarts 3 train.py    again after a failure
+  whale-nebula run --all --config clusters.yaml --control run.sock train.py  and, with elastic: in the config,
+      curl --unix-socket run.sock -X POST "http://run/resize?npu=1"         goes on with another number of workers
   srun whale-nebula run --config clusters.yaml --cluster gpu train.py       in a Slurm job
   whale-nebula run --explain --config clusters.yaml --cluster gpu           who says where workers are
   whale-nebula run --dry-run --json --all --config clusters.yaml train.py   what would be started
@@ -165,6 +170,7 @@ _OPTIONS: Options = {
     "--worker": ("N", "the worker of the cluster that this is, from 0"),
     "--clusters": ("A,B", "with --all and without a config: the clusters that the script's stages name"),
     "--restarts": ("N", "how often workers are started again after one has failed; the config's restarts, else 0"),
+    "--control": ("PATH", "a socket file at which the launcher answers HTTP: GET /status, POST /resize, /preempt"),
     "--port": ("PORT", f"under Slurm and JobSet: where workers listen, {PORT} unless given"),
 }
 
@@ -264,10 +270,14 @@ def _start(
         security = gateways.configured_files(config, placement.here, given.config)
         gateways.check_files(security, config.run_name)
     listen = gateways.listen_here(config, placement, remark)
-    memory = others.enter_context(open_memory()) if config.restarts.most else None
-    workers = identities(
-        placement, config, security, listen=listen, path=given.config, everywhere=given.all, memory=memory
-    )
+    memory = others.enter_context(open_memory()) if config.restarts.most or config.elastic else None
+    sizes = Sizes(config, placement)
+
+    def tell_workers() -> dict[str, Identity]:
+        return identities(
+            sizes.select(), config, security, listen=listen, path=given.config, everywhere=given.all, memory=memory
+        )
+
     sys.stdout.flush()
     output = others.enter_context(_output())
     if given.all:
@@ -281,7 +291,7 @@ def _start(
     def start(epoch: int) -> Iterator[Job]:
         if epoch:
             wait_free(listen, config.patience)
-        with start_placed(argv, workers, output=output, notice=remark, epoch=epoch) as job:
+        with start_placed(argv, tell_workers(), output=output, notice=remark, epoch=epoch) as job:
             asking.job = job
             try:
                 yield job
@@ -289,8 +299,33 @@ def _start(
                 asking.job = None
 
     rule, is_stopped = Rule(config.restarts, config.patience), lambda: asking.first is not None
-    attempts = Attempts(rule, start, rest=asking.rest, is_stopped=is_stopped, tell=remark)
+    attempts = Attempts(
+        rule, start, rest=asking.rest, is_stopped=is_stopped, tell=remark, changes=asking.take_change,
+        note_failure=sizes.note_failure,
+    )  # fmt: skip
+    if given.control is not None:
+        others.enter_context(_listen(given.control, sizes, asking))
     return attempts.run(config.patience)
+
+
+def _listen(path: str, sizes: Sizes, asking: Asking) -> contextlib.AbstractContextManager[None]:
+    """Answer at the launcher's socket: how the run is, whom it shall go on with, and that it shall leave."""
+
+    def status(given: Mapping[str, str]) -> Answer:
+        running = {} if asking.job is None else asking.job.pids
+        return {**sizes.describe(), "running": running}
+
+    def resize(given: Mapping[str, str]) -> Answer:
+        changed = [sizes.ask(cluster, count) for cluster, count in read_sizes(given).items()]
+        if any(changed):
+            asking.change(f"the run goes on with {', '.join(f'{n} in {name}' for name, n in sizes.asked.items())}")
+        return sizes.describe()
+
+    def preempt(given: Mapping[str, str]) -> Answer:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return {"leaving": True}
+
+    return listen_locally(path, {"/status": status}, {"/resize": resize, "/preempt": preempt})
 
 
 @contextlib.contextmanager
@@ -324,6 +359,7 @@ class Asking:
     first: int | None = None
     second: int | None = None
     rested: bool = False
+    changed: str = ""
     _resting: queue.SimpleQueue[int] | None = None
 
     def hear(self, number: int, frame: FrameType | None) -> None:
@@ -347,6 +383,17 @@ class Asking:
         elif self.job is not None:
             self.second = number
             self.job.kill_now()
+
+    def change(self, why: str) -> None:
+        """Let the workers leave after their next step, to be started again otherwise."""
+        self.changed = why
+        if self.job is not None:
+            self.job.ask(signal.SIGTERM, self.patience)
+
+    def take_change(self) -> str:
+        """Why workers that have left are started again; nothing where they are not."""
+        found, self.changed = self.changed, ""
+        return found
 
     def rest(self, seconds: float) -> bool:
         """Wait so long, unless a signal comes; whether none did."""

@@ -24,6 +24,7 @@ from whale_nebula.config.schema import (
     Checkpointing,
     Cluster,
     Config,
+    Elastic,
     InputSpec,
     Line,
     Links,
@@ -135,8 +136,25 @@ def _config(place: Place) -> Config:
         plan=root.key("plan").read_or(_paths, ()),
         show=root.key("show").read_or(lambda place: place.choice(SHOWS), SHOWS[0]),
         outputs=outputs,
+        elastic=_elastic(root.key("elastic"), clusters),
         checkpoint=root.key("checkpoint").read_or(parse_checkpoint, None),
     )
+
+
+def _elastic(place: Place, clusters: Mapping[str, Cluster]) -> dict[str, Elastic]:
+    """How many workers clusters may have."""
+    found = {}
+    for name, each in place.entries().items():
+        if name not in clusters:
+            raise each.wrong(f"no cluster is called {name!r}", mend=did_you_mean(name, list(clusters)))
+        table = each.table(("min", "max"))
+        most = table.key("max").read_or(lambda count: int(count.number(least=1, whole=True)), None)
+        most = max(1, len(clusters[name].workers)) if most is None else most
+        least = table.key("min").read_or(lambda count: int(count.number(least=1, whole=True)), 1)
+        if least > most:
+            raise each.wrong(f"at least {least} workers, and at most {most}", mend=f"{name}: {{min: 1, max: {most}}}")
+        found[name] = Elastic(least, most)
+    return found
 
 
 def parse_checkpoint(place: Place) -> Checkpointing:

@@ -234,6 +234,14 @@ class Restarts:
     wait: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Elastic:
+    """How many workers a cluster may have while a run goes on."""
+
+    least: int
+    most: int
+
+
 @dataclass(frozen=True)
 class Config:
     """All of clusters.yaml; each part has a value that means nothing special.
@@ -258,6 +266,7 @@ class Config:
     show: str = SHOWS[0]
     outputs: Mapping[str, str] = field(default_factory=dict)
     checkpoint: Checkpointing | None = None
+    elastic: Mapping[str, Elastic] = field(default_factory=dict)
 
     @property
     def run_name(self) -> str:

@@ -92,7 +92,9 @@ class Attempts:
     """Starts a job, and starts it again as long as the rule says so.
 
     `start` gives the job of an epoch; `rest` waits so many seconds, and says whether to go on; `is_stopped` whether
-    somebody has asked for the end; `tell` is told in a line of each failure after which it goes on.
+    somebody has asked for the end; `tell` is told in a line of each failure after which it goes on. `changes` says in
+    words why workers that left are started again, or nothing; `note_failure` is told which worker failed first, and
+    gives a line about it.
     """
 
     def __init__(
@@ -103,8 +105,11 @@ class Attempts:
         rest: Callable[[float], bool],
         is_stopped: Callable[[], bool],
         tell: Callable[[str], None],
+        changes: Callable[[], str] = str,
+        note_failure: Callable[[str], str] = lambda worker: "",
     ) -> None:
         self._rule, self._start, self._rest, self._is_stopped, self._tell = rule, start, rest, is_stopped, tell
+        self._changes, self._note_failure = changes, note_failure
 
     def run(self, patience: float) -> Ended:
         """Wait until the end of the last start."""
@@ -115,6 +120,11 @@ class Attempts:
             joined = [outcome.told.epoch for outcome in result.outcomes.values()]
             epoch = max([epoch, *(each for each in joined if each is not None)])
             failure = find_failure(result)
+            changed = "" if self._is_stopped() or failure is not None or result.culprit is None else self._changes()
+            if changed:
+                epoch += 1
+                self._tell(f"{changed}, as epoch {epoch}")
+                continue
             if failure is None or self._is_stopped():
                 return Ended(result, epoch)
             verdict = self._rule.judge(failure)
@@ -124,5 +134,7 @@ class Attempts:
             epoch += 1
             restart = f"restart {verdict.number} of {self._rule.allowed.most}"
             self._tell(f"{failure}; {restart} begins after {verdict.wait:g} s, as epoch {epoch}")
+            if lost := self._note_failure(failure.worker):
+                self._tell(lost)
             if not self._rest(verdict.wait):
                 return Ended(result, epoch - 1)
