@@ -1,0 +1,66 @@
+"""Worker: trains with as many replicas as its cluster has workers, and asks the launcher for others on the way."""
+
+import http.client
+import json
+import socket
+import sys
+
+import keras
+import numpy as np
+
+import whale_nebula as nb
+from tests.processes.telling import tell
+
+ROWS, BATCH, STEPS = 48, 8, 6
+
+
+class Asks(keras.callbacks.Callback):
+    """In the lead, after the step of an epoch of the run: another number of workers."""
+
+    def __init__(self, path: str, asked: dict[str, list[int]]) -> None:
+        super().__init__()
+        self._path, self._asked, self._epoch = path, asked, 0
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        here = nb.here()
+        step, count = self._asked.get(str(here.epoch), [-1, 0])
+        if here.lead and STEPS * self._epoch + batch + 1 == step:
+            connection = http.client.HTTPConnection("run", timeout=30)
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.connect(self._path)
+            connection.request("POST", f"/resize?npu={count}")
+            tell("answered", connection.getresponse().status)
+
+
+def lesson(path: str = "", asked: str = "{}") -> None:
+    """Tells of each start how many workers it had and where it went on, and in the end what was trained."""
+    here = nb.here()
+    tell(f"epoch {here.epoch}", [list(nb.resumed() or ())[:1], sum(c == "npu" for c in _clusters())])
+    inputs = keras.Input((6,))
+    with nb.cluster(), nb.pipeline(4):
+        with nb.stage(cluster="gpu"):
+            hidden = keras.layers.Dense(16, activation="relu")(inputs)
+        with nb.replica(), nb.stage(cluster="npu"):
+            outputs = keras.layers.Dense(1)(keras.layers.Dense(16, activation="tanh")(hidden))
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
+    asks = Asks(path, json.loads(asked))
+    history = model.fit(x, y, batch_size=BATCH, epochs=3, verbose=0, callbacks=[asks])
+    tell("history", history.history)
+
+
+def _clusters() -> list[str]:
+    from whale_nebula.runtime.run import current_run
+
+    return list(current_run().workers.values())
+
+
+if __name__ == "__main__":
+    folder, *arguments = sys.argv[1:]
+    with nb.init(checkpoint={"folder": folder, "memory": 2}):
+        lesson(*arguments)

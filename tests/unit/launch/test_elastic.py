@@ -1,0 +1,142 @@
+"""How many workers a launcher starts, and what it answers at its socket."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whale_nebula.config import load
+from whale_nebula.errors import ConfigError, NotYetError, OptionError
+from whale_nebula.launch.control import listen_locally, read_sizes
+from whale_nebula.launch.elastic import Sizes
+from whale_nebula.launch.memory import open_memory, remove_abandoned
+from whale_nebula.launch.placement import Placement, everything
+
+CLUSTERS = {"gpu": {"workers": ["a:1"]}, "npu": {"workers": ["b:1", "b:2", "b:3"]}}
+
+
+def sizes(**limits: Mapping[str, int]) -> Sizes:
+    config = load({"clusters": CLUSTERS, "elastic": limits or {"npu": {"min": 1, "max": 3}}})
+    return Sizes(config, everything(config, [], lambda host: True))
+
+
+def test_the_next_start_has_as_many_as_were_asked_for() -> None:
+    found = sizes()
+    assert len(found.select().here) == 4
+    assert found.ask("npu", 1) and found.now["npu"] == 3
+    assert found.select().here == ("gpu/0", "npu/0") and not found.ask("npu", 1)
+    assert found.ask("npu", 2) and list(found.select().addresses) == ["gpu/0", "npu/0", "npu/1"]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "count", "said"),
+    [("npu", 0, "has 1 to 3 workers"), ("npu", 4, "has 1 to 3 workers"), ("gpu", 1, "'gpu' is not to change")],
+)
+def test_other_numbers_than_the_config_lets_be_are_refused(cluster: str, count: int, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        sizes().ask(cluster, count)
+
+
+def test_a_worker_that_fails_first_twice_is_left_out_down_to_the_least() -> None:
+    found = sizes(npu={"min": 2, "max": 3})
+    assert [bool(found.note_failure(each)) for each in ("npu/1", "gpu/0", "npu/1", "npu/1")] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    assert found.asked == {"gpu": 1, "npu": 2}
+    assert not any(found.note_failure("npu/0") for _ in range(4)) and found.asked["npu"] == 2
+
+
+def test_what_cannot_be_is_refused_when_the_run_starts() -> None:
+    config = load({"clusters": CLUSTERS, "elastic": {"npu": {"max": 4}}})
+    with pytest.raises(ConfigError, match="may have 4 workers, and 3 are listed"):
+        Sizes(config, everything(config, [], lambda host: True))
+    config = load({"clusters": CLUSTERS, "elastic": {"npu": {}}})
+    whole = everything(config, [], lambda host: True)
+    with pytest.raises(NotYetError, match="several launchers"):
+        Sizes(config, Placement(("gpu/0",), whole.addresses))
+    for wrong, said in (({"tpu": {}}, "no cluster is called 'tpu'"), ({"npu": {"min": 3, "max": 2}}, "at least 3")):
+        with pytest.raises(ConfigError, match=said):
+            load({"clusters": CLUSTERS, "elastic": wrong})
+
+
+# ------------------------------------------------------------------ the socket
+class Local(http.client.HTTPConnection):
+    """HTTP over a socket file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("run", timeout=10)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(10)
+        self.sock.connect(self._path)
+
+
+def ask(path: str, method: str, what: str) -> tuple[int, Any]:
+    connection = Local(path)
+    connection.request(method, what)
+    answer = connection.getresponse()
+    found = json.loads(answer.read())
+    connection.close()
+    return answer.status, found
+
+
+def test_the_socket_answers_who_may_open_it_and_is_gone_afterwards(tmp_path: Path) -> None:
+    found, path = sizes(), str(tmp_path / "run.sock")
+
+    def resize(given: Mapping[str, str]) -> Mapping[str, Any]:
+        for cluster, count in read_sizes(given).items():
+            found.ask(cluster, count)
+        return found.describe()
+
+    with listen_locally(path, {"/status": lambda given: found.describe()}, {"/resize": resize}):
+        assert os.stat(path).st_mode & 0o777 == 0o600
+        assert ask(path, "GET", "/status") == (200, {"workers": {"gpu": 1, "npu": 3}, **_asked(3)})
+        assert ask(path, "POST", "/resize?npu=2")[1]["asked"] == {"gpu": 1, "npu": 2}
+        for what, said in {
+            "/resize?npu=9": "1 to 3 workers",
+            "/resize?npu=x": "numbers of workers",
+            "/resize": "POST",
+        }.items():
+            code, answer = ask(path, "POST", what)
+            assert code == 400 and said in answer["error"]
+        code, answer = ask(path, "GET", "/resize?npu=1")
+        assert code == 404 and "POST /resize" in answer["error"]
+    assert not os.path.exists(path)
+
+
+def _asked(npu: int) -> dict[str, Any]:
+    return {"asked": {"gpu": 1, "npu": npu}, "limits": {"npu": [1, 3]}}
+
+
+def test_a_socket_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match="socket cannot be opened"),
+        listen_locally(str(tmp_path / "no" / "x"), {}, {}),
+    ):
+        pass
+
+
+# ------------------------------------------------------------------ memory
+def test_a_folder_in_memory_goes_with_its_launcher_and_those_of_dead_ones_too(tmp_path: Path) -> None:
+    abandoned, other = tmp_path / "whale-nebula-99999999-x", tmp_path / "other"
+    abandoned.mkdir(), other.mkdir()
+    with open_memory(tmp_path) as folder:
+        assert folder is not None and os.stat(folder).st_mode & 0o777 == 0o700
+        assert not abandoned.exists() and other.exists()
+        remove_abandoned(tmp_path)
+        assert os.path.isdir(folder)
+    assert os.listdir(tmp_path) == ["other"]
+    with open_memory(tmp_path / "nowhere") as nothing:
+        assert nothing is None
