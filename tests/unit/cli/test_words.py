@@ -75,6 +75,7 @@ def test_the_operators_page_has_those_of_run() -> None:
         arguments.DONE,
         arguments.USAGE,
         arguments.NO_FILE,
+        arguments.USED_UP,
         arguments.LEFT,
         arguments.CONFIG,
         *SIGNALLED,
