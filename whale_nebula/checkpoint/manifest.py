@@ -74,7 +74,8 @@ class Manifest:
 
     `workers` are all that wrote a part, with the parts' digests, the same in the manifest of every host; `parts` those
     whose parts are here, in the bundle of TensorFlow's that is called `bundle`. `aliases` gives, by program, the names
-    of tensors that are not the paths of its variables, as other variables have these.
+    of tensors that are not the paths of its variables, as other variables have these. `at` is when the values were
+    taken, in seconds since 1970, and `spent` what the run's time was spent on until then.
     """
 
     position: Position
@@ -90,6 +91,8 @@ class Manifest:
     seed: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     time: str = ""
+    at: float = 0.0
+    spent: Mapping[str, float] = field(default_factory=dict)
     format: int = FORMAT
 
     @property

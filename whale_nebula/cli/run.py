@@ -9,6 +9,7 @@ import os
 import queue
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -274,9 +275,10 @@ def _start(
     sizes = Sizes(config, placement)
 
     def tell_workers() -> dict[str, Identity]:
-        return identities(
+        told = identities(
             sizes.select(), config, security, listen=listen, path=given.config, everywhere=given.all, memory=memory
         )
+        return {name: replace(identity, ended=asking.ended) for name, identity in told.items()}
 
     sys.stdout.flush()
     output = others.enter_context(_output())
@@ -296,7 +298,7 @@ def _start(
             try:
                 yield job
             finally:
-                asking.job = None
+                asking.job, asking.ended = None, time.time()
 
     rule, is_stopped = Rule(config.restarts, config.patience), lambda: asking.first is not None
     attempts = Attempts(
@@ -360,6 +362,7 @@ class Asking:
     second: int | None = None
     rested: bool = False
     changed: str = ""
+    ended: float | None = None
     _resting: queue.SimpleQueue[int] | None = None
 
     def hear(self, number: int, frame: FrameType | None) -> None:

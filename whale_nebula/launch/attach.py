@@ -32,7 +32,8 @@ class Identity:
     that the launcher started the workers of all clusters (`--all`). `device` is the one of its host that the worker
     has, where the config says so. Where the launcher has a terminal, `terminal` is that, and `drawing` the pipe into
     which a worker draws for it. `epoch` says how often the launcher has started the workers again, and
-    `memory` is a folder in the memory of this host that is there as long as the launcher lives.
+    `memory` is a folder in the memory of this host that is there as long as the launcher lives, and `ended` says when
+    the start before this one ended, in seconds since 1970.
 
     >>> identity = Identity("gpu/0", "gpu", {}, {}, "run-1", 7, leash=6, launcher=100)
     >>> Identity.from_json(identity.to_json()) == identity
@@ -60,6 +61,7 @@ class Identity:
     terminal: int | None = None
     epoch: int = 0
     memory: str | None = None
+    ended: float | None = None
 
     def to_json(self) -> str:
         """The text that goes into the variable."""

@@ -36,7 +36,7 @@ def document(report: Report) -> dict[str, Any]:
     names = (name for name in report.__dataclass_fields__ if name not in _UNSAVED)
     found = {"format": FORMAT, **{name: to_plain(getattr(report, name)) for name in names}}
     found["predicted"] = to_plain(report.prediction)
-    for name in ("meetings", "planned"):
+    for name in ("meetings", "planned", "goodput"):
         if found[name] is None:
             del found[name]
     for kind in ("links", "boundaries"):

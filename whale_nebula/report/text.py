@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from whale_nebula.report.goodput import goodput_lines
 from whale_nebula.report.planned import planned_lines
 from whale_nebula.report.prediction import LinkPrediction, StagePrediction
 from whale_nebula.report.records import ALONE, EXCHANGE, ONCE, BoundaryReport, LinkReport, StageReport, duration, size
@@ -124,6 +125,7 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
     lines += [f"  {line}" for line in boundary_lines(report.boundaries)]
     if report.meetings is not None:
         lines.append(f"  meetings {report.meetings}")
+    lines += [f"  {line}" for line in (goodput_lines(report.goodput) if report.goodput is not None else ())]
     lines += [f"  {line}" for line in (planned_lines(report.planned) if report.planned is not None else ())]
     if (once := _once(report)) is not None:
         lines.append(f"  {ONCE} ({_UPDATES}): {once}")

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -33,6 +33,7 @@ from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_
 from whale_nebula.runtime.checkpoint.level import Level
 from whale_nebula.runtime.checkpoint.memories import Memories
 from whale_nebula.runtime.checkpoint.slices import Source
+from whale_nebula.runtime.checkpoint.spent import Spent
 from whale_nebula.runtime.checkpoint.writing import Snapshot
 from whale_nebula.site import script_site
 
@@ -77,6 +78,7 @@ class Checkpoints:
     position: Position = field(default_factory=Position)
     resumed: Position | None = None
     saved: Position = field(default_factory=Position)
+    spent: Spent = field(default_factory=Spent)
     failed: bool = False
     fits: int = 0
     skips: int = 0
@@ -112,6 +114,7 @@ class Checkpoints:
         part = self.source.parts.get(self.group.worker)
         same = set(self.source.manifest.workers) == set(self.group.everyone)
         self._batch = part.batch if part is not None and same else ""
+        self.spent.resume(self.source.manifest)
         self.memories.source = self.source
         self.memories.restore_codecs()
         _LOG.info("%s: goes on from %s", self.group.worker, self.source.path)
@@ -172,6 +175,7 @@ class Checkpoints:
         if not engine.trains:
             return
         self._trains = True
+        self.spent.begin()
         self._check_batch(engine, tensors)
         self._choose_leading(engine.name)
         if engine.name != self.position.program:
@@ -223,7 +227,8 @@ class Checkpoints:
     def note_failure(self) -> Iterator[None]:
         """Around a step: after one that fails nothing is saved any more, unless another one succeeds."""
         self.failed = True
-        yield
+        with self.spent.count_step():
+            yield
         self.failed = False
 
     def sheet(self) -> list[Any]:
@@ -263,12 +268,17 @@ class Checkpoints:
     # ------------------------------------------------------------------ saving
     def save(self, levels: Sequence[Level], batch: str = "") -> None:
         """Take all that there is to save, and write it beside what follows; `batch` is the one that comes next."""
+        with self.spent.count_saving():
+            self._save(levels, batch)
+
+    def _save(self, levels: Sequence[Level], batch: str) -> None:
         alive = {name: ref() for name, ref in self._known.items()}
         entries = list(self.group.list_entries({name: each for name, each in alive.items() if each is not None}))
         memory = self.memories.encode(entries)
         logs = {name: float(value) for name, value in self._logs().items()}
         self.position = replace(self.position, logs=logs)
         manifest = begin_manifest(self.run, self.position, self._aliases)
+        manifest = replace(manifest, at=time.time(), spent=asdict(self.spent.sum_up()))
         for level in levels:
             level.write(Snapshot(manifest, self.group.worker, entries, memory, batch))
             if level.durable:
@@ -276,12 +286,16 @@ class Checkpoints:
 
     def finish(self) -> None:
         """Save what is not saved yet, and return when it is on the disk. All processes call it at the same point."""
+        with self.spent.count_saving():
+            self._finish()
+
+    def _finish(self) -> None:
         busy = any(level.busy for level in self.levels)
         for level in self.levels:
             level.drain()
         if self._known and replace(self.position, logs={}) != replace(self.saved, logs={}):
             busy = True
-            self.save(self.levels[:1])
+            self._save(self.levels[:1], "")
             self.levels[0].drain()
         if busy:
             self.group.exchange("the end of a checkpoint", None)
@@ -352,7 +366,8 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
         beside = os.path.join(memory, hashlib.sha256(path.encode()).hexdigest()[:16])
         pace = Pace(options.memory_steps, options.memory_seconds, overhead, saved_time=now, first=_MEMORY_FIRST)
         levels.append(Level(Folder(beside, group.label), group, pace, _MEMORY_KEPT, durable=False))
-    found = Checkpoints(run, group, levels, Memories(group.worker, run.channels))
+    spent = Spent(None if run.attachment is None else run.attachment.ended)
+    found = Checkpoints(run, group, levels, Memories(group.worker, run.channels), spent=spent)
     with contextlib.nullcontext() if run.alone else run.ledger.tell_failures():
         found.open()
     found.heed_sigterm()

@@ -197,6 +197,7 @@ class Engine:
                 time=time.time(),
                 workers=workers,
                 planned=None if self.planned is None else self.planned.add(outcome, tensors, workers),
+                goodput=None if checkpoints is None else checkpoints.spent.sum_up(),
             )
         )
         if checkpoints is not None:
