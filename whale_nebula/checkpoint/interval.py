@@ -27,6 +27,15 @@ def choose_interval(cost: float, between_failures: float = BETWEEN_FAILURES, ove
     return max(math.sqrt(2 * cost * between_failures), cost / overhead)
 
 
+def guess_between_failures(seconds: float, failures: int) -> float:
+    """Seconds between two failures of a run that has had so many: at first as if one came after an hour.
+
+    >>> guess_between_failures(0.0, 0), guess_between_failures(23 * 3600.0, 0), guess_between_failures(7200.0, 2)
+    (3600.0, 86400.0, 3600.0)
+    """
+    return (BETWEEN_FAILURES + seconds) / (1 + failures)
+
+
 @dataclass
 class Pace:
     """When to save next: every so many `steps`, or `seconds`, or by what savings have cost, after `first` seconds."""
@@ -36,6 +45,7 @@ class Pace:
     overhead: float = OVERHEAD
     cost: float | None = None
     first: float = _FIRST
+    between_failures: float = BETWEEN_FAILURES
     saved_step: int = 0
     saved_time: float = 0.0
 
@@ -57,7 +67,7 @@ class Pace:
         """Seconds between two savings."""
         if self.seconds is not None:
             return self.seconds
-        return self.first if self.cost is None else choose_interval(self.cost, overhead=self.overhead)
+        return self.first if self.cost is None else choose_interval(self.cost, self.between_failures, self.overhead)
 
     def note_saving(self, step: int, now: float) -> None:
         """A saving begins."""

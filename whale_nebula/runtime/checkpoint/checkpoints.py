@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.checkpoint.folder import Folder
-from whale_nebula.checkpoint.interval import Pace
+from whale_nebula.checkpoint.interval import Pace, guess_between_failures
 from whale_nebula.checkpoint.manifest import Position
 from whale_nebula.config import Checkpointing
 from whale_nebula.errors import CheckpointError, NebulaError
@@ -234,8 +234,10 @@ class Checkpoints:
     def sheet(self) -> list[Any]:
         """What is said of each level with a step's sheet. The lead says whether a saving is due when it is over."""
         after = self.position.step + (0 if self.run.alone else 1)
-        decides = self.run.here().lead
-        self.said = [level.sheet(after, decides) for level in self.levels]
+        here = self.run.here()
+        for level in self.levels if here.lead else ():
+            level.pace.between_failures = guess_between_failures(self.spent.sum_up().total, here.epoch)
+        self.said = [level.sheet(after, here.lead) for level in self.levels]
         return self.said
 
     def hear(self, sheets: Mapping[str, Any]) -> None:

@@ -1,0 +1,73 @@
+"""A day of failures, simulated: the share of time that goes to steps that count, by how often is saved.
+
+python benchmarks/recovery/day.py
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common import machine, write
+
+from whale_nebula.checkpoint.interval import choose_interval, guess_between_failures
+
+DAY, SEEDS = 86400.0, 12
+STEP, RESTART, NOTICED = 0.5, 20.0, 1.0
+"""Seconds: a step, a start with tracing, and until a death is noticed."""
+COSTS = {"memory": 0.05, "disk": 2.0}
+"""Seconds that a saving costs the steps."""
+BETWEEN = (1.0, 4.0, 12.0, 24.0)
+
+
+def simulate(interval: float | None, cost: float, between: float, draw: random.Random) -> float:
+    """The share of a day that new steps take, with failures at random so many seconds apart. Without an `interval` the
+    rule of the library says when to save.
+    """
+    failures = 0
+    now = done = saved = 0.0
+    failure = draw.expovariate(1 / between)
+    last = 0.0
+    while now < DAY:
+        now += STEP
+        done += STEP
+        due = choose_interval(cost, guess_between_failures(now, failures)) if interval is None else interval
+        if now - last >= due:
+            now += cost
+            saved, last = done, now
+        if now >= failure:
+            done = saved
+            failures += 1
+            now += NOTICED + RESTART
+            last = now
+            failure = now + draw.expovariate(1 / between)
+    return done / now
+
+
+def main() -> int:
+    """Simulate, print, write."""
+    rows: list[list[Any]] = [
+        ["saved to", "hours between failures", "by the rule", "every minute", "every 10 minutes", "every hour"]
+    ]
+    found = []
+    for level, cost in COSTS.items():
+        for hours in BETWEEN:
+            intervals = {"rule": None, "60": 60.0, "600": 600.0, "3600": 3600.0}
+            shares = {
+                name: statistics.mean(simulate(each, cost, hours * 3600, random.Random(seed)) for seed in range(SEEDS))
+                for name, each in intervals.items()
+            }
+            found.append({"level": level, "hours": hours, **shares})
+            rows.append([level, hours, *(f"{100 * share:.2f} %" for share in shares.values())])
+            print(*rows[-1], sep="  ")
+    write(__file__, {"machine": machine(), "rows": found}, rows, part="day")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

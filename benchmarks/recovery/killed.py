@@ -1,0 +1,61 @@
+"""Trains in two clusters under `kills.py`, says when what happened, and dies after the step that it is told to."""
+
+import os
+import signal
+import sys
+import time
+
+import keras
+import numpy as np
+import psutil
+
+import whale_nebula as nb
+
+STARTED, IMPORTED = psutil.Process().create_time(), time.time()
+STEPS = 40
+
+
+class Says(keras.callbacks.Callback):
+    """Writes when each step ends, and when the first one was asked for."""
+
+    def __init__(self, dies: int) -> None:
+        super().__init__()
+        self._dies, self._asked = dies, 0.0
+
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
+        self._asked = self._asked or time.time()
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        now, here = time.time(), nb.here()
+        step = int(self.params["steps"]) * self.epoch + batch + 1
+        skipped = nb.resumed() is not None and step <= nb.resumed().step
+        if not skipped:
+            times = " ".join(f"{each:.3f}" for each in (now, self._asked, STARTED, IMPORTED))
+            print(f"EVENT step {here.worker} {here.epoch} {step} {times}", flush=True)
+        if step == self._dies and here.worker == "gpu/0" and here.epoch == 0:
+            print(f"EVENT dies {time.time():.3f}", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.05)
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        self.epoch = epoch
+
+
+def main(folder: str, dies: str) -> None:
+    """Train a few layers in each cluster."""
+    nb.init(checkpoint={"folder": folder, "every": 10, "memory": 2})
+    with nb.cluster(), nb.pipeline(4):
+        inputs = hidden = keras.Input((256,))
+        for cluster in ("gpu", "npu"):
+            with nb.stage(cluster=cluster):
+                for _ in range(3):
+                    hidden = keras.layers.Dense(256, activation="relu")(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    model.compile("adam", "mse")
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(32 * STEPS, 256)).astype("float32"), draw.normal(size=(32 * STEPS, 1)).astype("float32")
+    model.fit(x, y, batch_size=32, epochs=1, verbose=0, callbacks=[Says(int(dies))])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
