@@ -1,0 +1,33 @@
+"""The example whose workers are killed: it ends as it does undisturbed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "survive.py"
+RUN = [sys.executable, "-m", "whale_nebula.cli.main", "run", "--all", "--clusters", "gpu,npu", "--restarts", "3"]
+
+
+def last_line(*words: object, command: tuple[str, ...] = (sys.executable,)) -> str:
+    done = subprocess.run(
+        [*command, str(EXAMPLE), *map(str, words)], capture_output=True, text=True, timeout=300, check=True
+    )
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> str:
+    return last_line()
+
+
+def test_started_again_it_has_what_was_saved(undisturbed: str, tmp_path: Path) -> None:
+    assert [last_line("--folder", tmp_path) for _ in range(2)] == [undisturbed] * 2
+
+
+@pytest.mark.grid
+def test_killed_workers_change_no_bit(undisturbed: str, tmp_path: Path) -> None:
+    assert last_line("--kills", 2, "--folder", tmp_path, command=tuple(RUN)) == undisturbed
