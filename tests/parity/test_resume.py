@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
+import resource
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
+from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.errors import CheckpointError, NotYetError
 from whale_nebula.runtime.run import current_run
 
@@ -287,3 +290,29 @@ def test_a_model_that_was_saved_is_restored_with_and_without_scopes(tmp_path: Pa
         nb.restore(tmp_path / "model", other)
     with pytest.raises(CheckpointError, match="no checkpoint that is whole"):
         nb.restore(tmp_path / "nothing", model)
+
+
+def test_a_disk_that_is_full_ends_no_training(tmp_path: Path) -> None:
+    """Files may not grow any more: as TensorFlow and Python meet it where a disk is full."""
+    nb.shutdown()
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(SEED)
+    x, y = np.ones((ROWS, 6), "float32"), np.ones((ROWS, 1), "float32")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with nb.init(checkpoint={"folder": str(tmp_path), "every": 2}) as run:
+        model = staged()
+        model.compile("adam", "mse")
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+        saved = Folder(str(tmp_path)).scan()[0]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (256, hard))
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                model.fit(x, y, batch_size=BATCH, verbose=0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert any("could not be saved" in str(each.message) and "make room" in str(each.message) for each in caught)
+        assert run.checkpoints.position.step == 12
+        assert Folder(str(tmp_path)).scan()[-1].check() == () and saved.check() == ()
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+    assert Folder(str(tmp_path)).scan()[0].step == 18 and not Folder(str(tmp_path)).scan()[0].check()
