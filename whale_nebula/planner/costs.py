@@ -69,6 +69,17 @@ class Costs:
         return _sums(forward), _sums(backward + forward if self.recompute else backward)
 
     @cached_property
+    def least_seconds(self) -> tuple[float, float]:
+        """Seconds below which no plan is with whole variables: of one micro-batch on its way through all blocks, and of
+        a step in which all workers compute all the time.
+        """
+        sites, busy = self.problem.sites, np.diff(self.ways[0] + self.ways[1])
+        fused = min(1.0, *(site.fused for site in sites))
+        single = (busy - np.diff(self._later[0])).min(0).sum()
+        step = self.micro_batches * busy.min(0).sum() / sum(site.workers for site in sites)
+        return fused * float(single), fused * float(step)
+
+    @cached_property
     def trains(self) -> bool:
         """Whether there is a backward."""
         return bool(self.ways[1][:, -1].any())

@@ -35,6 +35,10 @@ SCORED = 48
 FEW = 8
 AFFORDED = 40_000
 """The simulator is given so many instructions in all."""
+HOPELESS = 1.5
+"""A number of micro-batches, or of those in flight, with which a step takes at least so many times as long as the best
+that is known is not tried.
+"""
 FAR = 8
 """Of more stages than this, cuts are moved only around those that take longest."""
 
@@ -54,7 +58,7 @@ def search(problem: Problem, most: int = 8, *, relaxed: bool = True) -> Found:
     orders = list_orders(problem)
     best, few = _Pool(SCORED), list[Shape]()
     for recompute in _recomputes(coarse):
-        for count in problem.counts:
+        for count in reversed(problem.counts):  # more micro-batches keep more workers busy
             own = _Pool(FEW, best)
             _Search(coarse, Costs(coarse, count, recompute), own).run(orders)
             few += own.shapes()
@@ -100,6 +104,11 @@ class _Pool:
     heap: list[tuple[float, int, Shape]] = field(default_factory=list)
     known: dict[Shape, float] = field(default_factory=dict)
     counter: itertools.count[int] = field(default_factory=itertools.count)
+
+    @property
+    def least(self) -> float:
+        """The seconds of the best."""
+        return -max(self.heap)[0] if self.heap else math.inf
 
     @property
     def worst(self) -> float:
@@ -153,15 +162,25 @@ class _Search:
         """Try all orders, and all numbers in flight where memory is short."""
         sites = range(len(self.problem.sites))
         self.ways = [self.costs.list_ways(site) for site in sites]
+        pieces = max(way.shards for ways in self.ways for way in ways)
+        single, step = self.costs.least_seconds
+        if self._is_hopeless(max(single / pieces, step)):
+            return
         self.copies = {way: self.costs.copies(way.replicas) for ways in self.ways for way in ways}
         self.open = [self.costs.open_at(site) for site in sites]
         self.times = [{way: self.costs.seconds(site, way.shards) for way in self.ways[site]} for site in sites]
         self.trips = {(a, b): self._trip(a, b) for a in sites for b in sites}
         self.once = [self._once(site) for site in sites]
         memory = {way: self.costs.bytes(1, way.shards) for way in self.copies}
-        for limit in self._limits():
+        for limit in reversed(self._limits()):
+            if self._is_hopeless(self.costs.micro_batches / limit * single / pieces):
+                continue
             self.bands = {(s, how): self._band(s, how, limit) for s in sites for how in self.once[s]}
             self._extend(orders, limit, memory)
+
+    def _is_hopeless(self, seconds: float) -> bool:
+        """Whether a step that takes at least so many seconds is far from the best that is known."""
+        return self.pool.larger is not None and seconds > HOPELESS * self.pool.larger.least
 
     def _limits(self) -> list[int]:
         """Numbers in flight that memory is counted for: all, where memory is no limit."""
@@ -417,7 +436,7 @@ class _Ranking:
         for place in sorted(place for place in near if 0 <= place < len(parts)):
             part, before, after = parts[place], parts[:place], parts[place + 1 :]
             free = sites[part.site].workers - used[part.site]
-            inside = cuts[bisect_right(cuts, part.begin) : bisect_left(cuts, part.end)]
+            inside = self._inside(part)
             if after:
                 upper = cuts[bisect_right(cuts, part.end) : bisect_left(cuts, after[0].end)][:1]
                 for cut in (*inside[-1:], *upper):
@@ -441,6 +460,7 @@ class _Ranking:
                 cut = inside[len(inside) // 2]
                 halves = replace(part, end=cut), replace(part, begin=cut, codec=0)
                 yield replace(shape, parts=(*before, *halves, *after))
+        yield from self._add_cluster(shape)
         for place in candidate.crossed:
             yield from _code_otherwise(shape, place, range(len(self.problem.chain.choices)))
         counts = self.problem.counts
@@ -448,6 +468,42 @@ class _Ranking:
         for nearest in (at - 1, at + 1):
             if at >= 0 and 0 <= nearest < len(counts) and counts[nearest] >= max(part.replicas for part in parts):
                 yield replace(shape, micro_batches=counts[nearest])
+
+    def _add_cluster(self, shape: Shape) -> Iterator[Shape]:
+        """One end of the chain given to a cluster that has none of it: as little as there is, half of a stage, or all
+        but the least.
+        """
+        used = {part.site for part in shape.parts}
+        unused = dict.fromkeys(self.kinds[site] for site in range(len(self.kinds)) if site not in used)
+        first, last = shape.parts[0], shape.parts[-1]
+        for kind in unused:
+            site = next(s for s, own in enumerate(self.kinds) if own == kind and s not in used)
+            for cut in self._choose_cuts(first):
+                codec = self._quickest_codec(site, first.site, cut, shape)
+                parts = Part(site, 0, cut), replace(first, begin=cut, codec=codec), *shape.parts[1:]
+                yield replace(shape, parts=parts)
+            for cut in self._choose_cuts(last):
+                codec = self._quickest_codec(last.site, site, cut, shape)
+                parts = *shape.parts[:-1], replace(last, end=cut), Part(site, cut, last.end, codec=codec)
+                yield replace(shape, parts=parts)
+
+    def _choose_cuts(self, part: Part) -> list[int]:
+        """Some of the places where a stage may be cut: the first, the last, and one in the middle."""
+        inside = self._inside(part)
+        return sorted({inside[0], inside[len(inside) // 2], inside[-1]}) if inside else []
+
+    def _inside(self, part: Part) -> list[int]:
+        """The places where a stage may be cut."""
+        return self.cuts[bisect_right(self.cuts, part.begin) : bisect_left(self.cuts, part.end)]
+
+    def _quickest_codec(self, source: int, destination: int, cut: int, shape: Shape) -> int:
+        """The codec with which a micro-batch and its gradient cross soonest."""
+        there, back = self.problem.line(source, destination), self.problem.line(destination, source)
+        trips = [
+            float(way.there[cut] / there.rate + way.back[cut] / back.rate + way.seconds[:, cut].sum())
+            for way in self.problem.chain.choices
+        ]
+        return trips.index(min(trips))
 
 
 def _code_otherwise(shape: Shape, place: int, codecs: Sequence[int]) -> Iterator[Shape]:
