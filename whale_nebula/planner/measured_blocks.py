@@ -12,7 +12,8 @@ import numpy as np
 from whale_nebula.hardware.timing import fit_line
 from whale_nebula.planner.problem import Array
 
-_KINDS = ("forward", "backward", "update", "fused")
+KINDS = ("forward", "backward", "update", "fused")
+"""What is measured of blocks; the last, forward and backward as one function, only of all together."""
 Points = dict[int, float]
 """Seconds by the rows of the batch."""
 
@@ -40,7 +41,7 @@ class MeasuredBlocks:
         cls, points: Mapping[str, Mapping[int, Points]], count: int, adding: float = math.nan, cores: int = 1
     ) -> MeasuredBlocks:
         """A line through the seconds of each block: `points` are by kind, block (-1 for all) and rows."""
-        made = {kind: np.full((2, count + 1), np.nan) for kind in _KINDS}
+        made = {kind: np.full((2, count + 1), np.nan) for kind in KINDS}
         for kind, blocks in points.items():
             for block, seconds in blocks.items():
                 made[kind][:, block] = fit_line([(float(rows), max(each, 1e-9)) for rows, each in seconds.items()])
@@ -56,13 +57,13 @@ class MeasuredBlocks:
         """As JSON has it, without blocks that were not measured."""
         return {"adding": None if math.isnan(self.adding) else self.adding, "cores": self.cores} | {
             kind: {str(block): [float(each) for each in own[:, block]] for block in np.flatnonzero(~np.isnan(own[0]))}
-            for kind, own in ((kind, getattr(self, kind)) for kind in _KINDS)
+            for kind, own in ((kind, getattr(self, kind)) for kind in KINDS)
         }
 
     @classmethod
     def from_plain(cls, plain: Any, count: int) -> MeasuredBlocks:
         """What `to_plain` made, or a peer says; what is no such thing is left out."""
-        made = {kind: np.full((2, count + 1), np.nan) for kind in _KINDS}
+        made = {kind: np.full((2, count + 1), np.nan) for kind in KINDS}
         for kind, own in made.items():
             given = plain.get(kind) if isinstance(plain, dict) else None
             for block, pair in (given if isinstance(given, dict) else {}).items():
