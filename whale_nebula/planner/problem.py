@@ -287,13 +287,23 @@ class Shape:
     recompute: bool = False
 
 
+class Binding(NamedTuple):
+    """What a step waits for: the stage at a `place` or the `line` of this name, where one is busy for most of the step
+    ("stage", "line"); else "updates", or "trips" of micro-batches that are on their way.
+    """
+
+    kind: str
+    place: int = -1
+    line: str = ""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A plan with what it is predicted to cost.
 
     `memory` are the bytes that a worker of each stage needs, `compute` its seconds of a micro-batch; `bytes` what a
     step puts on each line.
-    `binds` says what the step waits for. `in_flight` limits the micro-batches that a stage holds where memory does.
+    It waits for what `binds` it. `in_flight` limits the micro-batches that a stage holds where memory does.
     """
 
     shape: Shape
@@ -303,7 +313,7 @@ class Candidate:
     compute: tuple[float, ...]
     memory: tuple[float, ...]
     bytes: Mapping[str, float]
-    binds: str
+    binds: Binding
 
     @property
     def parts(self) -> tuple[Part, ...]:

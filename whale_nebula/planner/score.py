@@ -12,7 +12,7 @@ from math import ceil
 import numpy as np
 
 from whale_nebula.planner.costs import Costs
-from whale_nebula.planner.problem import Array, Candidate, Excess, Part, Problem, Shape, Wire
+from whale_nebula.planner.problem import Array, Binding, Candidate, Excess, Part, Problem, Shape, Wire
 from whale_nebula.schedule.lines import Hop, Hops, Line, Work, pace
 from whale_nebula.schedule.schedules import PARTED, Pace, delays, limits
 from whale_nebula.schedule.simulate import Timeline, simulate
@@ -67,7 +67,7 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
         busy = _busy(timeline)
         seconds = timeline.seconds + max(once) + tied
     else:
-        busy = {f"stage {place}": ceil(count / w.replicas) * w.seconds for place, w in enumerate(works)}
+        busy = {Binding("stage", place): ceil(count / w.replicas) * w.seconds for place, w in enumerate(works)}
         seconds = _estimate(works, hops, count, in_flight, once) + tied
     alone = [
         ceil(count * part.shards / len(own)) * work.seconds
@@ -75,24 +75,25 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
     ]
     if (shared := _share(alone, sharing)) != [ceil(count / work.replicas) * work.seconds for work in works]:
         seconds = max(seconds, max(shared) + max(once) + tied)
-    slowest = max(busy, key=lambda name: busy[name])
-    waits = "updates" if max(once) > (0.5 * seconds if hops else busy[slowest]) else "trips" if hops else slowest
-    binds = slowest if busy[slowest] > 0.7 * seconds else waits
+    binds = max(busy, key=lambda each: busy[each])
+    if busy[binds] <= 0.7 * seconds:
+        updates = max(once) > (0.5 * seconds if hops else busy[binds])
+        binds = Binding("updates") if updates else Binding("trips") if hops else binds
     return Candidate(
         shape, schedule, in_flight, seconds, tuple(work.seconds for work in works), tuple(memory),
         _crossing(problem, shape, crossing), binds,
     )  # fmt: skip
 
 
-def _busy(timeline: Timeline) -> dict[str, float]:
-    """Seconds of the busiest replica of each stage, and of each line, in words."""
+def _busy(timeline: Timeline) -> dict[Binding, float]:
+    """Seconds of the busiest replica of each stage, and of each line."""
     found: dict[tuple[int | str, int], float] = defaultdict(float)
     for span in timeline.spans:
         found[span.place, span.replica] += span.seconds
-    busy: dict[str, float] = {}
+    busy: dict[Binding, float] = {}
     for (place, _), seconds in found.items():
-        name = f"line {place}" if isinstance(place, str) else f"stage {place}"
-        busy[name] = max(busy.get(name, 0.0), seconds)
+        what = Binding("line", line=place) if isinstance(place, str) else Binding("stage", place)
+        busy[what] = max(busy.get(what, 0.0), seconds)
     return busy
 
 
