@@ -195,6 +195,7 @@ def predict_parts(decision: Any) -> dict[str, float]:
         later = costs.part_later(part) if chosen.schedule == "zero-bubble" else 0.0
         seconds = {"forward": turns * forward, "backward": turns * (backward - later), "weights": turns * later}
         found |= {f"{name} {what}": each for what, each in seconds.items() if each}
+        found[f"{name} handling"] = turns * sum(costs.part_handling(part))
         found[f"{name} update"] = costs.part_update(part)
     return found
 
