@@ -15,9 +15,11 @@ import contextlib
 import itertools
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,7 +83,10 @@ def own_cache() -> Iterator[None]:
 
 
 def measure(run: Run, steps: int) -> dict[str, Any]:
-    """Train so many steps; what was told by the site that ends a step last."""
+    """Train so many steps; what was told by the site that ends a step last, and which share of the machine's time
+    `others` have taken meanwhile.
+    """
+    busy = _count_busy()
     (Path(os.environ["XDG_CACHE_HOME"]) / "whale_nebula" / "slowness.json").unlink(missing_ok=True)
     words = [SCRIPT, run.model, run.plan, "--steps", str(steps)]
     if run.where == "process":
@@ -92,8 +97,19 @@ def measure(run: Run, steps: int) -> dict[str, Any]:
         given = {"links": [{"between": list(two_sites.CLUSTERS), "rate": line[0], "delay": line[1]}]}
         with tempfile.TemporaryDirectory() as folder:
             told, _ = two_sites.run(line, words, Path(folder), **(given if run.rate != "free" else {}))
+    (whole, own, since), (cores, used, now) = busy, _count_busy()
+    others = (cores - whole - (used - own)) / ((now - since) * (os.cpu_count() or 1))
     last = max(told, key=lambda each: each["measured"])
-    return {**run._asdict(), **last, "error": last["predicted"] / last["measured"] - 1, "sites": told}
+    error = last["predicted"] / last["measured"] - 1
+    return {**run._asdict(), **last, "error": error, "others": round(max(others, 0.0), 3), "sites": told}
+
+
+def _count_busy() -> tuple[float, float, float]:
+    """Seconds that all cores have computed, that ended processes of this one have, and now."""
+    user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ticks = user + nice + system + sum(rest)
+    return ticks / os.sysconf("SC_CLK_TCK"), own.ru_utime + own.ru_stime, time.monotonic()
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
