@@ -62,11 +62,10 @@ def _paragraphs(decision: Decision) -> Iterator[str]:
 def _clusters_and_layers(problem: Problem, parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
     """What each cluster runs: its layers, and how many stages and replicas it has for them."""
     labels = short_names(problem.chain.names)
-    for site, group in itertools.groupby(parts, lambda part: part.site):
+    for (site, pieces), group in itertools.groupby(parts, lambda part: (part.site, part.shards)):
         own = list(group)
         first, last = labels[own[0].begin], labels[own[-1].end - 1]
         replicas = {part.replicas for part in own}
-        pieces = max(part.shards for part in own)
         copies = f" of {max(replicas)} replicas" if max(replicas) > 1 else ""
         stages = f" in {len(own)} stages{copies}" if len(own) > 1 else f" in {max(replicas)} replicas" * bool(copies)
         stages += f" split over {pieces} workers" * (pieces > 1)

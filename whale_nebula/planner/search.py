@@ -17,15 +17,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from whale_nebula.planner.costs import DEEPEST, Costs
 from whale_nebula.planner.groups import group_blocks, ungroup_parts
+from whale_nebula.planner.moves import Moves, code_otherwise
 from whale_nebula.planner.orders import Order, find_kinds, list_orders
 from whale_nebula.planner.problem import Array, Candidate, Excess, Part, Problem, Shape, Way
 from whale_nebula.planner.score import score
@@ -39,8 +38,6 @@ HOPELESS = 1.5
 """A number of micro-batches, or of those in flight, with which a step takes at least so many times as long as the best
 that is known is not tried.
 """
-FAR = 8
-"""Of more stages than this, cuts are moved only around those that take longest."""
 
 
 @dataclass(frozen=True)
@@ -347,9 +344,8 @@ class _Ranking:
     spent: int = 0
 
     def __post_init__(self) -> None:
-        chain = self.problem.chain
         self.kinds = find_kinds(self.problem)
-        self.cuts = [cut for cut in range(1, len(chain)) if chain.cuttable[cut]]
+        self.moves = Moves(self.problem, self.kinds)
 
     def rank(self, shapes: Sequence[Shape], most: int) -> Found:
         """Score the shapes, improve the best ones, and sort."""
@@ -376,12 +372,12 @@ class _Ranking:
         """The same stages, with the mildest codec at each boundary that hardly makes a step longer than another."""
         places, codecs = best.crossed, range(len(self.problem.chain.choices))
         for place in places:
-            coded = [self.score(shape, True) for shape in _code_otherwise(best.shape, place, codecs)]
+            coded = [self.score(shape, True) for shape in code_otherwise(best.shape, place, codecs)]
             best = min([best, *(e for e in coded if isinstance(e, Candidate))], key=lambda each: each.seconds)
         most = (1.0 + self.problem.options.slack) * best.seconds
         for place in places:
             milder = codecs[: best.parts[place].codec]
-            coded = [self.score(shape, True) for shape in _code_otherwise(best.shape, place, milder)]
+            coded = [self.score(shape, True) for shape in code_otherwise(best.shape, place, milder)]
             best = next((e for e in coded if isinstance(e, Candidate) and e.seconds <= most), best)
         return best
 
@@ -417,101 +413,12 @@ class _Ranking:
     def _improve(self, best: Candidate, simulated: bool) -> None:
         """Take the best neighbour as long as one is better."""
         for _ in range(24):
-            near = [s for s in self._neighbours(best) if self.problem.keeps(s) and (not simulated or self._affords(s))]
-            found = [self.score(shape, simulated) for shape in near]
+            near = filter(self.problem.keeps, self.moves.list_near(best))
+            found = [self.score(shape, simulated) for shape in near if not simulated or self._affords(shape)]
             better = [e for e in found if isinstance(e, Candidate) and e.seconds < best.seconds * 0.9999]
             if not better:
                 return
             best = min(better, key=lambda each: each.seconds)
-
-    def _neighbours(self, candidate: Candidate) -> Iterator[Shape]:
-        """One cut moved, added or taken away, one replica more or less, or the next number of micro-batches."""
-        shape, cuts, sites = candidate.shape, self.cuts, self.problem.sites
-        parts = shape.parts
-        slowest = sorted(range(len(parts)), key=lambda place: -candidate.compute[place] / parts[place].replicas)
-        near = {place + step for place in slowest[:2] for step in (-1, 0, 1)} if len(parts) > FAR else range(len(parts))
-        used = Counter[int]()
-        for part in parts:
-            used[part.site] += part.seats
-        for place in sorted(place for place in near if 0 <= place < len(parts)):
-            part, before, after = parts[place], parts[:place], parts[place + 1 :]
-            free = sites[part.site].workers - used[part.site]
-            inside = self._inside(part)
-            if after:
-                upper = cuts[bisect_right(cuts, part.end) : bisect_left(cuts, after[0].end)][:1]
-                for cut in (*inside[-1:], *upper):
-                    moved = replace(part, end=cut), replace(after[0], begin=cut)
-                    yield replace(shape, parts=(*before, *moved, *after[1:]))
-                if after[0].site == part.site:
-                    yield replace(shape, parts=(*before, replace(part, end=after[0].end), *after[1:]))
-                for cut in inside[-1:] if sites[after[0].site].workers - used[after[0].site] >= after[0].seats else ():
-                    first = replace(after[0], begin=cut, end=part.end)
-                    rest = replace(after[0], codec=0), *after[1:]
-                    yield replace(shape, parts=(*before, replace(part, end=cut), first, *rest))
-            if self.problem.options.replica is None and part.shards == 1:
-                more = part.replicas + 1 if free > 0 and part.replicas < shape.micro_batches else part.replicas
-                for replicas in sorted({more, max(part.replicas - 1, 1)} - {part.replicas}):
-                    yield replace(shape, parts=(*before, replace(part, replicas=replicas), *after))
-            if inside and part.replicas > 1 and self.problem.options.replica is None:
-                cut, fewer = inside[len(inside) // 2], part.replicas // 2
-                first = replace(part, end=cut, replicas=part.replicas - fewer)
-                yield replace(shape, parts=(*before, first, replace(part, begin=cut, replicas=fewer, codec=0), *after))
-            if free >= part.seats and inside:
-                cut = inside[len(inside) // 2]
-                halves = replace(part, end=cut), replace(part, begin=cut, codec=0)
-                yield replace(shape, parts=(*before, *halves, *after))
-        yield from self._add_cluster(shape)
-        for place in candidate.crossed:
-            yield from _code_otherwise(shape, place, range(len(self.problem.chain.choices)))
-        counts = self.problem.counts
-        at = counts.index(shape.micro_batches) if shape.micro_batches in counts else -1
-        for nearest in (at - 1, at + 1):
-            if at >= 0 and 0 <= nearest < len(counts) and counts[nearest] >= max(part.replicas for part in parts):
-                yield replace(shape, micro_batches=counts[nearest])
-
-    def _add_cluster(self, shape: Shape) -> Iterator[Shape]:
-        """One end of the chain given to a cluster that has none of it: as little as there is, half of a stage, or all
-        but the least.
-        """
-        used = {part.site for part in shape.parts}
-        unused = dict.fromkeys(self.kinds[site] for site in range(len(self.kinds)) if site not in used)
-        first, last = shape.parts[0], shape.parts[-1]
-        for kind in unused:
-            site = next(s for s, own in enumerate(self.kinds) if own == kind and s not in used)
-            for cut in self._choose_cuts(first):
-                codec = self._quickest_codec(site, first.site, cut, shape)
-                parts = Part(site, 0, cut), replace(first, begin=cut, codec=codec), *shape.parts[1:]
-                yield replace(shape, parts=parts)
-            for cut in self._choose_cuts(last):
-                codec = self._quickest_codec(last.site, site, cut, shape)
-                parts = *shape.parts[:-1], replace(last, end=cut), Part(site, cut, last.end, codec=codec)
-                yield replace(shape, parts=parts)
-
-    def _choose_cuts(self, part: Part) -> list[int]:
-        """Some of the places where a stage may be cut: the first, the last, and one in the middle."""
-        inside = self._inside(part)
-        return sorted({inside[0], inside[len(inside) // 2], inside[-1]}) if inside else []
-
-    def _inside(self, part: Part) -> list[int]:
-        """The places where a stage may be cut."""
-        return self.cuts[bisect_right(self.cuts, part.begin) : bisect_left(self.cuts, part.end)]
-
-    def _quickest_codec(self, source: int, destination: int, cut: int, shape: Shape) -> int:
-        """The codec with which a micro-batch and its gradient cross soonest."""
-        there, back = self.problem.line(source, destination), self.problem.line(destination, source)
-        trips = [
-            float(way.there[cut] / there.rate + way.back[cut] / back.rate + way.seconds[:, cut].sum())
-            for way in self.problem.chain.choices
-        ]
-        return trips.index(min(trips))
-
-
-def _code_otherwise(shape: Shape, place: int, codecs: Sequence[int]) -> Iterator[Shape]:
-    """The shape where by each of these codecs crosses what comes to a stage."""
-    parts = shape.parts
-    for codec in codecs:
-        if codec != parts[place].codec:
-            yield replace(shape, parts=(*parts[:place], replace(parts[place], codec=codec), *parts[place + 1 :]))
 
 
 def _preference(candidate: Candidate) -> tuple[float, int, int, str]:
