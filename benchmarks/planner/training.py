@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from whale_nebula.launch import attach
@@ -28,6 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
+from whale_nebula.hardware import timing
 from whale_nebula.models import BertSizes, Translator
 from whale_nebula.models.transformer import Sizes, transformer
 from whale_nebula.planner.costs import Costs
@@ -37,6 +39,7 @@ from whale_nebula.planner.score import score
 from whale_nebula.planner.search import Found, search
 from whale_nebula.runtime import decisions
 from whale_nebula.runtime.run import current_run
+from whale_nebula.runtime.step import clock
 
 CLUSTERS = ("gpu", "npu")
 SKIPPED = 3
@@ -135,9 +138,12 @@ def main() -> None:
     parser.add_argument("plan")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--line", help="emulate this line in one process")
+    parser.add_argument("--processor", action="store_true", help="time pieces by what the process computes")
     parser.add_argument("--timeline", action="store_true", help="tell the spans of a step, too")
     a = parser.parse_args()
     keras.utils.set_random_seed(1)
+    if a.processor:
+        time_by_processor()
     if a.line is not None:
         rate, _, delay = a.line.partition(",")
         link = {"between": list(CLUSTERS)} | ({"rate": rate, "delay": delay} if rate != "free" else {})
@@ -197,7 +203,15 @@ def predict_parts(decision: Any) -> dict[str, float]:
         found |= {f"{name} {what}": each for what, each in seconds.items() if each}
         found[f"{name} handling"] = turns * sum(costs.part_handling(part))
         found[f"{name} update"] = costs.part_update(part)
+        found[f"{name} step"] = problem.sites[part.site].step
     return found
+
+
+def time_by_processor() -> None:
+    """Let pieces of steps and blocks be timed by what this process computes: where it has one core, that is what they
+    take on an idle machine, without waits.
+    """
+    clock.time = timing.time = SimpleNamespace(perf_counter=time.process_time, monotonic=time.monotonic)
 
 
 def sum_parts(reports: Sequence[Any]) -> dict[str, float]:

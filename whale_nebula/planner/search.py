@@ -32,8 +32,12 @@ from whale_nebula.planner.score import score
 SCORED = 48
 """So many candidates are given to the simulator; and of each number of micro-batches the best `FEW`."""
 FEW = 8
-AFFORDED = 40_000
+AFFORDED = 120_000
 """The simulator is given so many instructions in all."""
+BY_FORMULA, BY_SIMULATOR = 12, 4
+"""So many of the best are improved step by step, by the formula and by the simulator: where memory is short the formula
+leads some of them astray.
+"""
 HOPELESS = 1.5
 """A number of micro-batches, or of those in flight, with which a step takes at least so many times as long as the best
 that is known is not tried.
@@ -351,12 +355,12 @@ class _Ranking:
         """Score the shapes, improve the best ones, and sort."""
         for shape in shapes:
             self.score(self._in_order(shape if self.problem.keeps(shape) else self.problem.with_fewest(shape)))
-        for best in self._fitting(False)[:4]:
+        for best in self._fitting(False)[:BY_FORMULA]:
             self._improve(best, False)
         for each in self._fitting(False)[:SCORED]:
             if self._affords(each.shape):
                 self.score(each.shape, True)
-        for best in self._unlike()[:3]:
+        for best in self._unlike()[:BY_SIMULATOR]:
             self._improve(best, True)
         found = map(self._choose_codecs, self._unlike()[:most])
         return Found(tuple(sorted(found, key=_preference)), None, len(self.known))
