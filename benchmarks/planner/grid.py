@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from prediction import Run, machine, measure
+from prediction import Run, machine, measure, own_cache
 
 RESULT = Path(__file__).with_name("grid.json")
 MODELS, RATES = ("transformer", "translator", "convolutions", "classes"), ("60mbit", "120mbit")
@@ -45,7 +45,8 @@ def main() -> int:
     a = parser.parse_args()
     rows = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
     for model, rate in itertools.product(a.models, a.rates):
-        found = compare(model, rate, a.steps)
+        with own_cache():
+            found = compare(model, rate, a.steps)
         print(model, rate, f"{found['ratio']:.3f} of {found['best']}", flush=True)
         rows = [each for each in rows if (each["model"], each["rate"]) != (model, rate)] + [found]
         RESULT.write_text(json.dumps({"machine": machine(), "steps": a.steps, "rows": rows}, indent=1) + "\n", "utf-8")

@@ -4,18 +4,23 @@
     python benchmarks/planner/prediction.py --quick          one run, nothing is written
 
 A run is `training.py` in two sites over tools/wan.py, each with a core of its own, or in one process with an emulated
-line, or on one device. Needs root for the sites.
+line, or on one device. Needs root for the sites. Runs share what was measured of blocks, in a folder of their own, and
+not what they show of how slow clusters are: a prediction rests on nothing that was learnt from steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
+import os
+import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,8 +74,20 @@ def train(words: Sequence[str]) -> list[dict[str, Any]]:
     return [json.loads(each) for each in lines]
 
 
+@contextlib.contextmanager
+def own_cache() -> Iterator[None]:
+    """What runs measure of blocks is kept for the others in a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        yield
+
+
 def measure(run: Run, steps: int) -> dict[str, Any]:
-    """Train so many steps; what was told by the site that ends a step last."""
+    """Train so many steps; what was told by the site that ends a step last, and which share of the machine's time
+    `others` have taken meanwhile.
+    """
+    busy = _count_busy()
+    (Path(os.environ["XDG_CACHE_HOME"]) / "whale_nebula" / "slowness.json").unlink(missing_ok=True)
     words = [SCRIPT, run.model, run.plan, "--steps", str(steps)]
     if run.where == "process":
         line = "free" if run.rate == "free" else f"{run.rate},{DELAY}"
@@ -80,8 +97,19 @@ def measure(run: Run, steps: int) -> dict[str, Any]:
         given = {"links": [{"between": list(two_sites.CLUSTERS), "rate": line[0], "delay": line[1]}]}
         with tempfile.TemporaryDirectory() as folder:
             told, _ = two_sites.run(line, words, Path(folder), **(given if run.rate != "free" else {}))
+    (whole, own, since), (cores, used, now) = busy, _count_busy()
+    others = (cores - whole - (used - own)) / ((now - since) * (os.cpu_count() or 1))
     last = max(told, key=lambda each: each["measured"])
-    return {**run._asdict(), **last, "error": last["predicted"] / last["measured"] - 1, "sites": told}
+    error = last["predicted"] / last["measured"] - 1
+    return {**run._asdict(), **last, "error": error, "others": round(max(others, 0.0), 3), "sites": told}
+
+
+def _count_busy() -> tuple[float, float, float]:
+    """Seconds that all cores have computed, that ended processes of this one have, and now."""
+    user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ticks = user + nice + system + sum(rest)
+    return ticks / os.sysconf("SC_CLK_TCK"), own.ru_utime + own.ru_stime, time.monotonic()
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -107,24 +135,30 @@ def main() -> int:
     parser.add_argument("--runs", default=",".join(map(str, range(len(RUNS)))))
     parser.add_argument("--steps", type=int, default=16)
     a = parser.parse_args()
-    if a.quick:
-        print(measure(RUNS[-1], 6))
-        return 0
+    with own_cache():
+        if a.quick:
+            print(measure(RUNS[-1], 6))
+        else:
+            measure_all([RUNS[int(number)] for number in a.runs.split(",")], a.steps)
+    return 0
+
+
+def measure_all(runs: Sequence[Run], steps: int) -> None:
+    """Measure these runs, and add them to the result."""
     kept = json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": []}
     rows = {Run(*(row[key] for key in Run._fields)): row for row in kept["rows"]}
-    for run in (RUNS[int(number)] for number in a.runs.split(",")):
+    for run in runs:
         try:
-            rows[run] = measure(run, a.steps)
+            rows[run] = measure(run, steps)
         except SystemExit as failure:
             print(run, failure, flush=True)
             continue
         row = rows[run]
         print(*run, f"{row['predicted']:.3f} {row['measured']:.3f} {row['error']:+.0%}", flush=True)
         ordered = [rows[each] for each in RUNS if each in rows]
-        result = {"machine": machine(), "steps": a.steps, **summarise(ordered), "rows": ordered}
+        result = {"machine": machine(), "steps": steps, **summarise(ordered), "rows": ordered}
         RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     print(summarise([rows[each] for each in RUNS if each in rows]))
-    return 0
 
 
 if __name__ == "__main__":

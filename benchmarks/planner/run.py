@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PARTS = ("search.py", "forecast.py", "prediction.py", "grid.py")
+PARTS = ("search.py", "forecast.py", "computing.py", "prediction.py", "grid.py")
 
 
 def main() -> None:

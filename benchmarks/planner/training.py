@@ -11,9 +11,11 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from whale_nebula.launch import attach
@@ -27,13 +29,17 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
+from whale_nebula.hardware import timing
 from whale_nebula.models import BertSizes, Translator
 from whale_nebula.models.transformer import Sizes, transformer
+from whale_nebula.planner.costs import Costs
+from whale_nebula.planner.explanation import stage_names
 from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import Found, search
 from whale_nebula.runtime import decisions
 from whale_nebula.runtime.run import current_run
+from whale_nebula.runtime.step import clock
 
 CLUSTERS = ("gpu", "npu")
 SKIPPED = 3
@@ -132,8 +138,12 @@ def main() -> None:
     parser.add_argument("plan")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--line", help="emulate this line in one process")
+    parser.add_argument("--processor", action="store_true", help="time pieces by what the process computes")
+    parser.add_argument("--timeline", action="store_true", help="tell the spans of a step, too")
     a = parser.parse_args()
     keras.utils.set_random_seed(1)
+    if a.processor:
+        time_by_processor()
     if a.line is not None:
         rate, _, delay = a.line.partition(",")
         link = {"between": list(CLUSTERS)} | ({"rate": rate, "delay": delay} if rate != "free" else {})
@@ -159,7 +169,7 @@ def main() -> None:
         "measured": middle, "low": low, "high": high, "wall": float(np.median(walls)),
         "planned_in": timer.ends[0] - began,
         "shape": repr(replace(chosen.shape)),
-        "stages": [part.end for part in chosen.parts], "micro_batches": count, "binds": chosen.binds,
+        "stages": [part.end for part in chosen.parts], "micro_batches": count, "binds": decision.considered[0].binds,
         "share_measured": decision.predicted.share_measured,
         "compute_predicted": [each * count for each in chosen.compute],
         "update_predicted": [float(decision.problem.sites[p.site].update[p.begin : p.end].sum()) for p in chosen.parts],
@@ -167,6 +177,8 @@ def main() -> None:
             name: statistics.median(each.stages[name].compute_seconds or 0.0 for each in reports)
             for name in reports[-1].stages
         },
+        "parts_predicted": predict_parts(decision), "parts_measured": sum_parts(reports),
+        "schedule": chosen.schedule, "in_flight": chosen.in_flight,
         "by_report": reports[-1].predicted_seconds,
         "memory_predicted": dict(decision.predicted.memory),
         "memory_measured": _memory("VmHWM") - base,
@@ -174,7 +186,43 @@ def main() -> None:
         "bytes_predicted": dict(chosen.bytes),
         "bytes_measured": {name: each.bytes for name, each in reports[-1].links.items()},
     }  # fmt: skip
+    if a.timeline:
+        told["spans"] = [[s.lane, s.what, s.start, s.end, s.bytes] for s in reports[len(reports) // 2].spans]
     print(json.dumps(told), flush=True)
+
+
+def predict_parts(decision: Any) -> dict[str, float]:
+    """Predicted seconds of a step of each stage: its forwards, backwards, gradients of weights and update."""
+    problem, chosen, found = decision.problem, decision.chosen, {}
+    costs = Costs(problem, chosen.shape.micro_batches, chosen.shape.recompute)
+    for part, name in zip(chosen.parts, stage_names(problem, chosen.parts), strict=True):
+        turns = chosen.shape.micro_batches / part.replicas
+        forward, backward = costs.part_seconds(part)
+        later = costs.part_later(part) if chosen.schedule == "zero-bubble" else 0.0
+        seconds = {"forward": turns * forward, "backward": turns * (backward - later), "weights": turns * later}
+        found |= {f"{name} {what}": each for what, each in seconds.items() if each}
+        found[f"{name} handling"] = turns * sum(costs.part_handling(part))
+        found[f"{name} update"] = costs.part_update(part)
+        found[f"{name} step"] = problem.sites[part.site].step
+    return found
+
+
+def time_by_processor() -> None:
+    """Let pieces of steps and blocks be timed by what this process computes: where it has one core, that is what they
+    take on an idle machine, without waits.
+    """
+    clock.time = timing.time = SimpleNamespace(perf_counter=time.process_time, monotonic=time.monotonic)
+
+
+def sum_parts(reports: Sequence[Any]) -> dict[str, float]:
+    """The middle of the seconds of a step that each lane of the reports' timelines takes for each kind of work."""
+    steps = []
+    for report in reports:
+        found = defaultdict[str, float](float)
+        for span in report.spans:
+            found[f"{span.lane} {span.what.split()[0]}"] += span.end - span.start
+        steps.append(found)
+    return {what: statistics.median(each[what] for each in steps) for what in {what for each in steps for what in each}}
 
 
 def _memory(name: str) -> int:

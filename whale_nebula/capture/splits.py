@@ -70,7 +70,7 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
             continue
         number = tf_private.number_on(operations[op.index], SPLIT)
         frame = made.get(handle) if number is None else met[number]
-        frame = frame or decided.get(program.labels.get(op.index, 0))
+        frame = frame or decided.get((program.labels.get(op.index, 0), variable.path))
         shape = variable.spec.shape
         if frame is None or shape is None or not variable.spec.floating:  # whole numbers are a generator's state
             continue
@@ -101,14 +101,18 @@ def add_splits(trace: Any, program: Program, operations: Sequence[Any]) -> Progr
     return replace(program, stages=tuple(stages), splits=tuple(splits))
 
 
-def _list_decided(trace: Any, program: Program) -> dict[int, Frame]:
-    """By their number, the stages whose variables a planner has decided to divide, as if a scope had said it."""
-    stages = trace.assignment.stages if trace.assignment is not None else ()
-    shards = {stage.key: stage.shards for stage in stages if stage.shards > 1}
+def _list_decided(trace: Any, program: Program) -> dict[tuple[int, str], Frame]:
+    """By the number of a stage and by path, the variables that a planner has decided to divide, as if a scope had said
+    it. An optimizer's slots are none of them: an update that several stages share reads those of all.
+    """
+    given = trace.assignment
+    shards = {stage.key: stage.shards for stage in given.stages if stage.shards > 1} if given is not None else {}
     return {
-        number: Frame("split", {"count": shards[stage.key], "axis": -1}, script_site())
+        (number, path): Frame("split", {"count": shards[stage.key], "axis": -1}, script_site())
         for number, stage in enumerate(program.stages)
         if stage.key in shards
+        for path, keys in given.variables.items()
+        if stage.key in keys
     }
 
 

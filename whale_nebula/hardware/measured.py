@@ -10,17 +10,19 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 from whale_nebula.hardware.clusters import ClusterInfo, Clusters, Collective, Device, Provenance, WorkerInfo
 from whale_nebula.plain import from_plain, to_plain, write_json
 
-FORMAT, BLOCKS = "whale_nebula measured 1", "whale_nebula blocks 1"
+FORMAT, BLOCKS, SLOWNESS = "whale_nebula measured 1", "whale_nebula blocks 1", "whale_nebula slowness 2"
+"""What the files of this version begin with."""
 MOST_BLOCKS = 4000
 """So many subgraphs are remembered, those that were measured last."""
 
@@ -102,7 +104,7 @@ def _tensorflow() -> str:
         return "is not installed"
 
 
-# ---------------------------------------------------------------------- the file
+# ---------------------------------------------------------------------- the files
 def cache_path() -> Path:
     """The file of what was measured here: in XDG_CACHE_HOME, or in ~/.cache."""
     told = os.environ.get("XDG_CACHE_HOME", "")
@@ -110,11 +112,29 @@ def cache_path() -> Path:
     return folder / "whale_nebula" / "measured.json"
 
 
+_Kept = TypeVar("_Kept")
+_BROKEN = (OSError, ValueError, TypeError, KeyError, AttributeError)
+"""What reading a file raises that is not there, or is not what was written."""
+
+
+def _read(kind: type[_Kept], path: Path, written_as: str) -> _Kept:
+    """What a file holds, by the fields of its kind; it raises one of `_BROKEN`."""
+    document = json.loads(path.read_text("utf-8"))
+    if document["format"] != written_as:
+        raise ValueError(f"its format is {document['format']!r}, and not {written_as!r}")
+    found: _Kept = from_plain(kind, document)
+    return found
+
+
+def _write(found: object, path: Path, written_as: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"format": written_as, **to_plain(found)})
+
+
 def keep(found: Measurement, path: Path | None = None) -> Path:
     """Write a measurement to its file, and give the path."""
     target = path or cache_path()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_json(target, {"format": FORMAT, **to_plain(found)})
+    _write(found, target, FORMAT)
     return target
 
 
@@ -124,13 +144,10 @@ def read_kept(path: Path | None = None) -> tuple[Measurement | None, str]:
     """
     source = path or cache_path()
     try:
-        document = json.loads(source.read_text("utf-8"))
-        if document["format"] != FORMAT:
-            raise ValueError(f"its format is {document['format']!r}, and not {FORMAT!r}")
-        found: Measurement = from_plain(Measurement, document)
+        found = _read(Measurement, source, FORMAT)
     except FileNotFoundError:
         return None, ""
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except _BROKEN as error:
         return None, f"{source} holds no measurement that can be read ({type(error).__name__}: {error})"
     if found.machine != fingerprint():
         return None, f"{source} was measured on another machine: {found.machine}; this one is {fingerprint()}"
@@ -147,6 +164,12 @@ class BlockTime:
     date: str
 
 
+@dataclass(frozen=True)
+class _Blocks:
+    machine: str
+    blocks: Mapping[str, BlockTime]
+
+
 def blocks_path() -> Path:
     """The file of the subgraphs that were measured here; machines that share a cache have one each."""
     number = hashlib.sha256(fingerprint().encode()).hexdigest()[:12]
@@ -158,50 +181,45 @@ def read_blocks(path: Path | None = None) -> dict[str, BlockTime]:
     they are measured again.
     """
     try:
-        document = json.loads((path or blocks_path()).read_text("utf-8"))
-        if (document["format"], document["machine"]) == (BLOCKS, fingerprint()):
-            return {key: from_plain(BlockTime, each) for key, each in document["blocks"].items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        pass
-    return {}
+        found = _read(_Blocks, path or blocks_path(), BLOCKS)
+    except _BROKEN:
+        return {}
+    return dict(found.blocks) if found.machine == fingerprint() else {}
 
 
 def keep_blocks(found: Mapping[str, BlockTime], path: Path | None = None) -> None:
     """Add to the subgraphs that were measured on this machine."""
     target = path or blocks_path()
-    target.parent.mkdir(parents=True, exist_ok=True)
     every = {**read_blocks(target), **found}
     newest = dict(sorted(every.items(), key=lambda item: item[1].date)[-MOST_BLOCKS:])
-    write_json(target, {"format": BLOCKS, "machine": fingerprint(), "blocks": to_plain(newest)})
+    _write(_Blocks(fingerprint(), newest), target, BLOCKS)
 
 
 # ---------------------------------------------------------------------- what runs have shown
 @dataclass(frozen=True)
 class Slowness:
-    """How many times as long as its rates say a cluster computed in a run on a machine: alone in its processes, or
-    `together` with all others in one. Of a cluster with other `workers` it says nothing.
+    """How many times as long as was counted a cluster computed in a run on a machine: alone in its processes, or
+    `together` with all others in one. What was counted were seconds of blocks that were `measured`, or estimates; of
+    the other, and of a cluster with other `workers`, it says nothing.
     """
 
     machine: str
     cluster: str
     workers: tuple[WorkerInfo, ...]
     together: bool
+    measured: bool
     factor: float = 1.0
     date: str = ""
 
     @property
     def key(self) -> tuple[object, ...]:
         """What it is of."""
-        return self.machine, self.cluster, str(to_plain(self.workers)), self.together
+        return self.machine, self.cluster, str(to_plain(self.workers)), self.together, self.measured
 
 
 @dataclass(frozen=True)
-class _File:
-    format: str
+class _Shown:
     found: tuple[Slowness, ...]
-
-
-_SLOWNESS = "whale_nebula slowness 1"
 
 
 def slowness_path() -> Path:
@@ -211,27 +229,27 @@ def slowness_path() -> Path:
 
 def _load_slowness() -> dict[tuple[object, ...], Slowness]:
     try:
-        found: _File = from_plain(_File, json.loads(slowness_path().read_text("utf-8")))
-        return {each.key: each for each in found.found if found.format == _SLOWNESS}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {each.key: each for each in _read(_Shown, slowness_path(), SLOWNESS).found}
+    except _BROKEN:
         return {}
 
 
-def read_slowness(clusters: Clusters, together: bool) -> dict[str, float]:
-    """By cluster, what runs on this machine have shown of just these workers."""
-    known = _load_slowness()
-    wanted = ((each.name, Slowness(fingerprint(), each.name, each.workers, together).key) for each in clusters.clusters)
-    return {name: known[key].factor for name, key in wanted if key in known}
+def read_slowness(clusters: Clusters, together: bool, measured: Collection[str]) -> dict[str, float]:
+    """By cluster, what runs on this machine have shown of just these workers; `measured` names those clusters whose
+    blocks were.
+    """
+    known, machine = _load_slowness(), fingerprint()
+    made = (Slowness(machine, c.name, c.workers, together, c.name in measured) for c in clusters.clusters)
+    return {each.cluster: known[each.key].factor for each in made if each.key in known}
 
 
-def keep_slowness(found: Mapping[str, float], clusters: Clusters, together: bool) -> None:
+def keep_slowness(found: Mapping[str, float], clusters: Clusters, together: bool, measured: Collection[str]) -> None:
     """Write what a run has shown of clusters; where that cannot be written, the next run plans without it."""
     date, known = datetime.now(UTC).isoformat(timespec="seconds"), _load_slowness()
-    for cluster in clusters.clusters:
-        if cluster.name in found:
-            own = Slowness(fingerprint(), cluster.name, cluster.workers, together, found[cluster.name], date)
+    for each in clusters.clusters:
+        if each.name in found:
+            how = together, each.name in measured
+            own = Slowness(fingerprint(), each.name, each.workers, *how, found[each.name], date)
             known[own.key] = own
-    target = slowness_path()
     with contextlib.suppress(OSError):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_json(target, to_plain(_File(_SLOWNESS, tuple(known.values()))))
+        _write(_Shown(tuple(known.values())), slowness_path(), SLOWNESS)

@@ -140,6 +140,8 @@ class _Chaining:
         chain = Chain(
             self._names(variables, written), weights, slots, gradients, held, transient,
             there, back, tied, cuttable, parted,
+            sent=np.array([len(each) for each in tensors], float),
+            returned=np.array([sum(tensor.returns for tensor in each) for each in tensors], float),
         )  # fmt: skip
         ops = self._list_ops(homes, variables, count)
         forward, backward = self._work(ops.forward), self._work(ops.backward, later)

@@ -69,6 +69,17 @@ class Costs:
         return _sums(forward), _sums(backward + forward if self.recompute else backward)
 
     @cached_property
+    def least_seconds(self) -> tuple[float, float]:
+        """Seconds below which no plan is with whole variables: of one micro-batch on its way through all blocks, and of
+        a step in which all workers compute all the time.
+        """
+        sites, busy = self.problem.sites, np.diff(self.ways[0] + self.ways[1])
+        fused = min(1.0, *(site.fused for site in sites))
+        single = (busy - np.diff(self._later[0])).min(0).sum()
+        step = self.micro_batches * busy.min(0).sum() / sum(site.workers for site in sites)
+        return fused * float(single), fused * float(step)
+
+    @cached_property
     def trains(self) -> bool:
         """Whether there is a backward."""
         return bool(self.ways[1][:, -1].any())
@@ -115,13 +126,28 @@ class Costs:
         """Forward and backward of the blocks from each cut to each other one, a matrix; nothing below the diagonal."""
         own = self.problem.sites[site]
         total = self._spread(site, shards, False) + self._spread(site, shards, True)
-        found = np.where(self.upper, total[None, :] - total[:, None] + own.call * (2 if self.trains else 1), 0.0)
-        found[:-1, -1] = found[:-1, -1] * own.fused
-        ends = own.crossing * (self.there + self.back)
+        found = total[None, :] - total[:, None] + own.call * (2 if self.trains else 1)
+        found[:, -1] = (found[:, -1] - own.call * self.trains) * own.fused  # one call for both
+        found = np.where(self.upper, found, 0.0)
+        there, back = self._handling(site)
+        ends = there + back
         more = ends[:, None] + ends[None, :]
         if shards > 1:
             more = more + self._collect(site, shards, self.there) + self._collect(site, shards, self.back)
         return found + np.where(self.upper, more, 0.0)
+
+    def _handling(self, site: int) -> tuple[Array, Array]:
+        """Seconds of computing that what crosses at each cut takes at either end, there and back."""
+        own, chain = self.problem.sites[site], self.problem.chain
+        none = np.zeros(len(chain) + 1)
+        sizes = (self.there, chain.sent), (self.back, chain.returned)
+        there, back = (own.crossing * size + own.message * (none if many is None else many) for size, many in sizes)
+        return there, back
+
+    def part_handling(self, part: Part) -> tuple[float, float]:
+        """Seconds of computing that what crosses at both ends of a stage takes, there and back."""
+        there, back = (float(each[part.begin] + each[part.end]) for each in self._handling(part.site))
+        return there, back * self.trains
 
     def _spread(self, site: int, shards: int, backward: bool) -> Array:
         """Seconds of forward or backward up to each cut, with variables in so many pieces."""
@@ -233,16 +259,13 @@ class Costs:
         return found
 
     def part_seconds(self, part: Part) -> tuple[float, float]:
-        """Forward and backward of one micro-batch in one stage, with their calls."""
+        """Forward and backward of one micro-batch in one stage, with their calls; the last one has one for both."""
         ways = [self._spread(part.site, part.shards, backward) for backward in (False, True)]
         forward, backward = (float(way[part.end] - way[part.begin]) for way in ways)
-        site = self.problem.sites[part.site]
-        share = site.fused if part.end == len(self.problem.chain) else 1.0
-        there, back = (
-            site.crossing * float(sizes[part.begin] + sizes[part.end]) + self._collect_for(part, sizes)
-            for sizes in (self.there, self.back)
-        )
-        return share * (forward + site.call) + there, (share * (backward + site.call) + back) * self.trains
+        site, last = self.problem.sites[part.site], part.end == len(self.problem.chain)
+        share, call = (site.fused, 0.0) if last else (1.0, site.call)
+        there, back = (self._collect_for(part, sizes) for sizes in (self.there, self.back))
+        return share * (forward + site.call) + there, (share * (backward + call) + back) * self.trains
 
     def part_later(self, part: Part) -> float:
         """Seconds of a stage's backward that may come later, where it is parted: see `passes.parting`. Nothing goes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -33,9 +33,10 @@ class Decision:
 
     `reasons` say why something was not free to choose, and `said` is what the scopes of the step say. `handles` are the
     variables that it is about, by the id of their handle, with their paths; `program` is the step that was planned, for
-    `clusters`, which share the cores of one process where they are `emulated`. By cluster, `slowness` is how many times
-    as long as its rates say it was seen to compute. A decision that `replaces` another one was made while that ran;
-    with `replan` one may be, and `tried` has the seconds of those that ran before.
+    `clusters`, which share the cores of one process where they are `emulated`, and some of which have `measured` its
+    blocks. By cluster, `slowness` is how many times as long as its rates say it was seen to compute. A decision that
+    `replaces` another one was made while that ran; with `replan` one may be, and `tried` has the seconds of those that
+    ran before.
     """
 
     layers: Layers
@@ -49,6 +50,7 @@ class Decision:
     said: Constraints = field(default_factory=Constraints)
     program: str = ""
     clusters: Clusters = field(default_factory=lambda: Clusters(()))
+    measured: frozenset[str] = frozenset()
     slowness: Mapping[str, float] = field(default_factory=dict)
     replan: bool = False
     tried: Mapping[Shape, float] = field(default_factory=dict)
@@ -113,6 +115,21 @@ class Decision:
         """What a step of the chosen plan is predicted to cost."""
         return self.considered[0].predicted
 
+    def is_current(self, decisions: Sequence[object]) -> bool:
+        """Whether it is one of the decisions of the run, and was not replaced by a better one."""
+        return any(self is each for each in decisions)
+
+    def tell_of(self, program: str) -> Decision | Unplanned:
+        """What a plan of this program tells: the decision itself, or that it follows the one for another program, whose
+        seconds are not its own.
+        """
+        if program == self.program:
+            return self
+        return Unplanned(
+            f"This step runs in the stages that nb.auto_parallel at {self.where} has found for "
+            f"{self.program}, which has the same variables: the plan of that one explains them."
+        )
+
     def with_whole_batch(self) -> Decision:
         """The same stages, each on one worker, for a program whose batch cannot be cut."""
         parts = tuple(replace(part, replicas=1) for part in self.chosen.parts)
@@ -133,8 +150,9 @@ class Decision:
         )  # fmt: skip
 
     def _binding(self, candidate: Candidate) -> str:
-        kind, _, place = candidate.binds.partition(" ")
-        return f"stage {stage_names(self.problem, candidate.parts)[int(place)]}" if kind == "stage" else candidate.binds
+        kind, place, line = candidate.binds
+        name = stage_names(self.problem, candidate.parts)[place] if kind == "stage" else line
+        return f"{kind} {name}".rstrip()
 
     def explain(self) -> str:
         """The chosen plan and the next best ones as a table, what they rest on, and what would change them."""
@@ -156,15 +174,26 @@ def _by_reader(readers: Mapping[int, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Unplanned:
-    """That a step is as its scopes say, and why no plan was searched for."""
+    """That no plan was searched for a step, which takes the place of a decision: it is as its scopes say, or follows
+    the decision for another one. The `reason` is a sentence.
+    """
 
-    where: str
-    why: str
+    reason: str
     considered: tuple[Considered, ...] = ()
+    program: str = ""
+    replaces: None = None
 
     def explain(self) -> str:
-        """A sentence."""
-        return f"nb.auto_parallel at {self.where} leaves this step as its scopes say: {self.why}."
+        """The reason."""
+        return self.reason
+
+    def tell_of(self, program: str) -> Unplanned:
+        """Itself."""
+        return self
+
+    def is_current(self, decisions: Sequence[object]) -> bool:
+        """True: nothing replaces it."""
+        return True
 
     def curves(self) -> RateCurves | None:
         """None: there are no candidates."""

@@ -62,11 +62,10 @@ def _paragraphs(decision: Decision) -> Iterator[str]:
 def _clusters_and_layers(problem: Problem, parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
     """What each cluster runs: its layers, and how many stages and replicas it has for them."""
     labels = short_names(problem.chain.names)
-    for site, group in itertools.groupby(parts, lambda part: part.site):
+    for (site, pieces), group in itertools.groupby(parts, lambda part: (part.site, part.shards)):
         own = list(group)
         first, last = labels[own[0].begin], labels[own[-1].end - 1]
         replicas = {part.replicas for part in own}
-        pieces = max(part.shards for part in own)
         copies = f" of {max(replicas)} replicas" if max(replicas) > 1 else ""
         stages = f" in {len(own)} stages{copies}" if len(own) > 1 else f" in {max(replicas)} replicas" * bool(copies)
         stages += f" split over {pieces} workers" * (pieces > 1)
@@ -75,19 +74,18 @@ def _clusters_and_layers(problem: Problem, parts: Sequence[Part]) -> Iterator[tu
 
 def _binding_text(problem: Problem, chosen: Candidate) -> str:
     """What the step waits for, with how much of it that takes."""
-    kind, _, which = chosen.binds.partition(" ")
+    kind, place, line = chosen.binds
     if kind == "stage":
-        place = int(which)
         part = chosen.parts[place]
         busy = math.ceil(chosen.shape.micro_batches / part.replicas) * chosen.compute[place]
         name = stage_names(problem, chosen.parts)[place]
         return f"It waits for stage {name}, which computes for {duration(busy)} of it."
     if kind == "line":
         lines = {f"{problem.sites[a].name}->{problem.sites[b].name}": wire for (a, b), wire in problem.lines.items()}
-        if which not in lines or which not in chosen.bytes:
-            return f"It waits for {which}, between workers of one cluster."
-        held = lines[which].seconds(chosen.bytes[which])
-        return f"It waits for the line {which}: {size(chosen.bytes[which])} hold it for {duration(held)}."
+        if line not in lines or line not in chosen.bytes:
+            return f"It waits for {line}, between workers of one cluster."
+        held = lines[line].seconds(chosen.bytes[line])
+        return f"It waits for the line {line}: {size(chosen.bytes[line])} hold it for {duration(held)}."
     if kind == "updates":
         return "More than half of it are updates and sums of gradients, once a step."
     return "Nothing is busy for most of it: it waits for micro-batches on their way."

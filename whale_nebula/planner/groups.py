@@ -39,6 +39,8 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
             replace(way, there=way.there[ends], back=way.back[ends], seconds=way.seconds[:, ends])
             for way in chain.coded
         ),
+        sent=None if chain.sent is None else chain.sent[ends],
+        returned=None if chain.returned is None else chain.returned[ends],
     )  # fmt: skip
     sites = tuple(
         replace(site, forward=add(site.forward), backward=add(site.backward), update=add(site.update), later=None)

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from whale_nebula.hardware.timing import fit_line
+from whale_nebula.plain import to_plain
 from whale_nebula.planner.problem import Array
 
-_KINDS = ("forward", "backward", "update", "fused")
+KINDS = ("forward", "backward", "update", "fused")
+"""What is measured of blocks; the last, forward and backward as one function, only of all together."""
 Points = dict[int, float]
 """Seconds by the rows of the batch."""
 
@@ -21,7 +23,7 @@ Points = dict[int, float]
 class MeasuredBlocks:
     """Two numbers for each block, what a call takes and what each row adds, and at the end for all blocks together; NaN
     where it was not measured. Of all together `fused` is forward and backward as one function. `adding` are seconds of
-    adding two tensors for each byte of one, on so many `cores`.
+    adding two tensors for each byte of one, `call` those of a call that does nothing, on so many `cores`.
 
     >>> found = MeasuredBlocks.of({"forward": {1: {4: 6.0, 8: 10.0}}, "backward": {}, "update": {}}, 2)
     >>> found.forward.tolist(), MeasuredBlocks.from_plain(found.to_plain(), 2).forward[1, 1].item()
@@ -33,20 +35,26 @@ class MeasuredBlocks:
     update: Array
     fused: Array
     adding: float = math.nan
+    call: float = math.nan
     cores: int = 1
 
     @classmethod
     def of(
-        cls, points: Mapping[str, Mapping[int, Points]], count: int, adding: float = math.nan, cores: int = 1
+        cls,
+        points: Mapping[str, Mapping[int, Points]],
+        count: int,
+        adding: float = math.nan,
+        call: float = math.nan,
+        cores: int = 1,
     ) -> MeasuredBlocks:
         """A line through the seconds of each block: `points` are by kind, block (-1 for all) and rows."""
-        made = {kind: np.full((2, count + 1), np.nan) for kind in _KINDS}
+        made = {kind: np.full((2, count + 1), np.nan) for kind in KINDS}
         for kind, blocks in points.items():
             for block, seconds in blocks.items():
                 made[kind][:, block] = fit_line([(float(rows), max(each, 1e-9)) for rows, each in seconds.items()])
                 if kind == "update":  # it has no rows
                     made[kind][:, block] = min(seconds.values()), 0.0
-        return cls(**made, adding=adding, cores=cores)
+        return cls(**made, adding=adding, call=call, cores=cores)
 
     def has(self, way: int, block: int) -> bool:
         """Whether the forward (0) or the backward (1) of a block was measured."""
@@ -54,23 +62,24 @@ class MeasuredBlocks:
 
     def to_plain(self) -> dict[str, Any]:
         """As JSON has it, without blocks that were not measured."""
-        return {"adding": None if math.isnan(self.adding) else self.adding, "cores": self.cores} | {
+        return {"adding": to_plain(self.adding), "call": to_plain(self.call), "cores": self.cores} | {
             kind: {str(block): [float(each) for each in own[:, block]] for block in np.flatnonzero(~np.isnan(own[0]))}
-            for kind, own in ((kind, getattr(self, kind)) for kind in _KINDS)
+            for kind, own in ((kind, getattr(self, kind)) for kind in KINDS)
         }
 
     @classmethod
     def from_plain(cls, plain: Any, count: int) -> MeasuredBlocks:
         """What `to_plain` made, or a peer says; what is no such thing is left out."""
-        made = {kind: np.full((2, count + 1), np.nan) for kind in _KINDS}
+        made = {kind: np.full((2, count + 1), np.nan) for kind in KINDS}
         for kind, own in made.items():
             given = plain.get(kind) if isinstance(plain, dict) else None
             for block, pair in (given if isinstance(given, dict) else {}).items():
                 if block.isdecimal() and int(block) <= count and len(pair) == 2:
                     own[:, int(block)] = pair
-        adding, cores = (plain.get(name) for name in ("adding", "cores")) if isinstance(plain, dict) else (None, None)
-        known = adding if isinstance(adding, float) else math.nan
-        return cls(**made, adding=known, cores=max(cores, 1) if isinstance(cores, int) else 1)
+        others = plain if isinstance(plain, dict) else {}
+        adding, call = (each if isinstance(each, float) else math.nan for each in map(others.get, ("adding", "call")))
+        cores = others.get("cores")
+        return cls(**made, adding=adding, call=call, cores=max(cores, 1) if isinstance(cores, int) else 1)
 
 
 def slowest_of(every: Sequence[MeasuredBlocks], rows: int) -> MeasuredBlocks | None:

@@ -44,7 +44,7 @@ def find_kinds(problem: Problem) -> list[int]:
 
     def alike(a: int, b: int) -> bool:
         one, other = sites[a], sites[b]
-        numbers = ("workers", "memory", "call", "inside", "adding", "fused", "crossing")
+        numbers = ("workers", "memory", "call", "inside", "adding", "fused", "crossing", "message", "step")
         same = all(getattr(one, name) == getattr(other, name) for name in numbers)
         costs = ("forward", "backward", "update", "later")
         rest = [site for site in range(count) if site not in (a, b)]

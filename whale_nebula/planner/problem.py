@@ -44,9 +44,9 @@ class Site:
     `forward` and `backward` are seconds of each block on one worker: a row for what a call costs and a row for what
     each row of the micro-batch adds. `call` is what it costs to call a stage's forward or backward, `update` what a
     block's update takes once a step, `adding` a byte of a gradient that is added to that of the micro-batches before.
-    Where forward and backward are one function they take `fused` times as long as apart. A byte that crosses takes
-    `crossing` seconds of computing. `inside` joins the cluster's workers. `later` is what of `backward` is for
-    gradients of weights alone.
+    Where forward and backward are one function they take `fused` times as long as apart. At either end a tensor that
+    crosses takes `message` seconds of computing, and each of its bytes `crossing`; a step takes `step` seconds besides.
+    `inside` joins the cluster's workers. `later` is what of `backward` is for gradients of weights alone.
     """
 
     name: str
@@ -60,6 +60,8 @@ class Site:
     adding: float = 0.0
     fused: float = 1.0
     crossing: float = 0.0
+    message: float = 0.0
+    step: float = 0.0
     later: Array | None = None
 
 
@@ -89,7 +91,8 @@ class Chain:
     By block: bytes of `weights`, of `slots` that the optimizer keeps for them, of their `gradients`; bytes a row that
     the backward keeps of a forward (`held`), and that it needs besides while it runs (`transient`).
     By cut, of which there is one before each block and one at the end: bytes a row that cross `there` and `back`, bytes
-    that cross once a step because both sides hold a weight (`tied`), and whether one may cut there at all.
+    that cross once a step because both sides hold a weight (`tied`), and whether one may cut there at all; how many
+    tensors are `sent` there and `returned`.
     `apart` are the bytes of those of a block's gradients that are not computed together with what goes back. `coded`
     are the ways to cross between clusters that may be chosen, the mildest first; none: as it is.
     """
@@ -106,6 +109,8 @@ class Chain:
     cuttable: NDArray[np.bool_]
     apart: Array | None = None
     coded: tuple[Coded, ...] = ()
+    sent: Array | None = None
+    returned: Array | None = None
 
     @cached_property
     def plain(self) -> Coded:
@@ -287,13 +292,23 @@ class Shape:
     recompute: bool = False
 
 
+class Binding(NamedTuple):
+    """What a step waits for: the stage at a `place` or the `line` of this name, where one is busy for most of the step
+    ("stage", "line"); else "updates", or "trips" of micro-batches that are on their way.
+    """
+
+    kind: str
+    place: int = -1
+    line: str = ""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A plan with what it is predicted to cost.
 
-    `memory` are the bytes that a worker of each stage needs, `compute` its seconds of a micro-batch; `bytes` what a
-    step puts on each line.
-    `binds` says what the step waits for. `in_flight` limits the micro-batches that a stage holds where memory does.
+    `memory` are the bytes that a worker of each stage needs, `compute` its seconds of a micro-batch without those for
+    what crosses; `bytes` what a step puts on each line.
+    It waits for what `binds` it. `in_flight` limits the micro-batches that a stage holds where memory does.
     """
 
     shape: Shape
@@ -303,7 +318,7 @@ class Candidate:
     compute: tuple[float, ...]
     memory: tuple[float, ...]
     bytes: Mapping[str, float]
-    binds: str
+    binds: Binding
 
     @property
     def parts(self) -> tuple[Part, ...]:

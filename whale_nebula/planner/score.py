@@ -12,7 +12,7 @@ from math import ceil
 import numpy as np
 
 from whale_nebula.planner.costs import Costs
-from whale_nebula.planner.problem import Array, Candidate, Excess, Part, Problem, Shape, Wire
+from whale_nebula.planner.problem import Array, Binding, Candidate, Excess, Part, Problem, Shape, Wire
 from whale_nebula.schedule.lines import Hop, Hops, Line, Work, pace
 from whale_nebula.schedule.schedules import PARTED, Pace, delays, limits
 from whale_nebula.schedule.simulate import Timeline, simulate
@@ -50,8 +50,8 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
     parts, count = shape.parts, shape.micro_batches
     crossing = [costs.crossing(one, other) for one, other in pairwise(parts)]
     works = [_work(costs, part, schedule in PARTED) for part in parts]
-    if problem.chain.coded:
-        works = [_add_coding(work, crossing, place) for place, work in enumerate(works)]
+    compute = tuple(work.seconds for work in works)
+    works = [_add_coding(work, crossing, place, costs.part_handling(parts[place])) for place, work in enumerate(works)]
     hops = {(n, n + 1): _hop(problem, parts, n, there, back, costs) for n, (there, back, _) in enumerate(crossing)}
     sharing = _find_sharing(problem, parts)
     copies = [min(part.replicas, problem.sites[part.site].workers) for part in parts]
@@ -62,37 +62,39 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
     in_flight, memory = fit
     once = [costs.part_update(part) for part in parts]
     tied = max((_tied_seconds(problem, one, other) for one, other in pairwise(parts)), default=0.0)
+    rest = max(once) + tied + max(problem.sites[part.site].step for part in parts)
     if simulated:
         timeline = simulate(works, hops, count, name=schedule, in_flight=in_flight, recompute=shape.recompute)
         busy = _busy(timeline)
-        seconds = timeline.seconds + max(once) + tied
+        seconds = timeline.seconds + rest
     else:
-        busy = {f"stage {place}": ceil(count / w.replicas) * w.seconds for place, w in enumerate(works)}
-        seconds = _estimate(works, hops, count, in_flight, once) + tied
+        busy = {Binding("stage", place): ceil(count / w.replicas) * w.seconds for place, w in enumerate(works)}
+        seconds = _estimate(works, hops, count, in_flight, once) + rest - max(once)
     alone = [
         ceil(count * part.shards / len(own)) * work.seconds
         for part, own, work in zip(parts, sharing, works, strict=True)
     ]
     if (shared := _share(alone, sharing)) != [ceil(count / work.replicas) * work.seconds for work in works]:
-        seconds = max(seconds, max(shared) + max(once) + tied)
-    slowest = max(busy, key=lambda name: busy[name])
-    waits = "updates" if max(once) > (0.5 * seconds if hops else busy[slowest]) else "trips" if hops else slowest
-    binds = slowest if busy[slowest] > 0.7 * seconds else waits
+        seconds = max(seconds, max(shared) + rest)
+    binds = max(busy, key=lambda each: busy[each])
+    if busy[binds] <= 0.7 * seconds:
+        updates = max(once) > (0.5 * seconds if hops else busy[binds])
+        binds = Binding("updates") if updates else Binding("trips") if hops else binds
     return Candidate(
-        shape, schedule, in_flight, seconds, tuple(work.seconds for work in works), tuple(memory),
+        shape, schedule, in_flight, seconds, compute, tuple(memory),
         _crossing(problem, shape, crossing), binds,
     )  # fmt: skip
 
 
-def _busy(timeline: Timeline) -> dict[str, float]:
-    """Seconds of the busiest replica of each stage, and of each line, in words."""
+def _busy(timeline: Timeline) -> dict[Binding, float]:
+    """Seconds of the busiest replica of each stage, and of each line."""
     found: dict[tuple[int | str, int], float] = defaultdict(float)
     for span in timeline.spans:
         found[span.place, span.replica] += span.seconds
-    busy: dict[str, float] = {}
+    busy: dict[Binding, float] = {}
     for (place, _), seconds in found.items():
-        name = f"line {place}" if isinstance(place, str) else f"stage {place}"
-        busy[name] = max(busy.get(name, 0.0), seconds)
+        what = Binding("line", line=place) if isinstance(place, str) else Binding("stage", place)
+        busy[what] = max(busy.get(what, 0.0), seconds)
     return busy
 
 
@@ -127,12 +129,13 @@ def _work(costs: Costs, part: Part, parted: bool) -> Work:
     return Work(forward, backward - later, replicas=part.replicas, weights=later + call)
 
 
-def _add_coding(work: Work, crossing: Sequence[Crossing], place: int) -> Work:
-    """With what codecs take a stage: for what comes to it, and for what it sends on."""
+def _add_coding(work: Work, crossing: Sequence[Crossing], place: int, handling: tuple[float, float]) -> Work:
+    """With what codecs take a stage, and all that handles what comes to it and what it sends on."""
     none = np.zeros(4)
     before = crossing[place - 1][2] if place else none
     after = crossing[place][2] if place < len(crossing) else none
-    return replace(work, coding=float(before[1] + after[0]), coding_back=float(before[2] + after[3]))
+    there, back = float(before[1] + after[0]) + handling[0], float(before[2] + after[3]) + handling[1]
+    return replace(work, coding=there, coding_back=back)
 
 
 def _hop(problem: Problem, parts: Sequence[Part], place: int, size: float, size_back: float, costs: Costs) -> Hop:

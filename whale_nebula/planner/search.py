@@ -17,15 +17,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from whale_nebula.planner.costs import DEEPEST, Costs
 from whale_nebula.planner.groups import group_blocks, ungroup_parts
+from whale_nebula.planner.moves import Moves, code_otherwise
 from whale_nebula.planner.orders import Order, find_kinds, list_orders
 from whale_nebula.planner.problem import Array, Candidate, Excess, Part, Problem, Shape, Way
 from whale_nebula.planner.score import score
@@ -33,10 +32,16 @@ from whale_nebula.planner.score import score
 SCORED = 48
 """So many candidates are given to the simulator; and of each number of micro-batches the best `FEW`."""
 FEW = 8
-AFFORDED = 40_000
+AFFORDED = 120_000
 """The simulator is given so many instructions in all."""
-FAR = 8
-"""Of more stages than this, cuts are moved only around those that take longest."""
+BY_FORMULA, BY_SIMULATOR = 12, 4
+"""So many of the best are improved step by step, by the formula and by the simulator: where memory is short the formula
+leads some of them astray.
+"""
+HOPELESS = 1.5
+"""A number of micro-batches, or of those in flight, with which a step takes at least so many times as long as the best
+that is known is not tried.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ def search(problem: Problem, most: int = 8, *, relaxed: bool = True) -> Found:
     orders = list_orders(problem)
     best, few = _Pool(SCORED), list[Shape]()
     for recompute in _recomputes(coarse):
-        for count in problem.counts:
+        for count in reversed(problem.counts):  # more micro-batches keep more workers busy
             own = _Pool(FEW, best)
             _Search(coarse, Costs(coarse, count, recompute), own).run(orders)
             few += own.shapes()
@@ -100,6 +105,11 @@ class _Pool:
     heap: list[tuple[float, int, Shape]] = field(default_factory=list)
     known: dict[Shape, float] = field(default_factory=dict)
     counter: itertools.count[int] = field(default_factory=itertools.count)
+
+    @property
+    def least(self) -> float:
+        """The seconds of the best."""
+        return -max(self.heap)[0] if self.heap else math.inf
 
     @property
     def worst(self) -> float:
@@ -153,15 +163,25 @@ class _Search:
         """Try all orders, and all numbers in flight where memory is short."""
         sites = range(len(self.problem.sites))
         self.ways = [self.costs.list_ways(site) for site in sites]
+        pieces = max(way.shards for ways in self.ways for way in ways)
+        single, step = self.costs.least_seconds
+        if self._is_hopeless(max(single / pieces, step)):
+            return
         self.copies = {way: self.costs.copies(way.replicas) for ways in self.ways for way in ways}
         self.open = [self.costs.open_at(site) for site in sites]
         self.times = [{way: self.costs.seconds(site, way.shards) for way in self.ways[site]} for site in sites]
         self.trips = {(a, b): self._trip(a, b) for a in sites for b in sites}
         self.once = [self._once(site) for site in sites]
         memory = {way: self.costs.bytes(1, way.shards) for way in self.copies}
-        for limit in self._limits():
+        for limit in reversed(self._limits()):
+            if self._is_hopeless(self.costs.micro_batches / limit * single / pieces):
+                continue
             self.bands = {(s, how): self._band(s, how, limit) for s in sites for how in self.once[s]}
             self._extend(orders, limit, memory)
+
+    def _is_hopeless(self, seconds: float) -> bool:
+        """Whether a step that takes at least so many seconds is far from the best that is known."""
+        return self.pool.larger is not None and seconds > HOPELESS * self.pool.larger.least
 
     def _limits(self) -> list[int]:
         """Numbers in flight that memory is counted for: all, where memory is no limit."""
@@ -328,20 +348,19 @@ class _Ranking:
     spent: int = 0
 
     def __post_init__(self) -> None:
-        chain = self.problem.chain
         self.kinds = find_kinds(self.problem)
-        self.cuts = [cut for cut in range(1, len(chain)) if chain.cuttable[cut]]
+        self.moves = Moves(self.problem, self.kinds)
 
     def rank(self, shapes: Sequence[Shape], most: int) -> Found:
         """Score the shapes, improve the best ones, and sort."""
         for shape in shapes:
             self.score(self._in_order(shape if self.problem.keeps(shape) else self.problem.with_fewest(shape)))
-        for best in self._fitting(False)[:4]:
+        for best in self._fitting(False)[:BY_FORMULA]:
             self._improve(best, False)
         for each in self._fitting(False)[:SCORED]:
             if self._affords(each.shape):
                 self.score(each.shape, True)
-        for best in self._unlike()[:3]:
+        for best in self._unlike()[:BY_SIMULATOR]:
             self._improve(best, True)
         found = map(self._choose_codecs, self._unlike()[:most])
         return Found(tuple(sorted(found, key=_preference)), None, len(self.known))
@@ -357,12 +376,12 @@ class _Ranking:
         """The same stages, with the mildest codec at each boundary that hardly makes a step longer than another."""
         places, codecs = best.crossed, range(len(self.problem.chain.choices))
         for place in places:
-            coded = [self.score(shape, True) for shape in _code_otherwise(best.shape, place, codecs)]
+            coded = [self.score(shape, True) for shape in code_otherwise(best.shape, place, codecs)]
             best = min([best, *(e for e in coded if isinstance(e, Candidate))], key=lambda each: each.seconds)
         most = (1.0 + self.problem.options.slack) * best.seconds
         for place in places:
             milder = codecs[: best.parts[place].codec]
-            coded = [self.score(shape, True) for shape in _code_otherwise(best.shape, place, milder)]
+            coded = [self.score(shape, True) for shape in code_otherwise(best.shape, place, milder)]
             best = next((e for e in coded if isinstance(e, Candidate) and e.seconds <= most), best)
         return best
 
@@ -398,64 +417,12 @@ class _Ranking:
     def _improve(self, best: Candidate, simulated: bool) -> None:
         """Take the best neighbour as long as one is better."""
         for _ in range(24):
-            near = [s for s in self._neighbours(best) if self.problem.keeps(s) and (not simulated or self._affords(s))]
-            found = [self.score(shape, simulated) for shape in near]
+            near = filter(self.problem.keeps, self.moves.list_near(best))
+            found = [self.score(shape, simulated) for shape in near if not simulated or self._affords(shape)]
             better = [e for e in found if isinstance(e, Candidate) and e.seconds < best.seconds * 0.9999]
             if not better:
                 return
             best = min(better, key=lambda each: each.seconds)
-
-    def _neighbours(self, candidate: Candidate) -> Iterator[Shape]:
-        """One cut moved, added or taken away, one replica more or less, or the next number of micro-batches."""
-        shape, cuts, sites = candidate.shape, self.cuts, self.problem.sites
-        parts = shape.parts
-        slowest = sorted(range(len(parts)), key=lambda place: -candidate.compute[place] / parts[place].replicas)
-        near = {place + step for place in slowest[:2] for step in (-1, 0, 1)} if len(parts) > FAR else range(len(parts))
-        used = Counter[int]()
-        for part in parts:
-            used[part.site] += part.seats
-        for place in sorted(place for place in near if 0 <= place < len(parts)):
-            part, before, after = parts[place], parts[:place], parts[place + 1 :]
-            free = sites[part.site].workers - used[part.site]
-            inside = cuts[bisect_right(cuts, part.begin) : bisect_left(cuts, part.end)]
-            if after:
-                upper = cuts[bisect_right(cuts, part.end) : bisect_left(cuts, after[0].end)][:1]
-                for cut in (*inside[-1:], *upper):
-                    moved = replace(part, end=cut), replace(after[0], begin=cut)
-                    yield replace(shape, parts=(*before, *moved, *after[1:]))
-                if after[0].site == part.site:
-                    yield replace(shape, parts=(*before, replace(part, end=after[0].end), *after[1:]))
-                for cut in inside[-1:] if sites[after[0].site].workers - used[after[0].site] >= after[0].seats else ():
-                    first = replace(after[0], begin=cut, end=part.end)
-                    rest = replace(after[0], codec=0), *after[1:]
-                    yield replace(shape, parts=(*before, replace(part, end=cut), first, *rest))
-            if self.problem.options.replica is None and part.shards == 1:
-                more = part.replicas + 1 if free > 0 and part.replicas < shape.micro_batches else part.replicas
-                for replicas in sorted({more, max(part.replicas - 1, 1)} - {part.replicas}):
-                    yield replace(shape, parts=(*before, replace(part, replicas=replicas), *after))
-            if inside and part.replicas > 1 and self.problem.options.replica is None:
-                cut, fewer = inside[len(inside) // 2], part.replicas // 2
-                first = replace(part, end=cut, replicas=part.replicas - fewer)
-                yield replace(shape, parts=(*before, first, replace(part, begin=cut, replicas=fewer, codec=0), *after))
-            if free >= part.seats and inside:
-                cut = inside[len(inside) // 2]
-                halves = replace(part, end=cut), replace(part, begin=cut, codec=0)
-                yield replace(shape, parts=(*before, *halves, *after))
-        for place in candidate.crossed:
-            yield from _code_otherwise(shape, place, range(len(self.problem.chain.choices)))
-        counts = self.problem.counts
-        at = counts.index(shape.micro_batches) if shape.micro_batches in counts else -1
-        for nearest in (at - 1, at + 1):
-            if at >= 0 and 0 <= nearest < len(counts) and counts[nearest] >= max(part.replicas for part in parts):
-                yield replace(shape, micro_batches=counts[nearest])
-
-
-def _code_otherwise(shape: Shape, place: int, codecs: Sequence[int]) -> Iterator[Shape]:
-    """The shape where by each of these codecs crosses what comes to a stage."""
-    parts = shape.parts
-    for codec in codecs:
-        if codec != parts[place].codec:
-            yield replace(shape, parts=(*parts[:place], replace(parts[place], codec=codec), *parts[place + 1 :]))
 
 
 def _preference(candidate: Candidate) -> tuple[float, int, int, str]:

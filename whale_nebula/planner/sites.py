@@ -20,10 +20,13 @@ OP_SECONDS = 5e-6
 """What an op costs besides: to be scheduled and called."""
 MEMORY_RATE = 2e10
 """Bytes a second that a device reads and writes, where nobody has said or measured it."""
-STAGE_CALL = 1.5e-3
-"""Seconds of a processor's core besides what a stage's function takes: to gather what it is fed, and to hand on."""
-CROSSING = 6e-9
-"""Seconds of a processor's core for a byte that leaves it or arrives: copied, sealed, written or read."""
+EMPTY_CALL = 2.5e-5
+"""Seconds of a call of a function that does nothing, where nobody has measured it."""
+STAGE_CALL, MESSAGE, CROSSING, STEP = 50.0, 25.0, 1.2e-4, 300.0
+"""In such calls, what a processor's core does besides what the functions of stages take: for each call of one, to
+gather what it is fed and to take what it gives; for each tensor that leaves or arrives, and for each of its bytes, to
+copy, seal, write or read it; and once a step, to tell others of it, and to put together what it returns.
+"""
 
 
 @dataclass(frozen=True)
@@ -83,17 +86,19 @@ def _site(layers: Layers, cluster: ClusterInfo, options: Options, measured: Meas
     later, whole = at @ layers.seconds(layers.backward, pace, later=True), at @ backward
     share_later = np.divide(later, whole, where=whole > 0, out=np.zeros_like(later))
     update, adding = np.array(layers.update) * (3.0 / rate), 3.0 / rate
-    call, crossing, fused = slowest.call_seconds or CALL, 0.0, 1.0
+    call, crossing, message, step, fused = slowest.call_seconds or CALL, 0.0, 0.0, 0.0, 1.0
     if measured is not None:
         adding = adding if math.isnan(measured.adding) else measured.adding
-        call, crossing = max(call, STAGE_CALL), CROSSING / measured.cores
+        empty = EMPTY_CALL if math.isnan(measured.call) else measured.call
+        call, step = STAGE_CALL * empty, STEP * empty
+        crossing, message = CROSSING * empty / measured.cores, MESSAGE * empty / measured.cores
         fused = _compare_fused(measured, layers.rows)
         forward = _complete(measured.forward, forward, layers.rows)
         backward = _complete(measured.backward, backward, layers.rows)
         update = _complete(measured.update, np.stack([update, 0.0 * update]), 1)[0]
     return Site(
         cluster.name, max(1, len(devices)), forward, backward, update, call,
-        float(min(memory, options.memory)), inside, adding, fused, crossing, backward * share_later,
+        float(min(memory, options.memory)), inside, adding, fused, crossing, message, step, backward * share_later,
     )  # fmt: skip
 
 

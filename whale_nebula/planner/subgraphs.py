@@ -14,11 +14,10 @@ from whale_nebula.ir.program import Program
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.passes.effects import is_check, is_effect, written_handles
 from whale_nebula.planner.chain import BlockOps
+from whale_nebula.planner.measured_blocks import KINDS
 from whale_nebula.spec import Value
 
-KINDS = ("forward", "backward", "update")
-FUSED = "fused"
-"""The kind of a forward and a backward as one function."""
+*_APART, _FUSED = KINDS
 WHOLE = -1
 """What stands for all blocks together where one has its number."""
 
@@ -45,12 +44,12 @@ def subgraphs_of(program: Program, ops: BlockOps) -> Iterator[Subgraph]:
     out.
     """
     making = _Making(program, ops)
-    for kind, blocks in zip(KINDS, (ops.forward, ops.backward, ops.update), strict=True):
+    for kind, blocks in zip(_APART, (ops.forward, ops.backward, ops.update), strict=True):
         every = tuple(sorted(op for own in blocks for op in own))
         for block, own in ((WHOLE, every), *enumerate(blocks)):
             yield from making.subgraph(kind, block, own)
     yield from making.subgraph(
-        FUSED, WHOLE, [op for blocks in (ops.forward, ops.backward) for own in blocks for op in own]
+        _FUSED, WHOLE, [op for blocks in (ops.forward, ops.backward) for own in blocks for op in own]
     )
 
 
@@ -62,7 +61,7 @@ class _Making:
     @cached_property
     def homes(self) -> dict[int, tuple[str, int]]:
         """The kind and the block of each op that has them."""
-        kinds = zip(KINDS, (self.ops.forward, self.ops.backward, self.ops.update), strict=True)
+        kinds = zip(_APART, (self.ops.forward, self.ops.backward, self.ops.update), strict=True)
         return {op: (kind, block) for kind, blocks in kinds for block, own in enumerate(blocks) for op in own}
 
     @cached_property

@@ -44,7 +44,8 @@ def capture_planned(
     """
     run, said, shapes = current_run(), first.constraints, _shapes(layout, tensors)
     if said.unplanned:
-        return replace(first, decision=Unplanned(str(limits.site), said.unplanned))
+        said_so = f"nb.auto_parallel at {limits.site} leaves this step as its scopes say: {said.unplanned}."
+        return replace(first, decision=Unplanned(said_so))
 
     def cut(decision: Decision) -> Captured:
         return _with_stages(first, decision, limits, call, layout, options)
@@ -95,7 +96,7 @@ def _reuse(
             raise
     else:
         return found
-    return cut(decision.with_whole_batch())
+    return replace(cut(decision.with_whole_batch()), decision=decision)
 
 
 def _try_stages(

@@ -33,6 +33,8 @@ _TOLD_SECONDS = 2.0
 """What takes longer is told."""
 _LEAST = 0.1
 """So much of a measurement is work, and not the call."""
+_SMALL_SUM, _LARGE_SUM = 2.0**20, 2.0**26
+"""Adding is measured with a tensor of the size of the largest gradient, between these."""
 _CALLS = 6
 """A measurement makes at least so many calls."""
 
@@ -64,8 +66,8 @@ def measure_blocks(
     for (kind, block, rows), key in keys.items():
         if key in known:
             found.setdefault(kind, {}).setdefault(block, {})[rows] = known[key].seconds
-    adding = known[ADDING].seconds if ADDING in known else math.nan
-    return MeasuredBlocks.of(found, len(layers.chain), adding, count_cores())
+    adding, call = (known[key].seconds if key in known else math.nan for key in (_adding_key(layers), CALL))
+    return MeasuredBlocks.of(found, len(layers.chain), adding, call, count_cores())
 
 
 def _by_block(subgraphs: Sequence[Subgraph]) -> dict[int, dict[str, Subgraph]]:
@@ -75,8 +77,15 @@ def _by_block(subgraphs: Sequence[Subgraph]) -> dict[int, dict[str, Subgraph]]:
     return found
 
 
-ADDING = "adding"
-"""The key of the seconds that adding takes for a byte of a gradient."""
+CALL = "call"
+"""The key of the seconds that a call takes which does nothing."""
+
+
+def _adding_key(layers: Layers) -> str:
+    """The key of the seconds that adding takes for a byte of a gradient: one of a large tensor takes longer, as its
+    memory is new each time.
+    """
+    return f"adding {2 ** int(math.log2(min(max(layers.chain.gradients.max(), _SMALL_SUM), _LARGE_SUM)))}"
 
 
 class _UnfitError(ValueError):
@@ -112,10 +121,13 @@ class _Bench:
             wanted = {(kind, rows): keys[kind, block, rows] for kind in own for rows in sorted(self.sizes)}
             if self.left > 0 and any(key not in self.known for key in wanted.values()):
                 self._measure_block(own, wanted)
-        if ADDING not in self.known:
-            tensor = tf.ones([1 << 21])
+        if (adding := _adding_key(layers)) not in self.known:
+            size = int(adding.split()[1])
+            tensor = tf.ones([size // 4])
             timed = time_calls(lambda: tensor + tensor)
-            self._keep(ADDING, timed.seconds / (4 << 21), timed.spread)
+            self._keep(adding, timed.seconds / size, timed.spread)
+        if CALL not in self.known:
+            self._keep(CALL, self._call, 0.0)
         count = len(self.fresh)
         _LOG.info("%s: %d subgraphs of blocks were measured in %.1f s", self.name, count, self._spent)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -51,7 +51,7 @@ def decide(
     """Search for a plan among clusters; None where the step has nothing that could be given to stages."""
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     said = captured.constraints
-    clusters, rows, slowness, able = _agree(name, find_clusters(limits, said, run), rows, run)
+    clusters, rows, able = _agree(name, find_clusters(limits, said, run), rows, run)
     layers = layers_of(captured.program, rows, _with_rows(captured.program.leaves, shapes, rows))
     if layers is None:
         return None
@@ -67,15 +67,16 @@ def decide(
     whole = _why_whole(captured, layers)
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
+    measured, slowness = _measure(name, captured, layers, shapes, clusters, options, run, tensors)
     reasons += [f"{each} computes {times:.2g} times as long as its rates say, as it did in a run before: "
                 f"{slowness_path()}" for each, times in sorted(slowness.items())]  # fmt: skip
-    measured = _measure(name, captured, layers, shapes, clusters, options, run, tensors)
     problem = fix_stages(problem_of(layers, clusters, options, measured, limits.compress), layers, said)
     times = {number: slowness[name] for number, name in enumerate(clusters.names) if name in slowness}
     grounds = grounds_of(layers, clusters, measured)
     found = _search(layers, slow_down(problem, times), grounds, limits, tuple(reasons), said)
     found = replace(found, handles=handles_of(captured), program=name, replan=bool(limits.replan))
-    return replace(found, clusters=clusters, slowness=slowness, emulated=run.alone)
+    clusters_measured = frozenset(measured)
+    return replace(found, clusters=clusters, slowness=slowness, measured=clusters_measured, emulated=run.alone)
 
 
 def check_said(said: Constraints, limits: Limits, run: Run) -> None:
@@ -161,34 +162,29 @@ def find_clusters(limits: Limits, said: Constraints, run: Run) -> Clusters:
 
 
 class Agreed(NamedTuple):
-    """What all processes plan from: clusters with what was measured, the rows of the batch, what runs before have shown
-    of clusters, and whether the workers of each cluster can reach one another.
+    """What all processes plan from: clusters with what was measured, the rows of the batch, and whether the workers of
+    each cluster can reach one another.
     """
 
     clusters: Clusters
     rows: int
-    slowness: Mapping[str, float]
     collectives: bool
 
 
 def _agree(name: str, told: Clusters, rows: int, run: Run) -> Agreed:
     """What this process knows, with what the others do, as each tells the others."""
     completed = complete(told, config_of(run))
-    slowness = read_slowness(completed, run.alone)
     if run.alone:
-        return Agreed(completed, rows, slowness, True)
+        return Agreed(completed, rows, True)
     session, own = run.ledger.session, run.here().cluster
-    mine = {cluster: factor for cluster, factor in slowness.items() if cluster == own}
     able = run.ledger.collectives is not None or run.cluster_sizes.get(own, 1) == 1
-    sheet = {"shared": {"rows": rows, "clusters": completed.to_json(), "slowness": mine, "collectives": able}}
+    sheet = {"shared": {"rows": rows, "clusters": completed.to_json(), "collectives": able}}
     heard = session.exchange(f"the planning of {name!r}", sheet, set(session.links))
-    every, slowness = [each["shared"] for _, each in sorted({session.worker: sheet, **heard}.items())], {}
+    every = [each["shared"] for _, each in sorted({session.worker: sheet, **heard}.items())]
     for each in every:
         told = told.complete_from(Clusters.from_json(each["clusters"], where=name))
-        for cluster, factor in each["slowness"].items():
-            slowness[cluster] = max(factor, slowness.get(cluster, 0.0))
     rows, able = max(int(each["rows"]) for each in every), all(each["collectives"] for each in every)
-    return Agreed(told, rows, slowness, able)
+    return Agreed(told, rows, able)
 
 
 def _measure(
@@ -200,9 +196,9 @@ def _measure(
     options: Options,
     run: Run,
     tensors: Sequence[Any] | None,
-) -> dict[str, MeasuredBlocks]:
+) -> tuple[dict[str, MeasuredBlocks], dict[str, float]]:
     """Seconds of the blocks by cluster, measured here for the workers that this process is, or stands for, and whose
-    FLOP/s the config does not say; those of the others come from them.
+    FLOP/s the config does not say; those of the others come from them. And what runs before have shown of clusters.
     """  # fmt: skip
     own = [each for each in clusters.workers if is_local(each.machine)]
     if not run.alone:
@@ -213,17 +209,23 @@ def _measure(
     if unsaid:
         points = _points(options, layers)
         sizes = {rows: size_values(program, rows, _with_rows(program.leaves, shapes, rows)) for rows in points}
-        found = measure_blocks(name, captured, layers, sizes, run.config.measure, tensors)
+        found = slowest_of([measure_blocks(name, captured, layers, sizes, run.config.measure, tensors)], layers.rows)
     if run.alone:
-        return {} if found is None else {cluster_of(each.name): found for each in unsaid}
-    session = run.ledger.session
-    sheet = {"shared": {} if found is None else found.to_plain()}
+        tables = {} if found is None else {cluster_of(each.name): found for each in unsaid}
+        return tables, read_slowness(clusters, True, tables)
+    session, here = run.ledger.session, run.here().cluster
+    shown = read_slowness(clusters, False, () if found is None else {here})
+    sheet = {"shared": {"blocks": {} if found is None else found.to_plain(), "slowness": shown.get(here, 0.0)}}
     heard = session.exchange(f"the costs of {name!r}", sheet, set(session.links))
     every: dict[str, list[MeasuredBlocks]] = {}
+    slowness: dict[str, float] = {}
     for worker, each in {session.worker: sheet, **heard}.items():
-        every.setdefault(cluster_of(worker), []).append(MeasuredBlocks.from_plain(each["shared"], count))
-    slowest = {cluster: slowest_of(tables, layers.rows) for cluster, tables in every.items()}
-    return {cluster: table for cluster, table in slowest.items() if table is not None}
+        cluster, told = cluster_of(worker), each["shared"]
+        every.setdefault(cluster, []).append(MeasuredBlocks.from_plain(told["blocks"], count))
+        slowness[cluster] = max(slowness.get(cluster, 0.0), told["slowness"])
+    slowest = {cluster: slowest_of(known, layers.rows) for cluster, known in every.items()}
+    tables = {cluster: table for cluster, table in slowest.items() if table is not None}
+    return tables, {cluster: factor for cluster, factor in slowness.items() if factor}
 
 
 def _points(options: Options, layers: Layers) -> list[int]:

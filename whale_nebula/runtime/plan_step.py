@@ -125,6 +125,7 @@ def _plan(
     overview = Overview(cut, rows, run.links, shapes, model if step.endswith("_step") else "", returned)
     traffic = Traffic(cut, [stage.cluster for stage in cut.program.stages], run.links, shapes)
     crossed = Crossed(cut, rows, shapes)
+    decision = None if captured.decision is None else captured.decision.tell_of(name)
     plan = Plan(
         name=name,
         stages=overview.stages(),
@@ -150,8 +151,8 @@ def _plan(
         layouts=list_layouts(cut),
         collectives=list_collectives(cut, crossed, len(rows)),
         definition=functools.partial(_graph_def, cut, workshop),
-        decision=captured.decision,
-        considered=() if captured.decision is None else captured.decision.considered,
+        decision=decision,
+        considered=() if decision is None else decision.considered,
     )  # fmt: skip
     return replace(plan, notes=(*plan.notes, *fallbacks(plan), *overview.advice(plan)))
 

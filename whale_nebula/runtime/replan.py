@@ -216,7 +216,8 @@ class PlanWatch:
         here = {run.workers[worker] for worker, other in run.hosts.items() if other == host}
         if run.writes_files:
             own = {sites[part.site].name for part in planned.parts} & (found.keys() if run.alone else here)
-            keep_slowness({name: found[name] for name in own if name in found}, before.clusters, run.alone)
+            shown = {name: found[name] for name in own if name in found}
+            keep_slowness(shown, before.clusters, run.alone, before.measured)
         return found
 
     def _take(self, better: Offer, planned: Candidate, seen: Observed, slowness: Mapping[str, float]) -> None:

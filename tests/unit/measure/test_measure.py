@@ -263,16 +263,18 @@ def test_calls_are_timed_by_the_median_of_runs(monkeypatch: pytest.MonkeyPatch) 
 def test_what_runs_have_shown_holds_for_the_same_machine_and_workers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Clusters((ClusterInfo("gpu", (WorkerInfo("gpu/0"),)), ClusterInfo("npu", (WorkerInfo("npu/0"),))))
     other = Clusters((ClusterInfo("gpu", (WorkerInfo("gpu/0", device=Device(flops_per_s=1e9)),)),))
-    assert read_slowness(told, True) == {}
-    keep_slowness({"gpu": 2.5}, told, True)
-    keep_slowness({"gpu": 3.0, "npu": 0.5}, told, True)
-    keep_slowness({"gpu": 9.0}, told, False)
-    assert read_slowness(told, True) == {"gpu": 3.0, "npu": 0.5}
-    assert read_slowness(told, False) == {"gpu": 9.0} and read_slowness(other, True) == {}
+    assert read_slowness(told, True, ()) == {}
+    keep_slowness({"gpu": 2.5}, told, True, ())
+    keep_slowness({"gpu": 3.0, "npu": 0.5}, told, True, ())
+    keep_slowness({"gpu": 9.0}, told, False, ())
+    keep_slowness({"gpu": 1.5}, told, True, {"gpu"})
+    assert read_slowness(told, True, ()) == {"gpu": 3.0, "npu": 0.5}
+    assert read_slowness(told, True, {"gpu", "npu"}) == {"gpu": 1.5}
+    assert read_slowness(told, False, ()) == {"gpu": 9.0} and read_slowness(other, True, ()) == {}
     with monkeypatch.context() as moved:
         moved.setattr(hardware_measured, "fingerprint", lambda: "another machine")
-        assert read_slowness(told, True) == {}
-        keep_slowness({"gpu": 7.0}, told, True)
-    assert read_slowness(told, True) == {"gpu": 3.0, "npu": 0.5}
+        assert read_slowness(told, True, ()) == {}
+        keep_slowness({"gpu": 7.0}, told, True, ())
+    assert read_slowness(told, True, ()) == {"gpu": 3.0, "npu": 0.5}
     slowness_path().write_text("{")
-    assert read_slowness(told, True) == {}
+    assert read_slowness(told, True, ()) == {}

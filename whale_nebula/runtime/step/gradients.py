@@ -11,7 +11,6 @@ import tensorflow as tf
 from whale_nebula.ir.graph import CAPTURE
 from whale_nebula.ir.program import GradientPart, PartKey, Program
 from whale_nebula.spec import Value
-from whale_nebula.tf import private as tf_private
 
 
 def merge(rule: str, values: Sequence[Any], shares: Sequence[Any]) -> Any:
@@ -44,14 +43,9 @@ def sum_in_order(values: Sequence[Any]) -> Any:
     return first
 
 
-_MANY = 8
-
-
-def _pairwise(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
-    return [a + b for a, b in zip(left, right, strict=True)]
-
-
-_add_all = tf_private.traced_often(tf.function(_pairwise, autograph=False))
+def _add(one: Any, other: Any) -> Any:
+    """Two gradients, added: tensors by the op itself, which costs half of the operator; others add themselves."""
+    return tf.raw_ops.AddV2(x=one, y=other) if isinstance(one, tf.Tensor) else one + other
 
 
 @dataclass
@@ -61,7 +55,6 @@ class Sums:
     program: Program
     dense: dict[PartKey, Any] = field(default_factory=dict)
     listed: dict[PartKey, list[tuple[Any, ...]]] = field(default_factory=dict)
-    waiting: dict[PartKey, Any] = field(default_factory=dict)
 
     def add(self, request: int, part: GradientPart, tensors: Sequence[Any]) -> None:
         """Take in what one micro-batch gave.
@@ -77,19 +70,9 @@ class Sums:
         elif key in self.dense and self._same(request, part.source):
             return
         elif key in self.dense:
-            if key in self.waiting:
-                self.settle()
-            self.waiting[key] = tensors[0]
+            self.dense[key] = _add(self.dense[key], tensors[0])
         else:
             self.dense[key] = tensors[0]
-
-    def settle(self) -> None:
-        """Do the additions that `add` put off: all of a micro-batch at once cost one call, not one each."""
-        keys = list(self.waiting)
-        sums, fresh = [self.dense[key] for key in keys], [self.waiting[key] for key in keys]
-        together = len(keys) >= _MANY and tf.executing_eagerly()
-        self.dense.update(zip(keys, (_add_all if together else _pairwise)(sums, fresh), strict=True))
-        self.waiting.clear()
 
     def _by_rows(self, request: int, source: int) -> bool:
         """The gradient of an input or of an activation has a row for each of the batch's: a pass knows which."""

@@ -153,7 +153,6 @@ class StageRun:
         shared = self.compiled.shares | self.compiled.put_off
         for value in {value for _, part in parts for value in part.values} - shared:
             results.pop(value, None)
-        self.sums.settle()
 
     def _hand_on(self, piece: Piece, micro_batch: int, results: dict[Value, Any]) -> None:
         compiled, local = self.compiled, self.local.setdefault(micro_batch, {})

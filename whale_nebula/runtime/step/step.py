@@ -260,7 +260,7 @@ class Step:
             self.first = ()
         for key, kept in list(self.engines.items()):
             decision = kept.captured.decision
-            if decision is not None and all(decision is not each for each in run.decisions):
+            if decision is not None and not decision.is_current(run.decisions):
                 self._replace_engine(key, kept)
 
     def _replace_engine(self, key: tuple[Any, Any], kept: Engine) -> None:
