@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +30,7 @@ from whale_nebula.plan.splits import Crossed, list_collectives, list_layouts, te
 from whale_nebula.plan.timing import count_in_flight
 from whale_nebula.report.prediction import rounds_seconds
 from whale_nebula.report.records import duration, size
+from whale_nebula.runtime.garbage import without_garbage_collection
 from whale_nebula.runtime.local_sgd.topology import dims_of, sites_of, weights_of
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.compiled import Workshop
@@ -74,7 +73,9 @@ def capture_step(
 
     `tensors` are its first batch, if there is one; `options` are those of `capture`.
     """
-    found, limits = capture(call, layout, **options), current_limits()
+    limits = current_limits()
+    with without_garbage_collection():
+        found = capture(call, layout, **options)
     if limits is None:
         return found
     from whale_nebula.runtime.auto import capture_planned  # the planner, which other scripts do not need
@@ -84,20 +85,8 @@ def capture_step(
 
 def plan_step(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:
     """The plan of a captured step; `example` are tensors in the form of its leaves."""
-    with _without_garbage_collection():
+    with without_garbage_collection():
         return _build_plan(name, captured, example, notes)
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Let Python look for no garbage meanwhile: a plan is made of many small things that stay, and none are cycles."""
-    collected = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collected:
-            gc.enable()
 
 
 def _build_plan(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str]) -> Plan:

@@ -25,6 +25,7 @@ from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
 from whale_nebula.runtime.exchange.crossing import Crossings
 from whale_nebula.runtime.exchange.expected import known_rows
 from whale_nebula.runtime.exchange.post import Post
+from whale_nebula.runtime.garbage import without_garbage_collection
 from whale_nebula.runtime.step.actors import ActorStep, OneStep
 from whale_nebula.runtime.step.clock import Runner, StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
@@ -281,7 +282,8 @@ class LocalStep(Runner):
         key = counts if len(counts) > 1 else (0,)
         if key not in self._functions:
             try:
-                self._functions[key] = one_function(self.compiled, counts, self._begun)
+                with without_garbage_collection():
+                    self._functions[key] = one_function(self.compiled, counts, self._begun)
             except (ValueError, TypeError, tf.errors.OpError) as failure:
                 alone = lines_of(self.compiled.cut.program).alone
                 raise unfit(counts, failure, self.compiled.whereabouts, alone) from failure

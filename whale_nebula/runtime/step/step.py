@@ -169,7 +169,7 @@ class Step:
     """Calls of `fn`, run by a plan. One engine is kept for each form of the arguments, and for the scopes around.
 
     A step that `widens` has one engine for all forms that differ in sizes alone, from the second on. `steps` are those
-    that ran by plans that were replaced.
+    that ran by plans that were replaced. `trains`: it is Keras's own train step of a model.
     """
 
     fn: Callable[..., Any]
@@ -181,6 +181,7 @@ class Step:
     lazy: bool = False
     notes: tuple[str, ...] = ()
     widens: bool = False
+    trains: bool = False
     engines: dict[tuple[Any, Any], Engine] = field(default_factory=dict)
     forms: list[tuple[Any, Signature]] = field(default_factory=list)
     last: Engine | None = None
@@ -224,6 +225,11 @@ class Step:
         """The user's function on these values of its arguments."""
         args, kwargs = unpack(list(given))
         return self.fn(*args, **kwargs)
+
+    def _keras_data(self, unpack: Unpack, given: Sequence[Any]) -> Any:
+        """The one argument of Keras's own train step."""
+        args, _ = unpack(list(given))
+        return args[0]
 
     def plan(self, arguments: Arguments, unpack: Unpack = positional) -> Engine:
         """Capture and plan for the given arguments without running."""
@@ -293,6 +299,7 @@ class Step:
             captured = capture_step(
                 self.name, call, layout, tensors,
                 paths=self.paths, metrics=self.metrics, later=not run.alone, owner=self.owner,
+                data=functools.partial(self._keras_data, unpack) if self.trains else None,
             )  # fmt: skip
         try:
             leaves = captured.program.leaves
