@@ -17,7 +17,7 @@ from tests.same import Cut, Outcome, data
 from whale_nebula.models import SwitchFeedForward
 
 layers = keras.layers
-ROWS, BATCH, WORDS, LENGTH = 22, 8, 19, 7
+ROWS, BATCH, WORDS, LENGTH = 14, 7, 19, 7
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.parity.cases import CASES, FAMILIES
-from tests.same import PARITY, Cut, Outcome, assert_same
+from tests.same import PARITY, Cut, Outcome, assert_same, run_uncut
 from whale_nebula.planner.search import Found, search
 from whale_nebula.runtime import decisions
 from whale_nebula.runtime.run import current_run
@@ -68,7 +68,7 @@ class PartlySaid(Cut):
 @functools.cache
 def plain(name: str) -> Outcome:
     """The uncut run, once for all plans."""
-    return CASES[name].run(Cut(0))
+    return run_uncut(CASES[name])
 
 
 def several_stages(candidate: Any) -> bool:

@@ -15,7 +15,7 @@ import pytest
 
 import whale_nebula as nb
 from tests.parity.cases import CASES, FAMILIES, KERAS, SCHEDULES, ways
-from tests.same import Cut, Outcome, assert_same
+from tests.same import Cut, Outcome, assert_same, run_uncut
 from tests.scripts.keras.script import SCRIPTS
 
 SAMPLE = {"zoo": 1, "keras": 24, "loops": 16, "place": 3}
@@ -34,7 +34,7 @@ OVER_LINES = {"zoo": 3, "keras": 12, "loops": 6, "place": 2}
 @functools.cache
 def plain(name: str) -> Outcome:
     """The uncut run, once for all cuts."""
-    return CASES[name].run(Cut(0))
+    return run_uncut(CASES[name])
 
 
 def matrix() -> Iterator[Any]:

@@ -203,8 +203,11 @@ def _gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """
 
     def gate(tensors: Sequence[Any]) -> Sequence[Any]:
-        flat = tf.nest.flatten(list(tensors), expand_composites=True)
-        numbers = [tf.cast(tf.reshape(t, [-1])[:1], tf.float32) for t in flat if t.dtype.is_floating]
+        flat = [t for t in tf.nest.flatten(list(tensors), expand_composites=True) if t.dtype.is_floating]
+        row, zero, one = (tf.constant([number]) for number in (-1, 0, 1))
+        rows = [tf.raw_ops.Reshape(tensor=t, shape=row) for t in flat]  # raw ops: there are many, and none needs more
+        firsts = [tf.raw_ops.StridedSlice(input=t, begin=zero, end=one, strides=one) for t in rows]
+        numbers = [tf.cast(first, tf.float32) for first in firsts]
         operations = tf.compat.v1.get_default_graph().get_operations()
         calls = [op for op in operations if op.type.endswith("PartitionedCall")]
         with tf.control_dependencies(calls):
