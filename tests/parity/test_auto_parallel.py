@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicte
 SAMPLE = {"zoo": 3, "keras": 48, "loops": 48}
 """Of each family, every n-th script is in the sample. Placed models say themselves what is where."""
 PLANS = 4
-SAID, DIVIDED = 12, 24
+SAID, DIVIDED = 12, 60
 """Of the scripts whose scopes say little, and of those of which a stage is split, every n-th is in the sample."""
 SLOW = {
     name: {"flops": "1G", "workers": [f"{name}.example:{7000 + number}" for number in range(count)]}
