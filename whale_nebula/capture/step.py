@@ -17,6 +17,7 @@ from whale_nebula.capture.assemble import assemble
 from whale_nebula.capture.assigned import adopt_stages, list_constraints
 from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.errors import check_constants, translate_errors
+from whale_nebula.capture.garbage import without_garbage_collection
 from whale_nebula.capture.intercept import explain_late_requests
 from whale_nebula.capture.keras_copies import stages_of
 from whale_nebula.capture.mirror import COPIED
@@ -191,6 +192,7 @@ def bind(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any])
     return list(inspect.signature(fn).bind(*args, **kwargs).arguments.items())
 
 
+@without_garbage_collection()
 def capture(
     call: Callable[[Sequence[Any]], Any],
     layout: Signature,

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 import whale_nebula
+from whale_nebula.capture.garbage import without_garbage_collection
 from whale_nebula.capture.step import Captured, Signature, capture
 from whale_nebula.codec.sizes import fitting, nbytes
 from whale_nebula.codec.way import parse_way
@@ -30,7 +31,6 @@ from whale_nebula.plan.splits import Crossed, list_collectives, list_layouts, te
 from whale_nebula.plan.timing import count_in_flight
 from whale_nebula.report.prediction import rounds_seconds
 from whale_nebula.report.records import duration, size
-from whale_nebula.runtime.garbage import without_garbage_collection
 from whale_nebula.runtime.local_sgd.topology import dims_of, sites_of, weights_of
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.compiled import Workshop
@@ -73,9 +73,7 @@ def capture_step(
 
     `tensors` are its first batch, if there is one; `options` are those of `capture`.
     """
-    limits = current_limits()
-    with without_garbage_collection():
-        found = capture(call, layout, **options)
+    found, limits = capture(call, layout, **options), current_limits()
     if limits is None:
         return found
     from whale_nebula.runtime.auto import capture_planned  # the planner, which other scripts do not need

@@ -57,8 +57,9 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     with target_wanted("nb.plan", model_or_function, batch):
         step = subject.step
         captured = capture_step(
-            step.name, subject.call, layout, tensors, paths=step.paths, metrics=step.metrics, owner=step.owner
-        )
+            step.name, subject.call, layout, tensors,
+            paths=step.paths, metrics=step.metrics, owner=step.owner, data=step.data(subject.unpack),
+        )  # fmt: skip
     if not captured.program.stages[0].where:
         raise no_scopes(subject.step.name)
     return plan_step(subject.step.name, captured, tensors, captured.projected)

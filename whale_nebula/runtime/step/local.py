@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
+from whale_nebula.capture.garbage import without_garbage_collection
 from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.feed.inputs import Batch, cut, micro_batches
 from whale_nebula.ir.cut import Cut, Exchange, PhasePlan
@@ -25,7 +26,6 @@ from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
 from whale_nebula.runtime.exchange.crossing import Crossings
 from whale_nebula.runtime.exchange.expected import known_rows
 from whale_nebula.runtime.exchange.post import Post
-from whale_nebula.runtime.garbage import without_garbage_collection
 from whale_nebula.runtime.step.actors import ActorStep, OneStep
 from whale_nebula.runtime.step.clock import Runner, StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled

@@ -226,10 +226,9 @@ class Step:
         args, kwargs = unpack(list(given))
         return self.fn(*args, **kwargs)
 
-    def _keras_data(self, unpack: Unpack, given: Sequence[Any]) -> Any:
-        """The one argument of Keras's own train step."""
-        args, _ = unpack(list(given))
-        return args[0]
+    def data(self, unpack: Unpack) -> Callable[[Sequence[Any]], Any] | None:
+        """What gives of the arguments the one that Keras's own train step takes; None where it is not that step."""
+        return (lambda given: unpack(list(given))[0][0]) if self.trains else None
 
     def plan(self, arguments: Arguments, unpack: Unpack = positional) -> Engine:
         """Capture and plan for the given arguments without running."""
@@ -299,7 +298,7 @@ class Step:
             captured = capture_step(
                 self.name, call, layout, tensors,
                 paths=self.paths, metrics=self.metrics, later=not run.alone, owner=self.owner,
-                data=functools.partial(self._keras_data, unpack) if self.trains else None,
+                data=self.data(unpack),
             )  # fmt: skip
         try:
             leaves = captured.program.leaves
