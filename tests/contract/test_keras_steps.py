@@ -52,9 +52,9 @@ def data(model: Any) -> Any:
     return (X, [Y, Y]) if len(getattr(model, "outputs", [None])) > 1 else (X, Y, np.ones((4,), "float32"))
 
 
-@pytest.mark.parametrize("lifted", [False, True])
+@pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("make", [functional, several, subclassed])
-def test_create_variables_makes_those_of_the_first_step_and_lacks_variables_says_when(make: Any, lifted: bool) -> None:
+def test_create_variables_makes_those_of_the_first_step_and_lacks_variables_says_when(make: Any, later: bool) -> None:
     trained, created, traces = make(), make(), list[int]()
     first = tf.function(lambda *given: trained.train_step(given), autograph=False)
     given = tf.nest.map_structure(tf.convert_to_tensor, data(trained))
@@ -66,7 +66,7 @@ def test_create_variables_makes_those_of_the_first_step_and_lacks_variables_says
         return created.train_step(given)
 
     assert keras_steps.lacks_variables(created)
-    made = tf.function(lambda *given: keras_steps.create_variables(created, given, lifted), autograph=False)
+    made = tf.function(lambda *given: keras_steps.create_variables(created, given, later), autograph=False)
     tf_private.trace_variables(made, given)
     assert not keras_steps.lacks_variables(created)
     assert variables_of(created) == variables_of(trained)

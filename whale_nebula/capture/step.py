@@ -231,7 +231,7 @@ def capture(
 
     with translate_errors(traces, list(zip(layout.names, layout.specs, strict=True))), trace_patched():
         if data is not None and lacks_variables(owner):  # a trace of what makes them is shorter than one of the step
-            made = function_of(lambda given: create_variables(owner, data(given), lifted=later))
+            made = function_of(lambda given: create_variables(owner, data(given), later=later))
             tf_private.trace_variables(made, layout.specs)
         graph = function_of(call).get_concrete_function(*layout.specs).graph
     explain_late_requests(tape for each in traces for tape in each.tapes)

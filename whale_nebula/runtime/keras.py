@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -61,7 +62,19 @@ def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
         results = step.run(*_arguments(data, kind))
         return results if remember is None else remember(results)
 
-    return predicting(run) if kind == "predict" else training(run, model)
+    function = predicting(run) if kind == "predict" else training(run, model)
+    _STEPS[function] = step
+    return function
+
+
+_STEPS: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()
+"""The step that each of Keras's functions runs."""
+
+
+def running_step(model: Any, kind: str) -> Step | None:
+    """The step that Keras runs now, where it has run one since the model was compiled."""
+    function = getattr(model, f"{kind}_function", None)
+    return None if function is None else _STEPS.get(function)
 
 
 def keras_step(model: Any, kind: str, data: Any) -> tuple[Step, Arguments, Unpack]:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.arguments import Declared, alive
 from whale_nebula.capture.placed import changes
-from whale_nebula.capture.step import Signature, signature
+from whale_nebula.capture.step import Captured, Signature, signature
 from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.feed.inputs import micro_batches
@@ -225,6 +225,13 @@ class Step:
         """The user's function on these values of its arguments."""
         args, kwargs = unpack(list(given))
         return self.fn(*args, **kwargs)
+
+    def captured_before(self, layout: Signature) -> Captured | None:
+        """What was captured for calls of this form, if one has run; not where a planner has decided."""
+        with self._lock:
+            self._forget_others()
+            kept = self.engines.get((scopes_around(), layout.key))
+            return None if kept is None or kept.captured.decision is not None else kept.captured
 
     def data(self, unpack: Unpack) -> Callable[[Sequence[Any]], Any] | None:
         """What gives of the arguments the one that Keras's own train step takes; None where it is not that step."""
