@@ -75,12 +75,13 @@ def crossed(
             variable.assign_sub(0.1 * gradient)
         return loss
 
-    left = Left(nb.plan(step, *batch(0)) if plan else None)
+    left = Left()
     for number in range(steps):
         left.losses.append(float(step(*batch(number))))
         report = nb.last_report()
         left.codecs.append({name: each.codec for name, each in report.boundaries.items()})
         left.links.append(report.links)
+    left.plan = nb.plan(step, *batch(0)) if plan else None  # last: what ran is not captured again
     with nb.gathered():
         left.weights = [np.array(variable) for variable in variables]
     return left

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.parity.cases import CASES, FAMILIES
-from tests.same import PARITY, Cut, Outcome, assert_same
+from tests.same import PARITY, Cut, Outcome, assert_same, run_uncut
 from whale_nebula.planner.search import Found, search
 from whale_nebula.runtime import decisions
 from whale_nebula.runtime.run import current_run
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicte
 SAMPLE = {"zoo": 3, "keras": 48, "loops": 48}
 """Of each family, every n-th script is in the sample. Placed models say themselves what is where."""
 PLANS = 4
-SAID, DIVIDED = 12, 24
+SAID, DIVIDED = 12, 60
 """Of the scripts whose scopes say little, and of those of which a stage is split, every n-th is in the sample."""
 SLOW = {
     name: {"flops": "1G", "workers": [f"{name}.example:{7000 + number}" for number in range(count)]}
@@ -68,7 +68,7 @@ class PartlySaid(Cut):
 @functools.cache
 def plain(name: str) -> Outcome:
     """The uncut run, once for all plans."""
-    return CASES[name].run(Cut(0))
+    return run_uncut(CASES[name])
 
 
 def several_stages(candidate: Any) -> bool:

@@ -66,6 +66,8 @@ def build(name: str, replicas: int, shard: str) -> tuple[keras.Model, Any]:
                 hidden = layer(hidden)
     model = Watched(inputs, hidden)
     model.compile(OPTIMIZERS[{"rows": "adam", "stages": "adamw"}.get(name, name)](), "mse")
+    if not replicas:
+        model.optimizer.build(model.trainable_variables)  # what a step makes has TensorFlow trace it twice
     return model, np.random.default_rng(2).integers(0, 11, (17, 7)) if name == "rows" else data(17, 7)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.processes.running import Ended, beside, run, told_alone
-from tests.processes.workers.planned import MIB, lesson
+from tests.processes.workers.planned import KIB, lesson
 
 ANEW = ("c0, c1", "c1", "c1, c0: 2")
 """All goes to one cluster, then half of it to the other one, and the batch is cut."""
@@ -17,8 +18,9 @@ ANEW = ("c0, c1", "c1", "c1, c0: 2")
 
 @pytest.fixture(scope="module")
 def both() -> tuple[Ended, dict[str, Any]]:
-    """Two clusters that have 2 MiB each, and meanwhile one that has enough."""
-    return beside("planned", 2, "2MiB", alone=lambda: told_alone(lesson, "1GiB", "local"))
+    """Two clusters that have 1,500 KiB each, and meanwhile one that has enough."""
+    alone = partial(told_alone, lesson, "1GiB", "local", config={"measure": "0s"})
+    return beside("planned", 2, f"{KIB}KiB", alone=alone)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def test_one_cluster_does_all_where_it_can(both: tuple[Ended, dict[str, Any]]) -
 def test_every_process_has_the_same_plan_of_two_clusters(both: tuple[Ended, dict[str, Any]]) -> None:
     found, _ = both
     assert sorted(found.same("stages").values()) == ["c0", "c1"]
-    assert found.same("memory") <= 2 * MIB
+    assert found.same("memory") <= KIB * 1024
 
 
 def test_what_scopes_say_holds_in_every_process(both: tuple[Ended, dict[str, Any]]) -> None:

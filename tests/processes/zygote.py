@@ -11,6 +11,7 @@ the process in between has ended.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import socket
@@ -225,6 +226,8 @@ def main() -> None:
     import whale_nebula.runtime.step.distributed
     import whale_nebula.transport.grpc.links  # noqa: F401
 
+    gc.collect()
+    gc.freeze()  # what is loaded is garbage in no worker: to look through it would cost time, and copy its memory
     with socket.socket(fileno=int(sys.argv[1])) as line:
         serve(line)
 

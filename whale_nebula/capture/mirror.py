@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -51,30 +52,21 @@ class _Mirror:
     def _op(
         self, graph: Any, op: Any, index: int, numbers: Mapping[str, int], roles: Mapping[str, tuple[str, str]]
     ) -> Op:
-        attributes = {k: v for k, a in op.node_def.attr.items() if (v := _attribute(a)) is not None}
-        stage, compress = attributes.pop(STAGE, None), attributes.pop(COMPRESS, None)
-        attributes.pop(BUILT, None)
-        attributes.pop(COPIED, None)
-        attributes.pop(SPLIT, None)
-        summed = attributes.pop(SUMMED, None) is not None
-        constant = _constant(op)
-        if op.type == "Const" and constant is None:
-            content = op.node_def.attr["value"].tensor.SerializeToString(deterministic=True)
-            attributes["content"] = hashlib.sha256(content).hexdigest()[:16]  # tells constants apart that are not kept
+        read = _read(graph, op)
         role, name = roles.get(op.name, ("", op.name))
         return Op(
             index=index,
-            type=REPLICA_SUM if summed else op.type,
+            type=REPLICA_SUM if read.summed else op.type,
             inputs=tuple(_value(t, numbers) for t in op.inputs),
             outputs=tuple(mirror_spec(t) for t in op.outputs),
             control=tuple(numbers[c.name] for c in op.control_inputs),
             name=name,
             role=role,
-            stage=stage if isinstance(stage, str) else None,
-            compress=compress if isinstance(compress, int) else None,
+            stage=read.stage,
+            compress=read.compress,
             stateful=bool(op.op_def is not None and op.op_def.is_stateful),
-            attributes=attributes,
-            constant=constant,
+            attributes=read.attributes,
+            constant=read.constant,
             functions=self._bodies(graph, op),
         )
 
@@ -92,6 +84,47 @@ class _Mirror:
             body = self.functions[names[0]]
             self.functions[names[0]] = replace(body, returns=body.returns[: len(op.outputs)])
         return tuple(names)
+
+
+class _Read(NamedTuple):
+    """What an op's definition says."""
+
+    attributes: Mapping[str, Attribute]
+    constant: tuple[int, ...] | None
+    stage: str | None
+    compress: int | None
+    summed: bool
+
+
+_KNOWN: weakref.WeakKeyDictionary[Any, dict[str, _Read]] = weakref.WeakKeyDictionary()
+"""By graph and name, what was read of ops: a trace is mirrored again and again as it grows."""
+
+
+def _read(graph: Any, op: Any) -> _Read:
+    """What an op's definition says. It stays as it is, but of an op with bodies, which TensorFlow changes later."""
+    known = _KNOWN.setdefault(graph, {})
+    found = known.get(op.name)
+    if found is None:
+        found = _read_definition(op)
+        if op.type not in _BODIES:
+            known[op.name] = found
+    return found
+
+
+def _read_definition(op: Any) -> _Read:
+    definition = op.node_def
+    attributes = {k: v for k, a in definition.attr.items() if (v := _attribute(a)) is not None}
+    stage, compress = attributes.pop(STAGE, None), attributes.pop(COMPRESS, None)
+    attributes.pop(BUILT, None)
+    attributes.pop(COPIED, None)
+    attributes.pop(SPLIT, None)
+    summed = attributes.pop(SUMMED, None) is not None
+    constant = _constant(op)
+    if op.type == "Const" and constant is None:
+        content = definition.attr["value"].tensor.SerializeToString(deterministic=True)
+        attributes["content"] = hashlib.sha256(content).hexdigest()[:16]  # tells constants apart that are not kept
+    stage, compress = stage if isinstance(stage, str) else None, compress if isinstance(compress, int) else None
+    return _Read(attributes, constant, stage, compress, summed)
 
 
 def in_order(operations: Sequence[Any]) -> list[Any]:

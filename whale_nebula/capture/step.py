@@ -17,6 +17,7 @@ from whale_nebula.capture.assemble import assemble
 from whale_nebula.capture.assigned import adopt_stages, list_constraints
 from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.errors import check_constants, translate_errors
+from whale_nebula.capture.garbage import without_garbage_collection
 from whale_nebula.capture.intercept import explain_late_requests
 from whale_nebula.capture.keras_copies import stages_of
 from whale_nebula.capture.mirror import COPIED
@@ -37,6 +38,7 @@ from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.frames import numbering, watched_anew
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
+from whale_nebula.tf.keras_steps import create_variables, lacks_variables
 
 
 def tell_if_stageless(trace: Tracing) -> None:
@@ -190,6 +192,7 @@ def bind(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any])
     return list(inspect.signature(fn).bind(*args, **kwargs).arguments.items())
 
 
+@without_garbage_collection()
 def capture(
     call: Callable[[Sequence[Any]], Any],
     layout: Signature,
@@ -198,29 +201,39 @@ def capture(
     metrics: Callable[[], Mapping[int, str]] = dict,
     later: bool = False,
     owner: Any = None,
+    data: Callable[[Sequence[Any]], Any] | None = None,
     assignment: Assignment | None = None,
     handles: Mapping[int, str] | None = None,
 ) -> Captured:
     """Trace `call` (which takes the arguments in the structure of `layout`) under the scopes. What variables it makes
     get their values at once, or `later`: so an optimizer's slots need no memory where they are not kept. `owner` is the
-    model whose step it is, if it is one's. An `assignment` says the stages of a step that meets no
+    model whose step it is, if it is one's; where that is Keras's own train step, `data` gives of the arguments what it
+    is called with. An `assignment` says the stages of a step that meets no
     scopes, by the paths of variables; `handles` has these by the id of their handle.
     """
     install()
     check_surroundings()
     traces: list[Tracing] = []  # TensorFlow traces twice where variables are made on the way
+    begins: list[Callable[[Callable[[Any], bool]], None]] = []
 
-    def body(*tensors: Any) -> Any:
-        with _trace_begun(
-            tensors, owner, batched=layout.batched, assignment=assignment, handles=handles or {}
-        ) as trace:
-            traces.append(trace)
-            return call(fill_layout(layout, tensors))
+    def function_of(traced: Callable[[Sequence[Any]], Any]) -> Any:
+        def body(*tensors: Any) -> Any:
+            with _trace_begun(
+                tensors, owner, batched=layout.batched, assignment=assignment, handles=handles or {}
+            ) as trace:
+                traces.append(trace)
+                return traced(fill_layout(layout, tensors))
 
-    function = tf.function(body, autograph=False)
-    begin = tf_private.variables_later(function) if later else lambda wanted: None
+        function = tf.function(body, autograph=False)
+        if later:
+            begins.append(tf_private.variables_later(function))
+        return function
+
     with translate_errors(traces, list(zip(layout.names, layout.specs, strict=True))), trace_patched():
-        graph = function.get_concrete_function(*layout.specs).graph
+        if data is not None and lacks_variables(owner):  # a trace of what makes them is shorter than one of the step
+            made = function_of(lambda given: create_variables(owner, data(given), later=later))
+            tf_private.trace_variables(made, layout.specs)
+        graph = function_of(call).get_concrete_function(*layout.specs).graph
     explain_late_requests(tape for each in traces for tape in each.tapes)
     trace = traces[-1]
     if trace.places:
@@ -237,6 +250,11 @@ def capture(
     variables = _find_variables(graph, program)
     said = tuple(trace.bottlenecks.said)
     constraints = list_constraints(trace.met, program)
+
+    def begin(wanted: Callable[[Any], bool]) -> None:
+        for each in begins:
+            each(wanted)
+
     return Captured(program, graph, graph.structured_outputs, variables, aliases, begin, said, constraints=constraints)
 
 

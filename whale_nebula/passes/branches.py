@@ -163,5 +163,10 @@ def bundle_aliases(graph: Graph, chosen: Callable[[int], bool]) -> Aliases:
 
 def rewire(graph: Graph, aliases: Aliases) -> Graph:
     """The graph in which every op reads what the bundle was given."""
-    ops = tuple(replace(op, inputs=tuple(aliases.get(value, value) for value in op.inputs)) for op in graph.ops)
-    return Graph(ops, graph.functions, graph.arguments, graph.returns)
+
+    def read(op: Op) -> Op:
+        if aliases.keys().isdisjoint(op.inputs):
+            return op
+        return replace(op, inputs=tuple(aliases.get(value, value) for value in op.inputs))
+
+    return Graph(tuple(map(read, graph.ops)), graph.functions, graph.arguments, graph.returns)

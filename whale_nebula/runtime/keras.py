@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -15,6 +16,7 @@ from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, positional
 from whale_nebula.runtime.variables.reads import make_collective, remember_results
 from whale_nebula.site import script_site, short_traceback
+from whale_nebula.tf.keras_steps import trains_as_keras
 
 Run = Callable[[Any], Any]
 
@@ -66,7 +68,19 @@ def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
         results = step.run(*_arguments(data, kind))
         return results if remember is None else remember(results)
 
-    return predicting(run) if kind == "predict" else training(run, model)
+    function = predicting(run) if kind == "predict" else training(run, model)
+    _STEPS[function] = step
+    return function
+
+
+_STEPS: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()
+"""The step that each of Keras's functions runs."""
+
+
+def running_step(model: Any, kind: str) -> Step | None:
+    """The step that Keras runs now, where it has run one since the model was compiled."""
+    function = getattr(model, f"{kind}_function", None)
+    return None if function is None else _STEPS.get(function)
 
 
 def keras_step(model: Any, kind: str, data: Any) -> tuple[Step, Arguments, Unpack]:
@@ -98,6 +112,7 @@ def _step(model: Any, kind: str) -> Step:
         jit=bool(model.jit_compile),
         notes=(note,) if count > 1 else (),
         widens=True,
+        trains=kind == "train" and trains_as_keras(model),
     )
 
 

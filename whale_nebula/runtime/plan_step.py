@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +12,7 @@ import keras
 import tensorflow as tf
 
 import whale_nebula
+from whale_nebula.capture.garbage import without_garbage_collection
 from whale_nebula.capture.step import Captured, Signature, capture
 from whale_nebula.codec.sizes import fitting, nbytes
 from whale_nebula.codec.way import parse_way
@@ -84,20 +83,8 @@ def capture_step(
 
 def plan_step(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:
     """The plan of a captured step; `example` are tensors in the form of its leaves."""
-    with _without_garbage_collection():
+    with without_garbage_collection():
         return _build_plan(name, captured, example, notes)
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Let Python look for no garbage meanwhile: a plan is made of many small things that stay, and none are cycles."""
-    collected = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collected:
-            gc.enable()
 
 
 def _build_plan(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str]) -> Plan:

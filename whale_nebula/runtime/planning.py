@@ -20,9 +20,10 @@ from whale_nebula.capture.step import Signature, signature
 from whale_nebula.errors import NebulaWarning, OptionError, PlanError
 from whale_nebula.plan.plan import Plan
 from whale_nebula.runtime.function import NebulaFunction
-from whale_nebula.runtime.keras import as_fit_packs, keras_step
+from whale_nebula.runtime.keras import as_fit_packs, keras_step, running_step
 from whale_nebula.runtime.plan_step import capture_step, plan_step
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared_inputs
+from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.options import check_signature
 from whale_nebula.site import calling_site, script_site, short_traceback
 
@@ -56,9 +57,11 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     layout, tensors = _signature(subject)
     with target_wanted("nb.plan", model_or_function, batch):
         step = subject.step
-        captured = capture_step(
-            step.name, subject.call, layout, tensors, paths=step.paths, metrics=step.metrics, owner=step.owner
-        )
+        running = None if subject.running is None or current_limits() else subject.running.captured_before(layout)
+        captured = running or capture_step(
+            step.name, subject.call, layout, tensors,
+            paths=step.paths, metrics=step.metrics, owner=step.owner, data=step.data(subject.unpack),
+        )  # fmt: skip
     if not captured.program.stages[0].where:
         raise no_scopes(subject.step.name)
     return plan_step(subject.step.name, captured, tensors, captured.projected)
@@ -72,6 +75,8 @@ class Subject:
     step: Step
     arguments: Arguments
     unpack: Unpack
+    running: Step | None = None
+    """The step that calls of it run now: what that has captured is not captured again."""
 
     def call(self, given: Sequence[Any]) -> Any:
         """The step on these values of its arguments."""
@@ -83,7 +88,7 @@ def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subjec
     if isinstance(given, functools.partial) and isinstance(given.func, NebulaFunction) and not given.keywords:
         given, example = given.func, (*given.args, *example)
     if isinstance(given, NebulaFunction):
-        return Subject(given.step, *given.arguments(*example))
+        return Subject(given.step, *given.arguments(*example), running=given.step)
     if not isinstance(given, keras.Model):
         raise OptionError(
             f"nb.plan takes a Keras model or an nb.function, not {_what(given)}",
@@ -101,9 +106,11 @@ def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subjec
     _check_arrays(example)
     example = [tf.nest.map_structure(as_fed, leaf) for leaf in example]
     if getattr(given, "compiled", False):
-        return Subject(*keras_step(given, "train", tuple(example) if tupled else as_fit_packs(example)))
-    _tell_left_out(given, example)
-    return Subject(*keras_step(given, "predict", example[0]))
+        kind, data = "train", tuple(example) if tupled else as_fit_packs(example)
+    else:
+        _tell_left_out(given, example)
+        kind, data = "predict", example[0]
+    return Subject(*keras_step(given, kind, data), running=running_step(given, kind))
 
 
 def _tell_left_out(model: Any, example: Sequence[Any]) -> None:

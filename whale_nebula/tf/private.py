@@ -480,6 +480,13 @@ def variables_later(function: Any) -> Callable[[Callable[[Any], bool]], None]:
     return begin
 
 
+def trace_variables(function: Any, specs: Sequence[Any]) -> None:
+    """Trace a tf.function for the variables that it creates alone: once, where a call would trace it again."""
+    pairs: list[tuple[Any, Any]] = []
+    function._initialize(tuple(specs), {}, add_initializers_to=pairs)
+    function._initialize_uninitialized_variables(pairs)
+
+
 VARIABLE_READS = ("_read_variable_op", "sparse_read", "gather_nd")
 """Methods of a resource variable through which every read goes."""
 

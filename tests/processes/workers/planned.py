@@ -11,10 +11,11 @@ import whale_nebula as nb
 from tests.processes.telling import tell
 from tests.replanning import plan_anew
 
-MIB = 1 << 20
+KIB = 1500
+"""Memory of a worker that the model does not fit into, and a half of it does."""
 
 
-def lesson(memory: str = "2MiB", last: str = "c1", *texts: str) -> None:
+def lesson(memory: str = f"{KIB}KiB", last: str = "c1", *texts: str) -> None:
     """Tells what was planned, and what came of it; with texts of plans, it is planned anew by these."""
     ran = plan_anew(setattr, texts) if texts else []
     nb.auto_parallel(memory=memory, replan=bool(texts))
@@ -23,7 +24,7 @@ def lesson(memory: str = "2MiB", last: str = "c1", *texts: str) -> None:
     for layer in (first, tied, second, tied, third, keras.layers.Dense(4)):
         hidden = layer(hidden)
     model = keras.Model(inputs, hidden)
-    model.compile("adam", "mse", metrics=["mae"])
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
     draw = np.random.default_rng(0)
     x, y = draw.random((96, 64)).astype("float32"), draw.random((96, 4)).astype("float32")
     plan = nb.plan(model, x[:32], y[:32])
@@ -49,12 +50,12 @@ def lesson(memory: str = "2MiB", last: str = "c1", *texts: str) -> None:
     with nb.stage(cluster=last):
         scoped = keras.layers.Dense(4)(scoped)
     model = keras.Model(inputs, scoped)
-    model.compile("adam", "mse")
+    model.compile("sgd", "mse")
     plan = nb.plan(model, x[:32], y[:32])
     tell("scoped", {name: stage.cluster for name, stage in plan.stages.items()})
     tell("scoped history", model.fit(x, y, batch_size=32, epochs=2, verbose=0, shuffle=False).history)
 
 
 if __name__ == "__main__":
-    with nb.init({"inputs": {}}):
+    with nb.init({"measure": "0s" if sys.argv[3:] else "1s"}):
         lesson(*sys.argv[1:])

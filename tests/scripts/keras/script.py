@@ -16,8 +16,8 @@ import whale_nebula as nb
 from tests.same import Case, Cut, Outcome
 
 Given = dict[str, Any]
-ROWS = 29
-"""With batches of 12: two whole ones and a ragged last one of 5."""
+ROWS, BATCH = 22, 11
+"""Two batches, whose micro-batches have unequal rows. A ragged last batch is what scripts of `feeding` have."""
 
 
 class Watch(keras.callbacks.Callback):
@@ -48,7 +48,7 @@ Train = Callable[[Any, Given, Watch], None]
 
 def fit(model: Any, given: Given, watch: Watch, **options: Any) -> None:
     """`model.fit` on what the script gives; `options` have the last word."""
-    given = {"batch_size": 12, "epochs": 2, "shuffle": False, "verbose": 0, **given, **options}
+    given = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "verbose": 0, **given, **options}
     callbacks = [*given.pop("callbacks", ()), watch]
     model.fit(**given, callbacks=callbacks)
 
@@ -56,7 +56,9 @@ def fit(model: Any, given: Given, watch: Watch, **options: Any) -> None:
 def look(model: Any, given: Given, watch: Watch) -> None:
     """`evaluate` and `predict` on the data of the training."""
     shown = {key: given[key] for key in ("x", "y", "sample_weight") if key in given}
-    size = {} if "batch_size" in given and given["batch_size"] is None else {"batch_size": given.get("batch_size", 12)}
+    size = (
+        {} if "batch_size" in given and given["batch_size"] is None else {"batch_size": given.get("batch_size", BATCH)}
+    )
     for key, value in model.evaluate(**shown, **size, verbose=0, return_dict=True).items():
         watch.history.setdefault(f"evaluate_{key}", []).append(value)
     watch.found["predict"] = model.predict(given["x"], **size, verbose=0)

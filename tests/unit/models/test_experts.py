@@ -13,7 +13,8 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from benchmarks.experts.reference import compute_dense
-from tests.parity.zoo import fit, optimizer
+from tests.parity.splits import momentum
+from tests.parity.zoo import fit
 from tests.same import Cut, Outcome, assert_same, data
 from whale_nebula.models import SwitchFeedForward
 
@@ -127,11 +128,11 @@ def train(cut: Cut, count: int, groups: int | None) -> Outcome:
         with cut.at(1):
             outputs = keras.layers.Dense(2)(hidden)
     model = keras.Model(inputs, outputs)
-    model.compile(optimizer(global_clipnorm=0.5), "mse", metrics=["mae"])
+    model.compile(momentum(global_clipnorm=0.5), "mse", metrics=["mae"])
     return fit(model, cut, data(18, 7, WIDTH), data(18, 7, 2, seed=1), batch_size=6)
 
 
-@pytest.mark.parametrize(("count", "groups"), [(2, None), (3, 6)])
+@pytest.mark.parametrize(("count", "groups"), [pytest.param(2, None, marks=pytest.mark.grid), (3, 6)])
 def test_experts_on_several_devices_are_those_of_one(count: int, groups: int | None) -> None:
     expected = train(Cut(0), 0, groups)
     nb.shutdown()

@@ -67,7 +67,7 @@ def make_classifier(task: Callable[[], tuple[Any, list[Any]]], count: int) -> tu
             outputs = layers.Softmax()(outputs) if task is probabilities else outputs
     model = keras.Model(inputs, outputs)
     loss, told = task()
-    model.compile(keras.optimizers.AdamW(1e-2, global_clipnorm=1.0), loss, metrics=told)
+    model.compile(keras.optimizers.SGD(1e-2, momentum=0.9, global_clipnorm=1.0), loss, metrics=told)
     draw = np.random.default_rng(0)
     x, y = draw.standard_normal((ROWS, WIDTH)).astype("float32"), draw.integers(0, CLASSES, ROWS)
     return model, x, np.eye(CLASSES, dtype="float32")[y] if task in (one_hot, focal) else y

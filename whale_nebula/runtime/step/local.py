@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
+from whale_nebula.capture.garbage import without_garbage_collection
 from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.feed.inputs import Batch, cut, micro_batches
 from whale_nebula.ir.cut import Cut, Exchange, PhasePlan
@@ -202,8 +203,11 @@ def _gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """
 
     def gate(tensors: Sequence[Any]) -> Sequence[Any]:
-        flat = tf.nest.flatten(list(tensors), expand_composites=True)
-        numbers = [tf.cast(tf.reshape(t, [-1])[:1], tf.float32) for t in flat if t.dtype.is_floating]
+        flat = [t for t in tf.nest.flatten(list(tensors), expand_composites=True) if t.dtype.is_floating]
+        row, zero, one = (tf.constant([number]) for number in (-1, 0, 1))
+        rows = [tf.raw_ops.Reshape(tensor=t, shape=row) for t in flat]  # raw ops: there are many, and none needs more
+        firsts = [tf.raw_ops.StridedSlice(input=t, begin=zero, end=one, strides=one) for t in rows]
+        numbers = [tf.cast(first, tf.float32) for first in firsts]
         operations = tf.compat.v1.get_default_graph().get_operations()
         calls = [op for op in operations if op.type.endswith("PartitionedCall")]
         with tf.control_dependencies(calls):
@@ -281,7 +285,8 @@ class LocalStep(Runner):
         key = counts if len(counts) > 1 else (0,)
         if key not in self._functions:
             try:
-                self._functions[key] = one_function(self.compiled, counts, self._begun)
+                with without_garbage_collection():
+                    self._functions[key] = one_function(self.compiled, counts, self._begun)
             except (ValueError, TypeError, tf.errors.OpError) as failure:
                 alone = lines_of(self.compiled.cut.program).alone
                 raise unfit(counts, failure, self.compiled.whereabouts, alone) from failure

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.arguments import Declared, alive
 from whale_nebula.capture.placed import changes
-from whale_nebula.capture.step import Signature, signature
+from whale_nebula.capture.step import Captured, Signature, signature
 from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.feed.inputs import micro_batches
@@ -169,7 +169,7 @@ class Step:
     """Calls of `fn`, run by a plan. One engine is kept for each form of the arguments, and for the scopes around.
 
     A step that `widens` has one engine for all forms that differ in sizes alone, from the second on. `steps` are those
-    that ran by plans that were replaced.
+    that ran by plans that were replaced. `trains`: it is Keras's own train step of a model.
     """
 
     fn: Callable[..., Any]
@@ -181,6 +181,7 @@ class Step:
     lazy: bool = False
     notes: tuple[str, ...] = ()
     widens: bool = False
+    trains: bool = False
     engines: dict[tuple[Any, Any], Engine] = field(default_factory=dict)
     forms: list[tuple[Any, Signature]] = field(default_factory=list)
     last: Engine | None = None
@@ -224,6 +225,17 @@ class Step:
         """The user's function on these values of its arguments."""
         args, kwargs = unpack(list(given))
         return self.fn(*args, **kwargs)
+
+    def captured_before(self, layout: Signature) -> Captured | None:
+        """What was captured for calls of this form, if one has run; not where a planner has decided."""
+        with self._lock:
+            self._forget_others()
+            kept = self.engines.get((scopes_around(), layout.key))
+            return None if kept is None or kept.captured.decision is not None else kept.captured
+
+    def data(self, unpack: Unpack) -> Callable[[Sequence[Any]], Any] | None:
+        """What gives of the arguments the one that Keras's own train step takes; None where it is not that step."""
+        return (lambda given: unpack(list(given))[0][0]) if self.trains else None
 
     def plan(self, arguments: Arguments, unpack: Unpack = positional) -> Engine:
         """Capture and plan for the given arguments without running."""
@@ -293,6 +305,7 @@ class Step:
             captured = capture_step(
                 self.name, call, layout, tensors,
                 paths=self.paths, metrics=self.metrics, later=not run.alone, owner=self.owner,
+                data=self.data(unpack),
             )  # fmt: skip
         try:
             leaves = captured.program.leaves
