@@ -64,21 +64,22 @@ def test_a_death_at_any_place_costs_no_bit(undisturbed: Ended, tmp_path: Path, w
 
 
 # ------------------------------------------------------------------ other plans than before
-CHAINS: list[Any] = [
-    ("split", "replicas", "stages"),
-    *(pytest.param(each, marks=pytest.mark.grid) for each in itertools.permutations(PLANS, 2)),
-]
+APART = ("split", "replicas", "stages")
+"""With a folder for each worker, as on hosts of their own: what one lacks is sent by another."""
+PAIRS = [pytest.param(each, marks=pytest.mark.grid) for each in itertools.permutations(PLANS, 2)]
 
 
-@pytest.mark.parametrize("names", CHAINS, ids=" > ".join)
+@pytest.mark.parametrize("names", [APART, *PAIRS], ids=" > ".join)
 def test_a_run_goes_on_by_another_plan(tmp_path: Path, names: Sequence[str]) -> None:
     expected = told_alone(lesson, names[0], len(names))
+    apart = ["apart"] * (names is APART)
     before = None
     for epochs, name in enumerate(names, 1):
-        found = run("replanned", WORKERS, name, epochs, tmp_path)
+        found = run("replanned", WORKERS, name, epochs, tmp_path, *apart)
         found.result.check()
         assert epochs == 1 or found.same("began") == before
         before = found.same("ended")
         got = found.same("history")
         for what, values in expected["history"].items():
             np.testing.assert_allclose(got[what], values[:epochs], 1e-5)
+    assert len(list(tmp_path.rglob("manifest*.json"))) % len(WORKERS if apart else "1") == 0

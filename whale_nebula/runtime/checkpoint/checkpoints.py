@@ -136,24 +136,27 @@ class Checkpoints:
         """Know variables by the names that they have in checkpoints; give them their values, if there are some. One
         that is `needed` must be in the checkpoint.
         """
+        fresh: dict[str, str] = {}
         for path in sorted(variables):
             variable = variables[path]
             if id(variable) in self._names and self._known[self._names[id(variable)]]() is variable:
                 continue
             name = self._name(program, path)
             self._known[name], self._names[id(variable)] = weakref.ref(variable), name
-            if self.source is None or name in self._restored:
-                continue
-            self._restored.add(name)
-            if name in self.source.tensors:
-                self.group.restore(self.source, name, variable)
-            elif path in needed:
-                raise CheckpointError(
-                    f"variable {path!r} of {program} is not in the checkpoint",
-                    where=self.source.path,
-                    why="the checkpoint is of another model",
-                    mend='nb.init(checkpoint="another/folder")\nor nb.restore(path, model), which takes what fits',
-                )
+            if name not in self._restored:
+                self._restored.add(name)
+                fresh[name] = path
+        if self.source is None:
+            return
+        missing = self.group.restore(self.source, {name: variables[path] for name, path in fresh.items()})
+        lost = next((fresh[name] for name in missing if fresh[name] in needed), None)
+        if lost is not None:
+            raise CheckpointError(
+                f"variable {lost!r} of {program} is not in the checkpoint",
+                where=self.source.path,
+                why="the checkpoint is of another model",
+                mend='nb.init(checkpoint="another/folder")\nor nb.restore(path, model), which takes what fits',
+            )
         if self.reset_metrics is not None and program in self.position.programs:
             self.reset_metrics()
             self.reset_metrics = None

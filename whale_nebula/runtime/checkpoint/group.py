@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from whale_nebula import __version__
 from whale_nebula.checkpoint.folder import Found, check_whole, choose_checkpoint, offer_checkpoints
 from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor
-from whale_nebula.errors import CheckpointError
+from whale_nebula.errors import CheckpointError, RemoteProtocolError
 from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source, find_slice
+from whale_nebula.runtime.variables.remote import Passed
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.run import Run
@@ -73,28 +75,117 @@ class Group:
             if writes:
                 yield Entry(name, form, held, tf.convert_to_tensor(value.read_value()))
 
-    def restore(self, source: Source, name: str, variable: Any) -> None:
-        """Give a variable, or this worker's piece of it, the saved value."""
-        form = source.tensors[name]
+    def restore(self, source: Source, variables: Mapping[str, Any]) -> list[str]:
+        """Give variables, or this worker's pieces of them, the saved values by their names; gives the names of which
+        nobody has one. Where hosts have folders of their own, what is not in this one's is sent by other processes: all
+        call it at the same point.
+        """
+        wanted = {name: each for name, each in sorted(variables.items()) if self._holds(each)}
+        lacking = {}
+        for name, variable in wanted.items():
+            form = source.tensors.get(name)
+            if form is not None and source.has(name, self._find_piece(variable, form)):
+                self._assign(variable, partial(source.read, name), form, name, source.path)
+            else:
+                lacking[name] = variable
+        return self._fetch(source, lacking) if self.label else list(lacking)
+
+    def _fetch(self, source: Source, lacking: Mapping[str, Any]) -> list[str]:
+        """Have what this process lacks sent, slice by slice, by the first that has it; send what others lack."""
+        told = self.exchange("what is missing of a checkpoint", list(lacking))
+        every = sorted({str(name) for names in told.values() for name in names})
+        if not every:
+            return []
+        own = {name: [_encode_slice(source, name, each) for each in source.list_slices(name)] for name in every}
+        there = self.exchange("who has that", {name: slices for name, slices in own.items() if slices})
+        passed: list[Passed] = []
+        arriving: dict[str, Arriving] = {}
+        for name in every:
+            first: dict[tuple[Any, ...], str] = {}
+            for worker in sorted(there):
+                for each in there[worker].get(name, ()):
+                    first.setdefault(_to_key(each), worker)
+            receivers = tuple(sorted(worker for worker, names in told.items() if name in names))
+            if name in lacking and first:
+                arriving[name] = Arriving(first)
+            for (dtype, _, starts, sizes), sender in first.items():
+                part = Slice(starts, sizes)
+                store = arriving[name].store(part) if name in arriving else None
+                passed.append(Passed(sender, receivers, partial(source.read, name, part), (dtype, sizes), store))
+        self._run.ledger.pass_on(passed, f"{len(passed)} slices of a checkpoint")
+        for name, found in arriving.items():
+            self._assign(lacking[name], found.read, found.form, name, source.path)
+        return [name for name in lacking if name not in arriving]
+
+    def _assign(self, variable: Any, read: Callable[..., Any], form: Tensor, name: str, where: str) -> None:
         if form.dtype != variable.dtype.name or not variable.shape.is_compatible_with(form.shape):
             raise CheckpointError(
                 f"variable {name!r} is {variable.dtype.name}{variable.shape.as_list()} here, "
                 f"and {form.dtype}{list(form.shape)} in the checkpoint",
-                where=source.path,
+                where=where,
                 why="the checkpoint is of another model",
                 mend='nb.init(checkpoint="another/folder"), or the model as it was when that was saved',
             )
+        part = self._find_piece(variable, form)
+        if part is None:
+            variable.assign(read())
+        else:
+            self._find_kept(variable).piece.variable.assign(read(part))
+
+    def _find_piece(self, variable: Any, form: Tensor) -> Slice | None:
+        """The part of a variable that this worker has; None where it has all of it."""
         kept = self._find_kept(variable)
-        if kept is not None and kept.piece is not None:
-            piece = kept.piece
-            part = find_slice(form.shape, piece.layout, piece.count, piece.index)
-            piece.variable.assign(source.read(name, part))
-        elif kept is None or self.worker in kept.holders:
-            variable.assign(source.read(name))
+        if kept is None or kept.piece is None:
+            return None
+        return find_slice(form.shape, kept.piece.layout, kept.piece.count, kept.piece.index)
+
+    def _holds(self, variable: Any) -> bool:
+        kept = self._find_kept(variable)
+        return kept is None or self.worker in kept.holders
 
     def _find_kept(self, variable: Any) -> Any:
         """What the run knows of who holds a variable; None where each process has it whole."""
         return None if self._run.alone else self._run.ledger.kept.get(id(variable))
+
+
+class Arriving:
+    """A tensor that comes in slices, given by their element type, the tensor's shape, their starts and their sizes."""
+
+    def __init__(self, slices: Collection[tuple[Any, ...]]) -> None:
+        dtype, shape = next(iter(slices))[:2]
+        self.form = Tensor(dtype, shape)
+        self._whole = np.empty(shape, tf.as_dtype(dtype).as_numpy_dtype)
+
+    def store(self, part: Slice) -> Callable[[Any], None]:
+        """What takes a slice in."""
+
+        def take(value: Any) -> None:
+            self._whole[tuple(slice(a, a + n) for a, n in zip(part.starts, part.sizes, strict=True))] = np.asarray(
+                value
+            )
+
+        return take
+
+    def read(self, part: Slice | None = None) -> Any:
+        """The tensor, or a part of it."""
+        value = tf.convert_to_tensor(self._whole)
+        return value if part is None else tf.slice(value, part.starts, part.sizes)
+
+
+def _encode_slice(source: Source, name: str, part: Slice) -> list[Any]:
+    """A slice that is here, as it is told."""
+    form = source.tensors[name]
+    return [form.dtype, list(form.shape), list(part.starts), list(part.sizes)]
+
+
+def _to_key(told: Any) -> tuple[Any, ...]:
+    """What another process has told of a slice."""
+    try:
+        dtype, *lists = told
+        shape, starts, sizes = (tuple(int(axis) for axis in each) for each in lists)
+        return str(dtype), shape, starts, sizes
+    except (TypeError, ValueError):
+        raise RemoteProtocolError("another process tells of a slice in words that are not known") from None
 
 
 def choose_source(group: Group, list_found: Callable[[], Sequence[Found]]) -> Source | None:

@@ -109,7 +109,7 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
         optimizer.build(model.trainable_variables)
     own = {id(getattr(variable, "value", variable)) for variable in model.variables}
     variables = variables_of(model)
-    missing = sorted(name for name, each in variables.items() if id(each) in own and name not in source.tensors)
+    missing = [name for name in group.restore(source, variables) if id(variables[name]) in own]
     if missing:
         raise CheckpointError(
             f"variable {missing[0]!r} of {model.name} is not in the checkpoint",
@@ -117,9 +117,6 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
             why=f"{len(missing)} of the model's {len(own)} variables are not among its {len(source.tensors)} tensors",
             mend=f"whale-nebula checkpoints show {source.path} lists them",
         )
-    for name in sorted(variables):
-        if name in source.tensors:
-            group.restore(source, name, variables[name])
 
 
 def _find_source(group: Group, path: str) -> Source:

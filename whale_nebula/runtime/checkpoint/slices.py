@@ -127,6 +127,16 @@ def write_entries(prefix: str, entries: Sequence[Entry]) -> dict[str, tuple[str,
     return slices
 
 
+def overlap(one: Slice, other: Slice) -> int:
+    """How many numbers two slices of a tensor have in common.
+
+    >>> overlap(Slice((0, 0), (2, 8)), Slice((1, 4), (3, 2)))
+    2
+    """
+    sides = zip(one.starts, one.sizes, other.starts, other.sizes, strict=True)
+    return prod(max(0, min(a + m, b + n) - max(a, b)) for a, m, b, n in sides)
+
+
 class Source:
     """The tensors of a checkpoint that can be read here, from the bundles of one or more hosts."""
 
@@ -135,34 +145,49 @@ class Source:
         self.manifests: Sequence[Manifest] = [m for m in found.manifests.values() if m.identity == identity]
         self.tensors: Mapping[str, Tensor] = {n: t for m in self.manifests for n, t in m.tensors.items()}
         self.parts: Mapping[str, Part] = {part.worker: part for m in self.manifests for part in m.parts}
-        self._bundle: dict[str, str] = {}
+        self._slices: dict[str, dict[str, list[Slice]]] = {}  # by tensor and bundle
         for manifest in self.manifests:
-            for name in {name for part in manifest.parts for name in part.slices}:
-                texts = {text for part in manifest.parts for text in part.slices.get(name, ())}
-                form = self.tensors[name]
-                if sum(parse_slice(text, form.shape).numbers for text in texts) >= prod(form.shape):
-                    self._bundle.setdefault(name, files.join(self.path, manifest.bundle))
+            bundle = files.join(self.path, manifest.bundle)
+            for name, texts in ((name, texts) for part in manifest.parts for name, texts in part.slices.items()):
+                known = self._slices.setdefault(name, {}).setdefault(bundle, [])
+                shape = self.tensors[name].shape
+                known += [each for text in texts if (each := parse_slice(text, shape)) not in known]
 
     @property
     def manifest(self) -> Manifest:
         """What all manifests of the checkpoint say alike."""
         return self.manifests[0]
 
+    def list_slices(self, name: str) -> list[Slice]:
+        """The slices of a tensor that are here."""
+        return list(dict.fromkeys(each for found in self._slices.get(name, {}).values() for each in found))
+
+    def has(self, name: str, part: Slice | None = None) -> bool:
+        """Whether a tensor is here, or a part of it."""
+        return name in self._slices and self._find_bundle(name, part) is not None
+
+    def _find_bundle(self, name: str, part: Slice | None) -> str | None:
+        shape = self.tensors[name].shape
+        wanted = part or Slice((0,) * len(shape), tuple(shape))
+        found = self._slices[name].items()
+        return next((b for b, held in found if sum(overlap(each, wanted) for each in held) >= wanted.numbers), None)
+
     def read(self, name: str, part: Slice | None = None) -> Any:
         """A tensor, or a part of it."""
         form = self.tensors[name]
-        if name not in self._bundle:
+        bundle = self._find_bundle(name, part)
+        if bundle is None:
             raise CheckpointError(
                 f"{name!r} is not in the checkpoint's files on this host",
                 where=self.path,
                 why="other hosts have written it, in folders of their own",
-                mend="go on with the same workers on the same hosts, or give all of them one shared folder",
+                mend="read it in a run of all these hosts, or give all of them one shared folder",
             )
         spec = "" if part is None else part.describe(form.shape)
         try:
             with tf.device("CPU:0"):
                 return tf.raw_ops.RestoreV2(
-                    prefix=self._bundle[name], tensor_names=[name], shape_and_slices=[spec], dtypes=[form.dtype]
+                    prefix=bundle, tensor_names=[name], shape_and_slices=[spec], dtypes=[form.dtype]
                 )[0]
         except tf.errors.OpError as error:
             raise CheckpointError(f"{name!r} cannot be read", where=self.path, why=error.message) from None

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import h5py
 import numpy as np
@@ -54,6 +54,18 @@ class Kept:
     holders: tuple[str, ...]
     piece: Joined | None = None
     layout: Layout = WHOLE_LAYOUT
+
+
+class Passed(NamedTuple):
+    """A value of an element type and shape (`spec`) that process `source` can `read` and the `receivers` want, which
+    `store` it.
+    """
+
+    source: str
+    receivers: tuple[str, ...]
+    read: Callable[[], Any]
+    spec: tuple[str, tuple[int, ...]]
+    store: Callable[[Any], None] | None
 
 
 @dataclass
@@ -149,6 +161,37 @@ class Ledger:
         kept = self.kept[id(variable)]
         kept.piece = piece
         empty(kept)
+
+    def pass_on(self, several: Sequence[Passed], doing: str) -> None:
+        """Let each of these values be sent by the process that has it to those that want it, one after the other. All
+        processes call it at the same point with the same list.
+        """
+        self.exchanges += 1
+        here, session = self.session.worker, self.session
+
+        def key_of(slot: int, source: str, destination: str) -> Key:
+            return Key("control", _CONTROL, self.exchanges, 0, -1, slot, source, destination)
+
+        wanted = [(slot, each) for slot, each in enumerate(several) if here in each.receivers and each.source != here]
+        for slot, each in wanted:
+            key = key_of(slot, each.source, here)
+            session.expected.add_value(key, *each.spec)
+            session.links[each.source].later(key)
+        session.meet(doing)
+        for slot, each in enumerate(several):
+            if each.source == here:
+                array = np.asarray(each.read())
+                for receiver in each.receivers:
+                    if receiver == here and each.store is not None:
+                        each.store(array)
+                    elif receiver != here:
+                        session.links[receiver].send(key_of(slot, here, receiver), array)
+        for slot, each in wanted:
+            key = key_of(slot, each.source, here)
+            value = session.links[each.source].receive(key, session.patience)
+            session.expected.drop_value(key)
+            if each.store is not None:
+                each.store(value)
 
     def layout_of(self, variable: Any) -> Layout | None:
         """How the holders of a variable have it; None where no program has touched it yet."""
