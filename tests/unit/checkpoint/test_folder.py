@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import whale_nebula as nb
 from whale_nebula.checkpoint.folder import Folder, Found, choose_checkpoint, offer_checkpoints
 from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor, decode_manifest
+from whale_nebula.config import Config, Links
 from whale_nebula.errors import CheckpointError, StateError
+from whale_nebula.runtime.checkpoint.group import Group, choose_source
 from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source
 from whale_nebula.runtime.checkpoint.writing import Snapshot, commit_parts, write_part
 
@@ -235,3 +238,17 @@ def test_a_manifest_says_what_it_was_given_and_nothing_else_is_one() -> None:
         with pytest.raises(CheckpointError) as caught:
             decode_manifest(content, "m")
         assert why in caught.value.why
+
+
+def test_the_newest_counts_whichever_folder_it_is_in(tmp_path: Path) -> None:
+    """A run goes on from the newest of what is on the disk and in memory."""
+    disk, memory = Folder(str(tmp_path / "disk")), Folder(str(tmp_path / "memory"))
+    for step in (3, 6):
+        save(disk, step)
+    save(memory, 8)
+    group = Group(nb.Run(Config(), Links()))
+    for damage, step in ((None, 8), (_cut, 6)):
+        if damage is not None:
+            damage(Path(memory.step_path(8)) / "state.index")
+        source = choose_source(group, lambda: [*disk.scan(), *memory.scan()])
+        assert source is not None and source.manifest.position.step == step

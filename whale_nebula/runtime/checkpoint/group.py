@@ -193,7 +193,7 @@ def choose_source(group: Group, list_found: Callable[[], Sequence[Found]]) -> So
     What is damaged is told, and passed over.
     """
     whole: list[Found] = []
-    for each in list_found() if group.commits else ():
+    for each in sorted(list_found(), key=lambda found: -found.step) if group.commits else ():
         if (each.manifests or each.problems) and len(whole) < 2 and check_whole(each, _LOG.warning):
             whole.append(each)
     offers = group.exchange("the checkpoints that there are", offer_checkpoints(whole))
