@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import whale_nebula
+from whale_nebula.checkpoint.folder import Folder
+from whale_nebula.checkpoint.manifest import File, Manifest, Position
 from whale_nebula.cli import doctor
 from whale_nebula.cli.checks import local
 from whale_nebula.cli.checks.local import config_checks, requirements, within
@@ -159,3 +161,23 @@ def test_a_line_that_says_nothing_is_refused(line: str) -> None:
     with pytest.raises(SystemExit) as ended:
         doctor.main(line.split())
     assert ended.value.code == 2
+
+
+def test_it_knows_what_a_run_would_go_on_from(tmp_path: Path) -> None:
+    config, saved = tmp_path / "clusters.yaml", tmp_path / "saved"
+    config.write_text(f"checkpoint: {saved}\n")
+    assert [(each.state, each.why) for each in config_checks(str(config))[1:]] == [
+        ("ok", "0 checkpoints; a run begins anew")
+    ]
+    folder = Folder(str(saved))
+    for step in (4, 8):
+        os.makedirs(folder.step_path(step))
+        folder.commit(Manifest(Position(step), {"local/0": "x"}))
+    assert config_checks(str(config))[1].why == "2 checkpoints; a run goes on from step 8"
+    (Path(folder.step_path(8)) / "manifest.json").write_text("{}")
+    (Path(folder.step_path(4)) / "manifest.json").unlink()
+    folder.commit(Manifest(Position(4), {"local/0": "x"}, files=(File("state.index", 4, "x"),)))
+    found = config_checks(str(config))[1:]
+    assert [each.state for each in found] == ["warning", "ok"] and "state.index is missing" in found[0].why
+    config.write_text(f"checkpoint: {config}/saved\n")
+    assert config_checks(str(config))[1].state == "bad"

@@ -8,6 +8,7 @@ import operator
 import os
 import platform
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from whale_nebula.checkpoint import files
+from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.config import Config, load
 from whale_nebula.launch.placement import same_address
 from whale_nebula.report.records import size
@@ -36,7 +39,35 @@ def config_checks(path: str) -> list[Check]:
         checks.append(Check("config", "note", "insecure: true", "links are not encrypted", "leave it out"))
     for why in same_address(config.addresses):  # neither can be reached for sure, and a run refuses them
         checks.append(Check("config", "bad", "workers", why, "give each worker an address of its own"))
-    return [*checks, *_certificates(config, path)]
+    return [*checks, *_certificates(config, path), *_checkpoints(config)]
+
+
+def _checkpoints(config: Config) -> Iterator[Check]:
+    """Whether the folder of checkpoints can be written, and what is in it. Files are looked at by their sizes."""
+    if config.checkpoint is None:
+        return
+    path = os.path.expanduser(config.checkpoint.folder)
+    if not files.is_local(path):
+        yield Check("checkpoints", "note", path, "a folder that is not on this host is not looked at")
+        return
+    there = Path(path)
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        yield Check("checkpoints", "bad", path, f"{there} cannot be written", "checkpoint: another/folder")
+        return
+    found = Folder(path).scan()
+    whole = [each for each in found if not each.check(digests=False)]
+    for each in (each for each in found if each.manifests and each not in whole):
+        mend = f"whale-nebula checkpoints verify {path}"
+        yield Check("checkpoints", "warning", each.path, each.check(digests=False)[0], mend)
+    free = shutil.disk_usage(there).free
+    largest = max((manifest.size for each in whole for manifest in each.manifests.values()), default=0)
+    newest = f"a run goes on from step {whole[0].step}" if whole else "a run begins anew"
+    if largest and free < 2 * largest:
+        why = f"{size(free)} are free there, and one takes {size(largest)}"
+        yield Check("checkpoints", "warning", path, why, f"whale-nebula checkpoints prune {path} --keep 1")
+    yield Check("checkpoints", "ok", path, f"{_count_of(len(whole), 'checkpoint')}; {newest}")
 
 
 def _certificates(config: Config, path: str) -> Iterator[Check]:
