@@ -59,21 +59,17 @@ class Group:
         """What this worker writes of variables: what it alone holds, and of what it holds with others its share."""
         for number, name in enumerate(sorted(variables)):
             variable = variables[name]
-            form = Tensor(variable.dtype.name, tuple(variable.shape.as_list()))
-            whole = Slice((0,) * len(form.shape), form.shape)
             kept = self._find_kept(variable)
-            if kept is None:
-                writes, held, value = self.commits, whole, variable
-            elif kept.piece is not None:
-                piece = kept.piece
-                writes, value = piece.first == kept.holders[0], piece.variable
-                held = find_slice(form.shape, piece.layout, piece.count, piece.index)
-            else:
-                near = [holder for holder in kept.holders if holder in self.members]
-                writes = self.worker in near and near[number % len(near)] == self.worker
-                held, value = whole, variable
-            if writes:
-                yield Entry(name, form, held, tf.convert_to_tensor(value.read_value()))
+            if kept is not None and kept.piece is not None:
+                form = Tensor(variable.dtype.name, tuple(variable.shape.as_list()))
+                held = find_slice(form.shape, kept.piece.layout, kept.piece.count, kept.piece.index)
+                if kept.piece.first == kept.holders[0]:
+                    yield Entry(name, form, held, tf.convert_to_tensor(kept.piece.variable.read_value()))
+                continue
+            near = self.members if kept is None else [each for each in kept.holders if each in self.members]
+            turn = 0 if kept is None else number % max(len(near), 1)
+            if self.worker in near and near[turn] == self.worker:
+                yield whole_entry(name, variable.read_value())
 
     def restore(self, source: Source, variables: Mapping[str, Any]) -> list[str]:
         """Give variables, or this worker's pieces of them, the saved values by their names; gives the names of which
@@ -146,6 +142,13 @@ class Group:
     def _find_kept(self, variable: Any) -> Any:
         """What the run knows of who holds a variable; None where each process has it whole."""
         return None if self._run.alone else self._run.ledger.kept.get(id(variable))
+
+
+def whole_entry(name: str, value: Any) -> Entry:
+    """A tensor all of which is here."""
+    tensor = tf.convert_to_tensor(value)
+    shape = tuple(tensor.shape.as_list())
+    return Entry(name, Tensor(tensor.dtype.name, shape), Slice((0,) * len(shape), shape), tensor)
 
 
 class Arriving:

@@ -10,8 +10,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-import tensorflow as tf
-
 from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.interval import Pace
@@ -136,7 +134,7 @@ class Level:
         try:
             commit_parts(self.folder, pending.manifest, digests, self.group.members, self.keep)
             _LOG.info("%s: step %d is saved%s", self.group.worker, step, "" if self.durable else " in memory")
-        except (OSError, CheckpointError, tf.errors.OpError) as error:
+        except Exception as error:
             self._tell_failure(step, _explain(error))
         self.pace.note_cost(time.perf_counter() - pending.began)
 
@@ -171,7 +169,7 @@ def _digest_of(part: Future[Part]) -> str:
     """The digest of a part, or "!" and why there is none; it waits for it."""
     try:
         return part.result().digest
-    except (OSError, tf.errors.OpError, CheckpointError) as error:
+    except Exception as error:
         return f"!{_explain(error)}"
 
 

@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import tensorflow as tf
-
-from whale_nebula.checkpoint.manifest import Tensor
 from whale_nebula.runtime.checkpoint.codec_states import decode_state, encode_state
 from whale_nebula.runtime.checkpoint.fitting import remember_callbacks, restore_callbacks
+from whale_nebula.runtime.checkpoint.group import whole_entry
 from whale_nebula.runtime.checkpoint.objects import check_object, decode_value, encode_value, read_object, write_object
-from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source
+from whale_nebula.runtime.checkpoint.slices import Entry, Source
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
@@ -37,11 +35,8 @@ class Memories:
         """All of it as documents; their arrays become entries of this worker's own."""
 
         def put(array: Any) -> str:
-            value = tf.convert_to_tensor(array)
-            name = f"memory/{self.worker}/{len(entries)}"
-            form = Tensor(value.dtype.name, tuple(value.shape.as_list()))
-            entries.append(Entry(name, form, Slice((0,) * len(form.shape), form.shape), value))
-            return name
+            entries.append(whole_entry(f"memory/{self.worker}/{len(entries)}", array))
+            return entries[-1].name
 
         return {
             "codecs": {name: encode_state(state, put) for name, state in sorted(self.channels.items())},
