@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
@@ -36,7 +37,7 @@ class Moves:
         for place in sorted(place for place in near if 0 <= place < len(parts)):
             before, after = parts[:place], parts[place + 1 :]
             for changed, rest in self._change_part(parts[place], after, free, shape.micro_batches):
-                yield replace(shape, parts=(*before, *changed, *rest))
+                yield replace(shape, parts=_code_plainly([*before, *changed, *rest]))
         yield from self._add_cluster(shape)
         for place in candidate.crossed:
             yield from code_otherwise(shape, place, range(len(self.problem.chain.choices)))
@@ -61,9 +62,9 @@ class Moves:
         if middle is not None and open_number and part.replicas > 1:
             fewer = part.replicas // 2
             first = replace(part, end=middle, replicas=part.replicas - fewer)
-            yield [first, replace(part, begin=middle, replicas=fewer, codec=0)], after
+            yield [first, replace(part, begin=middle, replicas=fewer)], after
         if middle is not None and free[part.site] >= part.seats:
-            yield [replace(part, end=middle), replace(part, begin=middle, codec=0)], after
+            yield [replace(part, end=middle), replace(part, begin=middle)], after
         if self._may_share[part.site] and max(part.replicas, part.shards) > 1 and part.seats <= count:
             for cut in self._choose_cuts(part):
                 body, head = replace(part, end=cut, replicas=part.seats, shards=1), Part(part.site, cut, part.end)
@@ -72,15 +73,18 @@ class Moves:
     def _change_end(
         self, part: Part, after: Sequence[Part], free: dict[int, int]
     ) -> Iterator[tuple[Sequence[Part], Sequence[Part]]]:
-        """A stage that ends earlier or later, or with the next one, or that leaves its end to a new one."""
+        """A stage that ends earlier or later, that takes the next one's blocks or gives it its own, or that leaves its
+        end to a new one.
+        """
         following, inside = after[0], self._inside(part)
         for cut in (*inside[-1:], *self._inside(following)[:1]):
             yield [replace(part, end=cut), replace(following, begin=cut)], after[1:]
-        if following.site == part.site:
-            yield [replace(part, end=following.end)], after[1:]
+        yield [replace(part, end=following.end)], after[1:]
+        if following.site != part.site:
+            yield [replace(following, begin=part.begin, codec=part.codec)], after[1:]
         for cut in inside[-1:] if free[following.site] >= following.seats else ():
             first = replace(following, begin=cut, end=part.end)
-            yield [replace(part, end=cut), first, replace(following, codec=0)], after[1:]
+            yield [replace(part, end=cut), first, following], after[1:]
 
     @cached_property
     def _may_share(self) -> list[bool]:
@@ -129,6 +133,12 @@ class Moves:
         """Some of these places: the first, the last, and one in the middle."""
         inside = self._inside(part)
         return sorted({inside[0], inside[len(inside) // 2], inside[-1]}) if inside else []
+
+
+def _code_plainly(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The stages without codecs for what stays in a cluster."""
+    near = [False, *(one.site == other.site for one, other in pairwise(parts))]
+    return tuple(replace(p, codec=0) if same and p.codec else p for p, same in zip(parts, near, strict=True))
 
 
 def code_otherwise(shape: Shape, place: int, codecs: Sequence[int]) -> Iterator[Shape]:

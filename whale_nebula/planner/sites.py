@@ -22,10 +22,11 @@ MEMORY_RATE = 2e10
 """Bytes a second that a device reads and writes, where nobody has said or measured it."""
 EMPTY_CALL = 2.5e-5
 """Seconds of a call of a function that does nothing, where nobody has measured it."""
-STAGE_CALL, MESSAGE, CROSSING, STEP = 50.0, 25.0, 1.2e-4, 300.0
+STAGE_CALL, MESSAGE, CROSSING, STEP, VARIABLE = 40.0, 25.0, 8e-5, 150.0, 4.0
 """In such calls, what a processor's core does besides what the functions of stages take: for each call of one, to
 gather what it is fed and to take what it gives; for each tensor that leaves or arrives, and for each of its bytes, to
-copy, seal, write or read it; and once a step, to tell others of it, and to put together what it returns.
+copy, seal, write or read it; once a step, to tell others of it, and to put together what it returns; and for each
+variable that is updated.
 """
 
 
@@ -96,6 +97,7 @@ def _site(layers: Layers, cluster: ClusterInfo, options: Options, measured: Meas
         forward = _complete(measured.forward, forward, layers.rows)
         backward = _complete(measured.backward, backward, layers.rows)
         update = _complete(measured.update, np.stack([update, 0.0 * update]), 1)[0]
+        update += VARIABLE * empty * np.array([len(each) for each in layers.variables]) * (update > 0.0)
     return Site(
         cluster.name, max(1, len(devices)), forward, backward, update, call,
         float(min(memory, options.memory)), inside, adding, fused, crossing, message, step, backward * share_later,

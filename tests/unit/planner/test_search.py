@@ -13,7 +13,7 @@ from whale_nebula.planner.problem import Chain, Options, Problem, Site, Wire
 from whale_nebula.planner.search import search
 
 SEEDS = {
-    "": (2, 4, 6, 8, 10, 11, 12, 14),
+    "": (2, 4, 6, 8, 10, 11, 12, 14, 115, 131),
     "written": (11, 12, 25, 30, 34, 35, 36, 38, 40, 48),
     "split": (12, 14, 16, 19, 21, 23),
 }
