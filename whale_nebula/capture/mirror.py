@@ -101,12 +101,14 @@ _KNOWN: weakref.WeakKeyDictionary[Any, dict[str, _Read]] = weakref.WeakKeyDictio
 
 
 def _read(graph: Any, op: Any) -> _Read:
-    """What an op's definition says. It stays as it is, but of an op with bodies, which TensorFlow changes later."""
+    """What an op's definition says. It stays as it is, but of an op with bodies, which TensorFlow changes later, and of
+    a sum over replicas, which may become another op.
+    """
     known = _KNOWN.setdefault(graph, {})
     found = known.get(op.name)
     if found is None:
         found = _read_definition(op)
-        if op.type not in _BODIES:
+        if op.type not in _BODIES and not found.summed:
             known[op.name] = found
     return found
 

@@ -41,7 +41,8 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     Take a Keras model and a batch `x, y[, sample_weight]`: the plan is that of its train step, or of its
     predict step where it is not compiled. Or take an `nb.function` and its arguments. Of the example only
     shapes and types matter: arrays, tensors, `tf.TensorSpec`, `keras.KerasTensor` or a `tf.data.Dataset`
-    all do. Variables keep their values; what the first step would build (layers, optimizer slots) is built.
+    all do. Variables keep their values; what the first step would build (layers, optimizer slots) is built. Of a step
+    that has run, what it runs is planned: it is not captured again.
 
     >>> import tensorflow as tf
     >>> import whale_nebula as nb

@@ -94,7 +94,7 @@ feeding("validation_data", _validated)
 feeding("validation_split", rows(validation_split=0.3, sample_weight=abs_numbers(seed=3)))
 feeding("shuffled", rows(shuffle=True, epochs=3))
 feeding("one_row", rows(batch_size=1, epochs=1), micro=(1,))
-feeding("fewer_rows_than_parts", rows(batch_size=9), micro=(3,))  # the last batch has 2 rows
+feeding("fewer_rows_than_parts", rows(batch_size=16), micro=(3,))  # the last batch has 2 rows
 feeding("whole_numbers", lambda: {"x": classes(5, 6), "y": classes(3, 3, seed=1)}, looks=True)
 feeding("doubles", lambda: {"x": numbers(6).astype("float64"), "y": numbers(3, seed=1).astype("float64")}, looks=True)
 

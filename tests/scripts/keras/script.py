@@ -16,7 +16,7 @@ import whale_nebula as nb
 from tests.same import Case, Cut, Outcome
 
 Given = dict[str, Any]
-ROWS, BATCH = 22, 11
+ROWS, BATCH = 34, 17
 """Two batches, whose micro-batches have unequal rows. A ragged last batch is what scripts of `feeding` have."""
 
 

@@ -11,12 +11,11 @@ import tensorflow as tf
 from keras import layers
 
 import whale_nebula as nb
-from tests.same import Cut
-from tests.scripts.keras.script import numbers
+from tests.same import Cut, data
 from whale_nebula.errors import BatchCoupledError
 
 PARTS = 3
-X, Y = numbers(6)[:24], numbers(3, seed=1)[:24]
+X, Y = data(24, 6), data(24, 3, seed=1)
 
 
 def _model(cut: Cut, layer: Any, kind: type = keras.Model, **options: Any) -> Any:
@@ -98,7 +97,7 @@ def test_dropout_in_parts_is_reproducible() -> None:
 
 @pytest.mark.parametrize("parts", [2, 6])
 def test_what_inputs_alone_couple_is_each_micro_batchs_own(parts: int) -> None:
-    weight = tf.Variable(numbers(1)[:6])
+    weight = tf.Variable(data(6, 1))
 
     @nb.function
     def step(x: Any, p: Any) -> Any:
@@ -108,7 +107,7 @@ def test_what_inputs_alone_couple_is_each_micro_batchs_own(parts: int) -> None:
             with nb.stage(cluster="b"):
                 return tf.reduce_mean(tf.cumsum(p) * hidden[:, 0])
 
-    x, p = X[:6], numbers(1, seed=2)[:6, 0]
+    x, p = X[:6], data(6, 1, seed=2)[:, 0]
     by_hand = [
         float(tf.reduce_mean(tf.cumsum(own) * (rows @ weight)[:, 0]))
         for rows, own in zip(tf.split(tf.constant(x), parts), tf.split(tf.constant(p), parts), strict=True)

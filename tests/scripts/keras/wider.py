@@ -216,7 +216,7 @@ def _padded() -> Given:
         lambda: zip(lengths, classes(4, seed=1), strict=True),
         output_signature=(tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int64)),
     )
-    return {"x": data.padded_batch(4).apply(tf.data.experimental.assert_cardinality(8)), "batch_size": None}
+    return {"x": data.padded_batch(4).apply(tf.data.experimental.assert_cardinality(9)), "batch_size": None}
 
 
 @script(_padded, steps=16)
