@@ -23,7 +23,10 @@ def test_a_cluster_goes_on_with_one_worker_less_and_then_with_both_again(
     config = {"clusters": {"gpu": {"workers": [gpu]}, "npu": {"workers": npu}}, "elastic": {"npu": {}}, "seed": 5}
     path = tmp_path / "clusters.yaml"
     path.write_text(yaml.safe_dump(config))
-    control, asked = str(tmp_path / "run.sock"), json.dumps({"0": [4, 1], "1": [9, 2]})
+    control, asked = (
+        str(tmp_path / "run.sock"),
+        json.dumps({"0": [6, 1], "1": [9, 2]}),
+    )  # one of them as an epoch is evaluated
     script = [str(HERE / "workers" / "elastic.py"), str(tmp_path / "saved"), control, asked]
     assert main(["run", "--all", "--config", str(path), "--control", control, *script]) == 0
     out, err = capfd.readouterr()
@@ -31,7 +34,7 @@ def test_a_cluster_goes_on_with_one_worker_less_and_then_with_both_again(
     began = [found[f"epoch {number}"] for number in range(3)]
     assert [count for _, count in began] == [2, 1, 2] and "goes on with 1 in gpu, 1 in npu, as epoch 1" in err
     steps = [step[0] if step else 0 for step, _ in began]
-    assert steps[0] == 0 and 4 <= steps[1] <= 6 and 9 <= steps[2] <= 12  # every step that was taken was kept
+    assert steps[0] == 0 and 6 <= steps[1] <= 8 and 9 <= steps[2] <= 12  # every step that was taken was kept
     expected = told_alone(lesson)["history"]
     for name, values in expected.items():
         np.testing.assert_allclose(found["history"][name], values, 1e-5)

@@ -185,8 +185,8 @@ class Checkpoints:
             return
         if departure.agreed:
             self.finish()
-            departure.begin()
-        elif any(level.due for level in self.levels):
+        departure.begin()
+        if any(level.due for level in self.levels):
             self.save([level for level in self.levels if level.due], fingerprint(tensors))
 
     def _choose_leading(self, program: str) -> None:

@@ -156,8 +156,11 @@ class DistributedStep(ActorStep):
         self.written_here = [v for v in cut.forward_written if here in cut.held.get(v, ())]
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
-        """Run one step; what fails here is told to all. Who leaves with all others does so before it."""
-        departure.begin()
+        """Run one step; what fails here is told to all. Who leaves with all others does so before it; where checkpoints
+        are written, once all is saved, before a step that they count.
+        """
+        if current_run().checkpoints is None:
+            departure.begin()
         try:
             return self._run(tensors)
         except BaseException as failure:
