@@ -73,7 +73,8 @@ def start(
     """What `whale_nebula.launch.processes.start` does."""
     from whale_nebula.launch.attach import VARIABLE
 
-    _, line = _zygote()
+    with _LOCK:
+        _, line = _zygote()
     whole = {**os.environ, **(env or {}), **({VARIABLE: identity.to_json()} if identity else {})}
     descriptors = list(identity.descriptors) if identity else []
     (out, out_there), (err, err_there) = os.pipe(), os.pipe()
