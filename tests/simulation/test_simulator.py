@@ -46,7 +46,8 @@ def test_an_undisturbed_run_reaches_every_failpoint_and_takes_no_time(workers: i
     assert found.went_on and found.seconds < 1.0
     disturbed = good("seed=3 lines=gpu/0>npu/0=cut:1@9").reached
     assert {*found.reached, *disturbed} == set(REACHED)
-    assert set(POINTS) - set(REACHED) == {"certificate.changed", "certificate.renewed", "failure.telling"}
+    others = {name for name in set(POINTS) - set(REACHED) if not name.startswith("checkpoint.")}
+    assert others == {"certificate.changed", "certificate.renewed", "failure.telling"}
 
 
 def test_the_same_case_is_the_same_run() -> None:

@@ -43,7 +43,7 @@ def goodput_lines(goodput: Goodput) -> Iterator[str]:
     """The line of a report.
 
     >>> print(*goodput_lines(Goodput(100.0, steps=80.0, saving=1.0, lost=4.0, recovery=5.0)))
-    goodput: 90.0 % of 100 s; saving 1.00 s, lost steps 4.00 s, starting again 5.00 s
+    goodput: 90.0 % of 100.000 s; saving 1.000 s, lost steps 4.000 s, starting again 5.000 s
     """
     told = f"saving {duration(goodput.saving)}"
     if goodput.lost or goodput.recovery:
