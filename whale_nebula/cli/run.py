@@ -79,7 +79,7 @@ def _ending(ended: Ended, asking: Asking) -> tuple[int, str | None, str]:
     result = ended.result
     if asking.second is not None:
         return arguments.SIGNALLED + asking.second, None, "the workers were killed"
-    if asking.rested:
+    if asking.rested and result.culprit is not None:
         return arguments.LEFT, None, "no worker was running, and none is started again; the run can be started again"
     if result.late:
         left = [name for name, code in result.codes.items() if code == -signal.SIGKILL]
@@ -368,19 +368,21 @@ class Asking:
     def hear(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal. It may come in the middle of a print, so it writes by itself."""
         name = signal.Signals(number).name
-        if self.job is None and self._resting is None:
+        between = self.job is None and self.ended is not None  # two starts, or after the last one
+        if self.job is None and not between:
             sys.exit(SIGNALLED + number)
         first, text = self.first is None, f"{name}, again: the workers are killed"
         if first:
             text = f"{name}: the workers leave after their next step, within {self.patience:g} s; again ends them now"
-        if self._resting is not None:
+        if between:
             text = f"{name}: no other start"
         with contextlib.suppress(OSError):
             os.write(2, f"whale-nebula: {text}\n".encode())
         self.first = number if first else self.first
-        if self._resting is not None:
+        if between:
             self.rested = True
-            self._resting.put(number)
+            if self._resting is not None:
+                self._resting.put(number)
         elif self.job is not None and first:
             self.job.ask(number, self.patience)
         elif self.job is not None:
@@ -402,7 +404,8 @@ class Asking:
         """Wait so long, unless a signal comes; whether none did."""
         self._resting = queue.SimpleQueue()
         try:
-            self._resting.get(timeout=seconds)
+            if not self.rested:
+                self._resting.get(timeout=seconds)
         except queue.Empty:
             return not self.rested
         finally:
