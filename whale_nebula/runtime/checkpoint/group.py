@@ -55,8 +55,11 @@ class Group:
         told = session.exchange(doing, {"shared": said}, session.links.keys())
         return {self.worker: said, **{peer: sheet["shared"] for peer, sheet in told.items()}}
 
-    def list_entries(self, variables: Mapping[str, Any]) -> Iterator[Entry]:
-        """What this worker writes of variables: what it alone holds, and of what it holds with others its share."""
+    def list_entries(self, variables: Mapping[str, Any], *, apart: bool = False) -> Iterator[Entry]:
+        """What this worker writes of variables: what it alone holds, and of what it holds with others its share. Where
+        clusters train `apart`, those others are of its own cluster.
+        """
+        mates = self._list_mates() if apart else self.members
         for number, name in enumerate(sorted(variables)):
             variable = variables[name]
             kept = self._find_kept(variable)
@@ -66,10 +69,15 @@ class Group:
                 if kept.piece.first == kept.holders[0]:
                     yield Entry(name, form, held, tf.convert_to_tensor(kept.piece.variable.read_value()))
                 continue
-            near = self.members if kept is None else [each for each in kept.holders if each in self.members]
+            near = self.members if kept is None else [each for each in kept.holders if each in mates]
             turn = 0 if kept is None else number % max(len(near), 1)
             if self.worker in near and near[turn] == self.worker:
                 yield whole_entry(name, variable.read_value())
+
+    def _list_mates(self) -> list[str]:
+        """The members of this worker's cluster."""
+        clusters = self._run.workers
+        return [each for each in self.members if clusters.get(each) == clusters.get(self.worker)]
 
     def restore(self, source: Source, variables: Mapping[str, Any]) -> list[str]:
         """Give variables, or this worker's pieces of them, the saved values by their names; gives the names of which
@@ -138,6 +146,10 @@ class Group:
     def _holds(self, variable: Any) -> bool:
         kept = self._find_kept(variable)
         return kept is None or self.worker in kept.holders
+
+    def knows_holders(self, variable: Any) -> bool:
+        """Whether this is a variable of a program: others are alike in all processes."""
+        return self._run.alone or self._find_kept(variable) is not None
 
     def _find_kept(self, variable: Any) -> Any:
         """What the run knows of who holds a variable; None where each process has it whole."""
