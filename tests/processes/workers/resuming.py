@@ -22,8 +22,10 @@ class Told(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         checkpoints = current_run().checkpoints
-        if checkpoints is not None:
-            checkpoints.levels[0].read_part(wait=True)
+        for level in [] if checkpoints is None else checkpoints.levels:
+            level.read_part(wait=True)
+            if level._committing is not None and not level.durable:
+                level._committing.result()
 
 
 def piped() -> keras.Model:
@@ -70,9 +72,10 @@ def main(folder: str, faults: str, *arguments: str) -> None:
     launched = attach()
     assert launched is not None
     plan = FaultPlan.parse("" if faults == "-" else faults, worker=launched.worker)
-    if folder != "-" and "apart" in arguments:
+    if folder != "-" and arguments[1:]:
         folder = enter_own_folder(folder)
-    config = {} if folder == "-" else {"checkpoint": {"folder": folder, "every": 2}}
+    every = {"every": 1000, "memory": 2} if launched.memory else {"every": 2}
+    config = {} if folder == "-" else {"checkpoint": {"folder": folder, **every}}
     with with_plan(plan), nb.init(config):
         lesson(*arguments)
 

@@ -30,6 +30,7 @@ from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
 from whale_nebula.launch.ending import departure
 from whale_nebula.runtime.checkpoint.apart import capture_rounds, list_copies, must_meet
+from whale_nebula.runtime.checkpoint.copies import Copies, admit_copies, find_ring
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
 from whale_nebula.runtime.checkpoint.known import Known
 from whale_nebula.runtime.checkpoint.level import Level
@@ -106,7 +107,9 @@ class Checkpoints:
         folders = [level.folder for level in self.levels]
         if self.group.commits:
             folders[0].lock()
-        self.source = choose_source(self.group, lambda: [found for folder in folders for found in folder.scan()])
+        self.source = choose_source(
+            self.group, lambda: [found for folder in folders for found in folder.scan()], folders[-1]
+        )
         step = None if self.source is None else self.source.manifest.position.step
         for level in self.levels if self.group.commits else ():
             level.clean(step)
@@ -401,7 +404,10 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     path = os.path.expanduser(options.folder).rstrip("/") or "/"
     several = options.keep if not group.label else max(2, options.keep)
     memory = None if run.attachment is None or options.memory is False else run.attachment.memory
-    in_memory = all(group.exchange("whether checkpoints are in memory, too", memory is not None).values())
+    if not run.alone:
+        admit_copies(group.session)
+    told = group.exchange("where checkpoints are kept", [memory is not None, group.label])
+    in_memory = all(has for has, _ in told.values())
     overhead = options.overhead / (1 + in_memory)
     levels = [
         Level(Folder(path, group.label), group, Pace(options.steps, options.seconds, overhead, saved_time=now), several)
@@ -410,6 +416,9 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
         beside = os.path.join(memory, hashlib.sha256(path.encode()).hexdigest()[:16])
         pace = Pace(options.memory_steps, options.memory_seconds, overhead, saved_time=now, first=_MEMORY_FIRST)
         levels.append(Level(Folder(beside, group.label), group, pace, _MEMORY_KEPT, durable=False))
+        ring = find_ring({worker: label for worker, (_, label) in told.items()}, run.workers, group.worker)
+        if ring is not None:
+            levels[-1].copies = Copies(group.session, levels[-1].folder, *ring)
     spent = Spent(None if run.attachment is None else run.attachment.ended)
     found = Checkpoints(run, group, levels, Memories(group.worker, run.channels), spent=spent)
     with contextlib.nullcontext() if run.alone else run.ledger.tell_failures():

@@ -17,6 +17,7 @@ from whale_nebula.checkpoint.manifest import Manifest, Part
 from whale_nebula.errors import CheckpointError, NebulaWarning
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.faults import failpoint
+from whale_nebula.runtime.checkpoint.copies import Copies
 from whale_nebula.runtime.checkpoint.group import Group
 from whale_nebula.runtime.checkpoint.writing import Snapshot, Writer, commit_parts, write_part
 
@@ -36,7 +37,8 @@ class _Pending:
 class Level:
     """Writes checkpoints to a folder, as often as its `pace` says, and keeps the newest.
 
-    One on a disk is `durable`. One in memory that has no room is given up (`usable`); on a disk it is tried again.
+    One on a disk is `durable`. One in memory that has no room is given up (`usable`); on a disk it is tried again. What
+    a host has in memory may have `copies` in that of another one.
     """
 
     folder: Folder
@@ -46,6 +48,7 @@ class Level:
     durable: bool = True
     usable: bool = True
     due: bool = False
+    copies: Copies | None = None
     _writer: Writer = field(default_factory=Writer)
     _pending: _Pending | None = None
     _committing: Future[None] | None = None
@@ -132,6 +135,8 @@ class Level:
             why = "; ".join(f"{worker}: {escape_foreign_text(said)}" for worker, said in failed.items())
             self._tell_failure(pending.manifest.position.step, why)
         elif self.group.commits:
+            if self.copies is not None:
+                self.copies.expect(pending.manifest.position.step)
             self._committing = self._writer.submit(self._commit, pending, dict(told))
 
     def _conclude(self, pending: _Pending) -> None:
@@ -149,6 +154,8 @@ class Level:
             _LOG.info("%s: step %d is saved%s", self.group.worker, step, "" if self.durable else " in memory")
         except Exception as error:
             self._tell_failure(step, _explain(error))
+        if self.copies is not None:
+            self.copies.send(step)
         self.pace.note_cost(time.perf_counter() - pending.began)
 
     def _tell_failure(self, step: int, why: str) -> None:

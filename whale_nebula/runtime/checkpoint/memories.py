@@ -9,7 +9,6 @@ from typing import Any
 
 from whale_nebula.runtime.checkpoint.codec_states import decode_state, encode_state
 from whale_nebula.runtime.checkpoint.fitting import remember_callbacks, restore_callbacks
-from whale_nebula.runtime.checkpoint.group import whole_entry
 from whale_nebula.runtime.checkpoint.objects import (
     Put,
     check_object,
@@ -18,7 +17,7 @@ from whale_nebula.runtime.checkpoint.objects import (
     read_object,
     write_object,
 )
-from whale_nebula.runtime.checkpoint.slices import Entry, Source
+from whale_nebula.runtime.checkpoint.slices import Entry, Source, whole_entry
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
