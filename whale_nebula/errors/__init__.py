@@ -251,6 +251,13 @@ class PlacementError(PlanError):
     usual_mend = "name a cluster for it: nb.stage(cluster=...)"
 
 
+class ForbiddenCrossingError(PlanError):
+    """A step in which something would go to a cluster that depends on an input which the config forbids to go there."""
+
+    code = "NB-213"
+    usual_mend = "keep the stages that read it in its own cluster, or allow in the config what may go there"
+
+
 class DataError(NebulaError):
     """Text to learn from, or a vocabulary, that is not as it must be: files that are missing or do not fit together.
 
