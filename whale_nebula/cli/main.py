@@ -21,6 +21,7 @@ COMMANDS = {  # each is a module of its own here
     "plan": "find the best plan for a script without scopes: whale-nebula plan train.py --config clusters.yaml",
     "doctor": "check this machine: versions, packages, threads, memory, and a clusters.yaml",
     "certs": "make, issue, show, renew and revoke certificates",
+    "approve": "show what a program is, and sign that it may run",
     "gateway": "be the one process of a cluster that others can reach",
     "audit": "verify a gateway's audit log",
     "checkpoints": "list, show, verify, prune and export checkpoints",

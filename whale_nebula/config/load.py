@@ -140,6 +140,7 @@ def _config(place: Place) -> Config:
         outputs=outputs,
         elastic=_elastic(root.key("elastic"), clusters),
         checkpoint=root.key("checkpoint").read_or(parse_checkpoint, None),
+        approvals=root.key("approvals").read_or(Place.text, None),
         forbid=tuple(_forbid(each, clusters) for each in root.key("forbid").items()),
     )
 

@@ -290,6 +290,7 @@ class Config:
     checkpoint: Checkpointing | None = None
     elastic: Mapping[str, Elastic] = field(default_factory=dict)
     forbid: tuple[Forbid, ...] = ()
+    approvals: str | None = None
 
     @property
     def run_name(self) -> str:

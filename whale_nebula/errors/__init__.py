@@ -258,6 +258,13 @@ class ForbiddenCrossingError(PlanError):
     usual_mend = "keep the stages that read it in its own cluster, or allow in the config what may go there"
 
 
+class NotApprovedError(PlanError):
+    """A program that the owner of this cluster has not approved: the message says in what it differs first."""
+
+    code = "NB-214"
+    usual_mend = "whale-nebula approve SCRIPT --config clusters.yaml, where the authority's key is"
+
+
 class DataError(NebulaError):
     """Text to learn from, or a vocabulary, that is not as it must be: files that are missing or do not fit together.
 

@@ -206,16 +206,21 @@ def _boundaries(plan: Plan) -> Section:
 
 def _crossings(plan: Plan) -> Section:
     """What tells clusters of the inputs that the config names, and what of it the config forbids."""
+    return list_dependences(plan, plan.protected)
+
+
+def list_dependences(plan: Plan, inputs: Sequence[str]) -> Section:
+    """What goes from cluster to cluster and depends on any of these inputs, and how."""
     breaches = find_breaches(plan.crossings, plan.forbid)
     rules = {(each.crossing.name, each.crossing.source, each.crossing.destination): each.rule for each in breaches}
     rows = []
     for each in plan.crossings:
-        ways = [each.depends.get(name, "-") for name in plan.protected]
+        ways = [each.depends.get(name, "-") for name in inputs]
         rule = rules.get((each.name, each.source, each.destination))
         ends = (each.name, each.source or "-", each.destination)
-        if set(ways) != {"-"}:
+        if any(way != "-" for way in ways):
             rows.append((*ends, *ways, "" if rule is None else f"forbidden: {rule}"))
-    return Section(("", "from", "to", *plan.protected, ""), rows)
+    return Section(("", "from", "to", *inputs, ""), rows)
 
 
 def crossing_facts(each: PlanBoundary) -> list[tuple[str, str]]:

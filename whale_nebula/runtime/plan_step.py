@@ -169,13 +169,21 @@ def _graph_def(cut: Cut, workshop: Callable[[], Workshop], stage: str) -> Any:
 
 
 def check_pinned(name: str, captured: Captured, layout: Signature) -> None:
-    """Refuse a step that is not planned as it was pinned; without pins do nothing."""
-    pins = current_run().pins
-    pin = pins.pin_of(name)
-    if pin is not None:
-        pins.check(plan_step(name, captured, [_example(spec) for spec in layout.specs]), pin)
-    elif pins and any(stage.where for stage in captured.program.stages):
+    """Refuse a step that is not planned as it was pinned, or as the owner of this cluster has approved; without pins
+    and approvals do nothing.
+    """
+    run = current_run()
+    pins, scoped = run.pins, any(stage.where for stage in captured.program.stages)
+    pin, approvals = pins.pin_of(name), run.approvals if scoped or not run.alone else None
+    if pin is None and pins and scoped:
         pins.miss(name)
+    if pin is None and approvals is None:
+        return
+    plan = plan_step(name, captured, [_example(spec) for spec in layout.specs])
+    if pin is not None:
+        pins.check(plan, pin)
+    if approvals is not None:
+        approvals.check(plan)
 
 
 def _example(spec: tf.TensorSpec) -> tf.Tensor:

@@ -88,7 +88,7 @@ def _path(text: str, identity: Identity, base: str | os.PathLike[str]) -> Path:
     return Path(base) / os.path.expanduser(text)
 
 
-def read(path: str | os.PathLike[str], what: str, *, secret: bool = False) -> bytes:
+def read(path: str | os.PathLike[str], what: str, *, secret: bool = False, most: int | None = _MOST) -> bytes:
     """The bytes of a file; a secret that others can read is refused, with the line that mends it."""
     try:
         with open(path, "rb") as file:
@@ -100,7 +100,7 @@ def read(path: str | os.PathLike[str], what: str, *, secret: bool = False) -> by
                     why=f"its mode is {stat.S_IMODE(found.st_mode):04o}; who can read a key can be its owner",
                     mend=f"chmod 600 {path}, and issue a new one if others were on this host",
                 )
-            return file.read(_MOST)
+            return file.read(most)
     except OSError as error:
         mend, beside = None, Path("certs") / Path(path).name  # where `certs` was called
         if beside.exists() and not Path(path).exists():

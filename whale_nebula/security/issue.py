@@ -160,6 +160,14 @@ def revoke(
     return new
 
 
+def withdraw(folder: Path, authority: Authority, serial: str, what: str, why: str, at: datetime | None = None) -> None:
+    """Put an approval on the deny list, by its serial number."""
+    found = Revocation(serial, what, f"{at or files.now():%Y-%m-%dT%H:%M:%SZ}", why)
+    with files.lock_folder(folder):
+        present = _deny_list(folder, authority)
+        _sign_list(folder, authority, present.number + 1, {**present.revoked, serial: found})
+
+
 def _deny_list(folder: Path, authority: Authority) -> SignedList:
     """The deny list of an authority. Where nobody has a certificate yet an empty one is made, so that every host gets
     one; later a list that is missing, or older than one that was signed here, would take back what was revoked.
