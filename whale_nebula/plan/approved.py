@@ -28,10 +28,11 @@ class Approvals:
     pins: dict[Path, Pins] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, folder: Path, ca: Path, revoked: Path | None, run: str | None) -> Approvals:
-        """Read the approvals that an authority in `ca` has signed, and has not put on its deny list."""
-        authorities = files.certificates(files.read(ca, "the authority's certificate"), str(ca))
-        return cls(folder, read_all(folder, Trust(authorities, DenyList(revoked, authorities)), run, files.now()))
+    def open(cls, folder: Path, paths: files.Files, run: str | None, cluster: str | None) -> Approvals:
+        """Read the approvals that an authority in `ca.pem` has signed for a cluster, and has not withdrawn."""
+        authorities = files.certificates(files.read(paths.ca, "the authority's certificate"), str(paths.ca))
+        trust = Trust(authorities, DenyList(paths.revoked, authorities))
+        return cls(folder, read_all(folder, trust, run, files.now(), cluster))
 
     def check_code(self) -> Found:
         """The newest approval of the script, modules and packages of this process; without one, a refusal that names

@@ -340,7 +340,8 @@ def _open_approvals(run: Run, folder: str) -> Approvals:
     """
     base = Path(run.source).parent
     files = Files.of(run.config.security, Identity(run.config.run_name, "any"), base)
-    found = Approvals.open(base / os.path.expanduser(folder), files.ca, files.revoked, run.config.run)
+    cluster = None if run.attachment is None else run.attachment.cluster
+    found = Approvals.open(base / os.path.expanduser(folder), files, run.config.run, cluster)
     found.check_code()
     return found
 

@@ -105,13 +105,13 @@ def plan_file(step: str) -> str:
     return f"{''.join(each if each.isalnum() or each in '._-' else '_' for each in step)}.plan.json"
 
 
-def read_all(folder: Path, trust: Trust, run: str | None, at: datetime) -> Sequence[Found]:
-    """All approvals in a folder, the newest first; those that do not count say why."""
-    found = [_read(each.parent, trust, run, at) for each in sorted(folder.glob(f"*/{NAME}"))]
+def read_all(folder: Path, trust: Trust, run: str | None, at: datetime, cluster: str | None = None) -> Sequence[Found]:
+    """All approvals in a folder, the newest first; those that do not count, on workers of a cluster, say why."""
+    found = [_read(each.parent, trust, run, at, cluster) for each in sorted(folder.glob(f"*/{NAME}"))]
     return sorted(found, key=lambda each: each.approval.since if each.approval else "", reverse=True)
 
 
-def _read(own: Path, trust: Trust, run: str | None, at: datetime) -> Found:
+def _read(own: Path, trust: Trust, run: str | None, at: datetime, cluster: str | None) -> Found:
     try:
         said = json.loads(files.read(own / NAME, "an approval"))
         signature = base64.b64decode(said.pop("signature"), validate=True)
@@ -123,11 +123,15 @@ def _read(own: Path, trust: Trust, run: str | None, at: datetime) -> Found:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return Found(own, fault="it does not read")
     signed = [each for each in trust.authorities if files.verify_signature(each, signature, message)]
-    if not any(files.authority_run(each) == approval.run for each in signed):
+    signed = [each for each in signed if files.authority_run(each) == approval.run]
+    if not signed:
         return Found(own, approval, "it is not signed by the run's authority: it was changed, or is another run's")
+    bound = files.authority_clusters(signed[0])
+    if cluster is not None and bound and cluster not in bound:
+        return Found(own, approval, f"its signer speaks for {', '.join(bound)}, and not for {cluster}")
     if run is not None and approval.run != run:
         return Found(own, approval, f"it is of run {approval.run!r}")
-    withdrawn = trust.denied.find(approval.serial, trust.authorities)
+    withdrawn = trust.denied.find(approval.serial, trust.authorities, signed[0])
     if withdrawn is not None:
         return Found(own, approval, f"it was withdrawn {withdrawn.when}{': ' * bool(withdrawn.why)}{withdrawn.why}")
     if over:

@@ -16,10 +16,11 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 
 from whale_nebula.config.schema import Security
 from whale_nebula.errors import CredentialsError, IdentityError, WrongNameError
-from whale_nebula.security.identity import Identity, run_of
+from whale_nebula.security.identity import Identity, cluster_of_uri, run_of
 
 SECRET = 0o600
 PUBLIC = 0o644
@@ -246,10 +247,13 @@ def _look_at_all(found: x509.Certificate) -> None:
 
 def public_key_digest(found: x509.Certificate) -> str:
     """The SHA-256 of the public key of a certificate: renewed certificates have the same."""
+    return digest_public_key(found.public_key())
+
+
+def digest_public_key(key: CertificatePublicKeyTypes) -> str:
+    """The SHA-256 of a public key."""
     digest = hashes.Hash(hashes.SHA256())
-    digest.update(
-        found.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    )
+    digest.update(key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo))
     return digest.finalize().hex()
 
 
@@ -288,9 +292,15 @@ def serial(found: x509.Certificate) -> str:
     return f"{found.serial_number:040x}"
 
 
+def authority_clusters(found: x509.Certificate) -> tuple[str, ...]:
+    """The clusters that an authority speaks for; none where it speaks for all."""
+    return tuple(filter(None, map(cluster_of_uri, alternative_names(found))))
+
+
 def authority_run(found: x509.Certificate) -> str | None:
     """The run of an authority's certificate."""
-    runs = [run_of(uri) for uri in alternative_names(found)]
+    names = alternative_names(found)
+    runs = [run_of(uri) for uri in names if cluster_of_uri(uri) is None]
     return runs[0] if len(runs) == 1 else None
 
 

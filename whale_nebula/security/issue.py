@@ -42,18 +42,46 @@ def issue(
         revoked, known = _deny_list(folder, authority).revoked, list_issued(folder)
         for identity in wanted:
             authority.check(identity)
-            for peer in known:
-                # a process may hold the first key, on whatever host, so nobody gets a second while that is good
-                if peer.identity != identity or peer.serial in revoked or peer.not_after < moment:
-                    continue
-                named = command_options(identity)
-                raise CredentialsError(
-                    f"{identity.worker} has a certificate already",
-                    where=f"serial {peer.serial[:16]}",
-                    why=f"it is good until {peer.not_after:%Y-%m-%d %H:%M} UTC, wherever it was copied or moved to",
-                    mend=f"whale-nebula certs renew {named}; for a new key, whale-nebula certs revoke {named} first",
-                )
+            _refuse_second_key(identity, known, revoked, moment)
         return [_issue(folder, authority, identity, days, moment) for identity in wanted]
+
+
+def _refuse_second_key(
+    identity: Identity, known: Iterable[Peer], revoked: Iterable[str], at: datetime, key: str | None = None
+) -> None:
+    """Nobody gets a certificate for a second key while the first is good: a process may hold it, on whatever host."""
+    for peer in known:
+        if peer.identity != identity or peer.serial in revoked or peer.not_after < at or peer.key == key:
+            continue
+        named = command_options(identity)
+        raise CredentialsError(
+            f"{identity.worker} has a certificate already",
+            where=f"serial {peer.serial[:16]}",
+            why=f"it is good until {peer.not_after:%Y-%m-%d %H:%M} UTC, wherever it was copied or moved to",
+            mend=f"whale-nebula certs renew {named}; for a new key, whale-nebula certs revoke {named} first",
+        )
+
+
+def certify(
+    folder: Path,
+    authority: Authority,
+    identity: Identity,
+    public: ec.EllipticCurvePublicKey,
+    days: float,
+    at: datetime,
+    where: str,
+) -> Issued:
+    """A certificate for a key that was made elsewhere; the folder is locked."""
+    authority.check(identity)
+    if identity.run != authority.run:
+        raise CredentialsError(f"this request is of run {identity.run!r}", where=where)
+    revoked, known = _deny_list(folder, authority).revoked, list_issued(folder)
+    key = files.digest_public_key(public)
+    if taken := [peer for peer in known if peer.key == key and peer.serial in revoked]:
+        mend = "the host makes a new one: rm its .key and .csr, then whale-nebula certs request"
+        raise CredentialsError(f"the key of {taken[0].identity.worker} was revoked", where=where, mend=mend)
+    _refuse_second_key(identity, known, revoked, at, key)
+    return _certify(folder, authority, identity, public, days, at)
 
 
 def _issue(folder: Path, authority: Authority, identity: Identity, days: float, at: datetime) -> Issued:
@@ -136,8 +164,9 @@ def renew_authority(folder: Path, days: float = home.AUTHORITY_DAYS, at: datetim
     """New dates for the authority's key: what it signed stays good."""
     moment = at or files.now()
     old = home.load(folder)
-    made = home.authority_certificate(old.run, old.key, moment + home.span(days), moment)
-    files.write(folder / home.CA, home.certificate_bytes(made), files.PUBLIC)
+    made = home.authority_certificate(old.run, old.key, moment + home.span(days), moment, old.bound)
+    others = [each for each in home.authorities(folder) if each.public_key() != made.public_key()]
+    files.write(folder / home.CA, b"".join(map(home.certificate_bytes, [made, *others])), files.PUBLIC)
     return replace(old, certificate=made)
 
 
