@@ -22,6 +22,8 @@ COMMANDS = {  # each is a module of its own here
     "doctor": "check this machine: versions, packages, threads, memory, and a clusters.yaml",
     "certs": "make, issue, show, renew and revoke certificates",
     "approve": "show what a program is, and sign that it may run",
+    "accounts": "who may train in the clusters of an owner: add, list, disable accounts; serve logins",
+    "login": "get certificates for this host by an account",
     "gateway": "be the one process of a cluster that others can reach",
     "audit": "verify a gateway's audit log",
     "checkpoints": "list, show, verify, prune and export checkpoints",

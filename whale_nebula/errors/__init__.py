@@ -564,6 +564,20 @@ class NotAllowedError(IdentityError):
     usual_mend = "issue a certificate of the role that may: whale-nebula certs issue --role ..."
 
 
+class AccountError(NebulaError):
+    """An account, or the registry of accounts, that is not as it must be."""
+
+    code = "NB-431"
+    recurs = True
+    usual_mend = "whale-nebula accounts --help"
+
+
+class LoginError(AccountError):
+    """Somebody who may not log in. He is not told why: `reason` is for the log of the owner."""
+
+    code, reason = "NB-432", ""
+
+
 class AuditError(TransportError):
     """An audit log that is not as it was written, or that cannot be written."""
 

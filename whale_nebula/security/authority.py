@@ -78,12 +78,15 @@ def process_certificate(
     authority_key: ec.EllipticCurvePrivateKey,
     until: datetime,
     at: datetime,
+    account: str = "",
 ) -> x509.Certificate:
     """The certificate of one process: client and server in one, as peers dial each other either way.
 
-    Who it is stands in the alternative names; the common name is for people who look at it with other tools.
+    Who it is stands in the alternative names; the common name is for people who look at it with other tools. The
+    `account` that it was given to stands in the subject, too.
     """
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)])
+    parts = [x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)]
+    name = x509.Name([*parts, *[x509.NameAttribute(NameOID.USER_ID, account)] * bool(account)])
     uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
     names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)])
     own = x509.SubjectKeyIdentifier.from_public_key(public)

@@ -17,6 +17,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+from cryptography.x509.oid import NameOID
 
 from whale_nebula.config.schema import Security
 from whale_nebula.errors import CredentialsError, IdentityError, WrongNameError
@@ -186,7 +187,9 @@ SIGNATURE = ec.ECDSA(hashes.SHA256())
 
 
 class Peer(NamedTuple):
-    """Who a certificate says somebody is; `fingerprint` is the SHA-256 of the whole certificate, `key` of its key."""
+    """Who a certificate says somebody is; `fingerprint` is the SHA-256 of the whole certificate, `key` of its key. The
+    `account` is that which it was given to, where its owner has accounts.
+    """
 
     certificate: x509.Certificate
     identity: Identity
@@ -195,6 +198,7 @@ class Peer(NamedTuple):
     not_after: datetime
     fingerprint: str
     key: str
+    account: str = ""
 
 
 UNREADABLE = (
@@ -282,8 +286,15 @@ def peer(found: x509.Certificate) -> Peer:
     if identity.dns not in alternative_names(found, x509.DNSName):
         raise WrongNameError(f"the certificate of {identity.worker} lacks the host name {identity.dns}")
     dates = found.not_valid_before_utc, found.not_valid_after_utc
+    accounts = found.subject.get_attributes_for_oid(NameOID.USER_ID)
     return Peer(
-        found, identity, serial(found), *dates, found.fingerprint(hashes.SHA256()).hex(), public_key_digest(found)
+        found,
+        identity,
+        serial(found),
+        *dates,
+        found.fingerprint(hashes.SHA256()).hex(),
+        public_key_digest(found),
+        str(accounts[0].value) if len(accounts) == 1 else "",
     )
 
 

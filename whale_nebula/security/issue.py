@@ -70,6 +70,7 @@ def certify(
     days: float,
     at: datetime,
     where: str,
+    account: str = "",
 ) -> Issued:
     """A certificate for a key that was made elsewhere; the folder is locked."""
     authority.check(identity)
@@ -81,7 +82,7 @@ def certify(
         mend = "the host makes a new one: rm its .key and .csr, then whale-nebula certs request"
         raise CredentialsError(f"the key of {taken[0].identity.worker} was revoked", where=where, mend=mend)
     _refuse_second_key(identity, known, revoked, at, key)
-    return _certify(folder, authority, identity, public, days, at)
+    return _certify(folder, authority, identity, public, days, at, account=account)
 
 
 def _issue(folder: Path, authority: Authority, identity: Identity, days: float, at: datetime) -> Issued:
@@ -97,18 +98,21 @@ def _certify(
     days: float,
     at: datetime,
     key: ec.EllipticCurvePrivateKey | None = None,
+    account: str = "",
 ) -> Issued:
-    """Make a certificate for a key, and write both. Every certificate is remembered before it is given away, so that it
-    can be revoked.
+    """Make a certificate for a key, and write both; one of an `account` is written nowhere but where every certificate
+    is remembered before it is given away, so that it can be revoked.
     """
     wanted, most = at + home.span(days), authority.certificate.not_valid_after_utc
-    made = home.process_certificate(identity, public, authority.certificate, authority.key, min(wanted, most), at)
+    signed_by = authority.certificate, authority.key
+    made = home.process_certificate(identity, public, *signed_by, min(wanted, most), at, account)
     paths, pem = Files.under(folder, identity), home.certificate_bytes(made)
     (folder / home.ISSUED).mkdir(mode=0o700, exist_ok=True)
     files.write(folder / home.ISSUED / f"{files.serial(made)}.pem", pem, files.PUBLIC)
     if key is not None:
         files.write(paths.key, home.key_bytes(key), files.SECRET)
-    files.write(paths.cert, pem, files.PUBLIC)
+    if not account:
+        files.write(paths.cert, pem, files.PUBLIC)
     return Issued(files.peer(made), paths, clipped=wanted > most)
 
 
@@ -174,18 +178,24 @@ def revoke(
     folder: Path, authority: Authority, serials: Sequence[str], why: str, at: datetime | None = None
 ) -> list[Revocation]:
     """Put certificates on the deny list, and all others of the same keys; gives those that were not on it yet."""
-    moment = f"{at or files.now():%Y-%m-%dT%H:%M:%SZ}"
     with files.lock_folder(folder):
-        present = _deny_list(folder, authority)
-        revoked = present.revoked
-        known = {peer.serial: peer for peer in list_issued(folder)}
-        if unknown := [each for each in serials if each not in known]:
-            raise CredentialsError(f"no certificate has the serial {unknown[0]!r}", mend="whale-nebula certs show")
-        keys = {known[each].key for each in serials}
-        same = [peer for peer in known.values() if peer.key in keys and peer.serial not in revoked]
-        new = [Revocation(peer.serial, peer.identity.uri, moment, why) for peer in same]
-        if new:
-            _sign_list(folder, authority, present.number + 1, {**revoked, **{each.serial: each for each in new}})
+        return revoke_locked(folder, authority, serials, why, at or files.now())
+
+
+def revoke_locked(
+    folder: Path, authority: Authority, serials: Sequence[str], why: str, at: datetime
+) -> list[Revocation]:
+    """The same where the folder is locked already."""
+    present = _deny_list(folder, authority)
+    revoked = present.revoked
+    known = {peer.serial: peer for peer in list_issued(folder)}
+    if unknown := [each for each in serials if each not in known]:
+        raise CredentialsError(f"no certificate has the serial {unknown[0]!r}", mend="whale-nebula certs show")
+    keys = {known[each].key for each in serials}
+    same = [peer for peer in known.values() if peer.key in keys and peer.serial not in revoked]
+    new = [Revocation(peer.serial, peer.identity.uri, f"{at:%Y-%m-%dT%H:%M:%SZ}", why) for peer in same]
+    if new:
+        _sign_list(folder, authority, present.number + 1, {**revoked, **{each.serial: each for each in new}})
     return new
 
 

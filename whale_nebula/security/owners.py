@@ -57,24 +57,24 @@ def request(folder: Path, identity: Identity) -> Requested:
     return Requested(identity, target, path, files.digest_public_key(key.public_key())[:32])
 
 
-def read_request(path: Path) -> tuple[Identity, ec.EllipticCurvePublicKey]:
+def read_request(data: bytes, where: str) -> tuple[Identity, ec.EllipticCurvePublicKey]:
     """Who asks, and with which key, if he has that key."""
     try:
-        found = x509.load_pem_x509_csr(files.read(path, "a request"))
+        found = x509.load_pem_x509_csr(data)
         key, right = found.public_key(), found.is_signature_valid
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     except (x509.ExtensionNotFound, *UNREADABLE):
-        raise CredentialsError("this is no request", where=str(path), mend="whale-nebula certs request") from None
+        raise CredentialsError("this is no request", where=where, mend="whale-nebula certs request") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1) or not right:
         why = "it has no P-256 key, or who made it does not have that key"
-        raise CredentialsError("this request is not signed by its key", where=str(path), why=why)
+        raise CredentialsError("this request is not signed by its key", where=where, why=why)
     try:
         (uri,) = uris
         return Identity.parse(str(uri)), key
     except (ValueError, IdentityError):
         raise CredentialsError(
-            "this request names no identity", where=str(path), mend="whale-nebula certs request"
+            "this request names no identity", where=where, mend="whale-nebula certs request"
         ) from None
 
 
@@ -84,7 +84,7 @@ def sign(
     """Certificates for requests, or an error before any of them is made."""
     moment = at or files.now()
     home.check_current(authority, moment)
-    asked = [(path, *read_request(path)) for path in paths]
+    asked = [(path, *read_request(files.read(path, "a request"), str(path))) for path in paths]
     with files.lock_folder(folder):
         return [certify(folder, authority, identity, key, days, moment, str(path)) for path, identity, key in asked]
 

@@ -171,12 +171,17 @@ def highest_number(path: Path, signer: str) -> int:
 
 def remember_number(path: Path, found: SignedList) -> None:
     """Keep the number of a list beside it, for processes that start later, unless nothing may be written there."""
-    if found.number <= max(1, highest_number(path, found.signer)):
+    remember_highest(path, found.signer, found.number)
+
+
+def remember_highest(path: Path, signer: str, number: int) -> None:
+    """Keep beside a file the number that its signer has given it, if it is the highest so far."""
+    if number <= max(1, highest_number(path, signer)):
         return
     with contextlib.suppress(OSError):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         with open(os.open(_record(path), flags, files.PUBLIC), "ab") as file:
-            file.write(f"{found.signer} {found.number}\n".encode())
+            file.write(f"{signer} {number}\n".encode())
 
 
 def _record(path: Path) -> Path:
