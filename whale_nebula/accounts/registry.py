@@ -393,8 +393,7 @@ def refuse_login(reason: str = "") -> LoginError:
       mend: try again in some minutes, or ask the owner of the cluster
     """
     why = "the name, the password, token or invitation is wrong, or the account is disabled or locked"
-    mend = "try again in some minutes, or ask the owner of the cluster"
-    error = LoginError("the account may not log in", why=why, mend=mend)
+    error = LoginError("the account may not log in", why=why)
     error.reason = reason
     return error
 

@@ -567,8 +567,7 @@ class NotAllowedError(IdentityError):
 class AccountError(NebulaError):
     """An account, or the registry of accounts, that is not as it must be."""
 
-    code = "NB-431"
-    recurs = True
+    code, recurs = "NB-431", True
     usual_mend = "whale-nebula accounts --help"
 
 
@@ -576,6 +575,7 @@ class LoginError(AccountError):
     """Somebody who may not log in. He is not told why: `reason` is for the log of the owner."""
 
     code, reason = "NB-432", ""
+    usual_mend = "try again in some minutes, or ask the owner of the cluster"
 
 
 class AuditError(TransportError):
