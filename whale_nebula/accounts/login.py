@@ -48,6 +48,11 @@ class Asked(NamedTuple):
         return cls(account, kind, secret, requests or (), float(hours), password)
 
 
+def read_lists(folder: Path) -> dict[str, str]:
+    """The deny lists in a folder, by the names of their files."""
+    return {each.name: each.read_text("utf-8") for each in sorted(folder.glob("revoked*.json"))}
+
+
 class Desk(NamedTuple):
     """Where accounts log in: the registry, and the authority in its folder."""
 
@@ -69,14 +74,13 @@ class Desk(NamedTuple):
         serials = [each.serial for each in made]
         self.registry.note("login", account.name, "allow", role=account.role, serials=serials, **about)
         pems = [(self.folder / authority.ISSUED / f"{serial}.pem").read_text("ascii") for serial in serials]
-        lists = {each.name: each.read_text("utf-8") for each in sorted(self.folder.glob("revoked*.json"))}
         return {
             "account": account.name,
             "role": account.role,
             "certificates": pems,
             "until": min((each.until for each in made), default=""),
             "ca": (self.folder / authority.CA).read_text("ascii"),
-            "lists": lists,
+            "lists": read_lists(self.folder),
         }
 
     def _certify(self, account: Account, asked: Asked) -> list[Certified]:

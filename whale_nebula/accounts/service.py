@@ -17,9 +17,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler
-from typing import Any
+from typing import Any, NamedTuple
 
-from whale_nebula.accounts.login import Asked, Desk
+from whale_nebula.accounts.login import Asked, Desk, read_lists
 from whale_nebula.accounts.registry import refuse_login
 from whale_nebula.errors import AccountError, ConfigError, LoginError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
@@ -27,10 +27,11 @@ from whale_nebula.security import OPERATOR, Files, Identity, files, issue
 from whale_nebula.security.trust import DenyList, Trust
 from whale_nebula.transport.grpc.limits import Buckets, TokenBucket
 
-PATH = "/login"
+LOGIN, LISTS = "/login", "/lists"
 DAYS = 30.0
 _SECONDS = 10.0
 _MOST_BYTES = 512 << 10
+_MOST_ANSWERED = 8 << 20
 _CONNECTIONS = 32
 _BURST, _RATE = 10, 0.5  # of one address
 _ALL_BURST, _ALL_RATE = 20, 1.0
@@ -90,15 +91,25 @@ def _certify(desk: Desk, identity: Identity) -> Files:
     return make(desk.folder, desk.authority, [identity], DAYS)[0].files
 
 
+_NOTHING = AccountError(f"there is POST {LOGIN} here, and GET {LISTS}")
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     server_version, sys_version, timeout = "whale-nebula", "", _SECONDS
 
+    def do_GET(self) -> None:
+        """The deny lists, which are signed and for everybody."""
+        if self.path == LISTS:
+            self._send(200, {"lists": read_lists(self.server.desk.folder)})
+        else:
+            self._refuse(404, _NOTHING)
+
     def do_POST(self) -> None:
         """Log in."""
         source = str(self.client_address[0])
-        if self.path != PATH:
-            self._refuse(404, AccountError(f"there is POST {PATH} here, and nothing else"))
+        if self.path != LOGIN:
+            self._refuse(404, _NOTHING)
             return
         if not (self.server.each.take(source)[1] and self.server.all.take()):
             self._refuse(429, AccountError("too many ask at this service", mend="try again in some seconds"))
@@ -159,45 +170,68 @@ def serve(desk: Desk, cluster: str, host: str, port: int) -> Iterator[int]:
         server.server_close()
 
 
-def ask(host: str, port: int, ca: bytes, run: str, cluster: str, asked: Asked) -> Mapping[str, Any]:
-    """Log in at a service: its certificate must be that of the operator of the cluster, by an authority in `ca`."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    context.load_verify_locations(cadata=ca.decode("ascii"))
-    expected = Identity(run, cluster, OPERATOR)
-    where = f"{host}:{port}"
-    try:
-        with (
-            socket.create_connection((host, port), _SECONDS) as plain,
-            context.wrap_socket(plain, server_hostname=expected.dns) as secured,
-        ):
-            shown = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
-            trust = Trust(files.certificates(ca, "ca.pem"), DenyList(None))
-            trust.check(files.certificate(shown, where), expected, whose=where)
-            return _exchange(secured, host, asked)
-    except ssl.SSLError as error:
-        why = getattr(error, "verify_message", "") or error.reason or str(error)
-        mend = f"is this where accounts of {cluster} log in? Compare ca.pem with the owner's"
-        raise AccountError(f"{where} does not prove that it is {expected.worker}", why=str(why), mend=mend) from None
-    except (OSError, http.client.HTTPException) as error:
-        raise AccountError(f"{where} cannot be asked", why=str(error), mend="--at HOST:PORT of its service") from None
+class Service(NamedTuple):
+    """A service, as a client knows it: its certificate must be that of the operator of the cluster, by an authority in
+    `ca`.
+    """
+
+    host: str
+    port: int
+    ca: bytes
+    run: str
+    cluster: str
+
+    def log_in(self, asked: Asked) -> Mapping[str, Any]:
+        """The certificates that an account asks for, with the deny lists."""
+        content = json.dumps({name: value for name, value in asked._asdict().items() if value is not None})
+        answer = self._ask("POST", LOGIN, content)
+        if not isinstance(answer.get("certificates"), list) or len(answer["certificates"]) != len(asked.requests):
+            raise AccountError("the service gives other certificates than were asked for", where=self.host)
+        return answer
+
+    def fetch_lists(self) -> Mapping[str, str]:
+        """The deny lists as they are now."""
+        return dict(self._ask("GET", LISTS)["lists"])
+
+    def _ask(self, method: str, path: str, content: str | None = None) -> dict[str, Any]:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        context.load_verify_locations(cadata=self.ca.decode("ascii"))
+        expected, where = Identity(self.run, self.cluster, OPERATOR), f"{self.host}:{self.port}"
+        try:
+            with (
+                socket.create_connection((self.host, self.port), _SECONDS) as plain,
+                context.wrap_socket(plain, server_hostname=expected.dns) as secured,
+            ):
+                shown = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
+                trust = Trust(files.certificates(self.ca, "ca.pem"), DenyList(None))
+                trust.check(files.certificate(shown, where), expected, whose=where)
+                connection = http.client.HTTPConnection(self.host, timeout=_SECONDS)
+                connection.sock = secured
+                connection.request(method, path, content, {"Connection": "close"})
+                response = connection.getresponse()
+                return _read_answer(response.status, response.read(_MOST_ANSWERED))
+        except ssl.SSLError as error:
+            why = getattr(error, "verify_message", "") or error.reason or str(error)
+            mend = f"is this where accounts of {self.cluster} log in? Compare ca.pem with the owner's"
+            what = f"{where} does not prove that it is {expected.worker}"
+            raise AccountError(what, why=str(why), mend=mend) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise AccountError(
+                f"{where} cannot be asked", why=str(error), mend="--at HOST:PORT of its service"
+            ) from None
 
 
-def _exchange(secured: ssl.SSLSocket, host: str, asked: Asked) -> Mapping[str, Any]:
-    connection = http.client.HTTPConnection(host, timeout=_SECONDS)
-    connection.sock = secured
-    content = json.dumps({name: value for name, value in asked._asdict().items() if value is not None})
-    connection.request("POST", PATH, content, {"Content-Type": "application/json", "Connection": "close"})
-    response = connection.getresponse()
-    try:
-        answer = dict(json.loads(response.read(8 << 20)))
-        what, why, mend = (escape_foreign_text(str(answer.get(part, "")), 2000) for part in ("what", "why", "mend"))
-        certificates, lists = list(answer.get("certificates", [])), dict(answer.get("lists", {}))
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        what, why, mend, certificates, lists = "the service does not answer as one of ours", "", "", [], {}
-    if response.status == 401:
+def _read_answer(status: int, data: bytes) -> dict[str, Any]:
+    if status == 401:
         raise refuse_login()
-    if response.status != 200 or len(certificates) != len(asked.requests):
-        raise AccountError(what or "the service gives other certificates than were asked for", why=why, mend=mend)
-    return {**answer, "lists": lists}
+    try:
+        answer = dict(json.loads(data))
+        what, why, mend = (escape_foreign_text(str(answer.get(part, "")), 2000) for part in ("what", "why", "mend"))
+        answer["lists"] = {str(name): str(text) for name, text in dict(answer.get("lists", {})).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise AccountError("the service does not answer as one of ours", mend="--at HOST:PORT of its service") from None
+    if status != 200:
+        raise AccountError(what or f"the service answers with {status}", why=why, mend=mend or None)
+    return answer

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import getpass
 import json
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from whale_nebula.accounts.login import HOURS, MOST_HOURS, Asked
 from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN
-from whale_nebula.accounts.service import ask
+from whale_nebula.accounts.service import Service
 from whale_nebula.cli import arguments
 from whale_nebula.cli.accounts import ask_password
-from whale_nebula.cli.arguments import Options, Parser, tell
+from whale_nebula.cli.arguments import Options, Parser, remark, tell
 from whale_nebula.config import Config, load
-from whale_nebula.errors import AccountError, ConfigError, NebulaError
+from whale_nebula.errors import AccountError, ConfigError, CredentialsError, LoginError, NebulaError
+from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security import WORKER, Identity, authority, files, owners
+from whale_nebula.security.identity import ROLES
 
+LOOK_SECONDS = 3.0
 _DESCRIPTION = """\
 Log in at the service of a cluster's owner ("whale-nebula accounts serve"), and get certificates for workers of this
 host, good for some hours. Their keys are made here and stay here. The service proves who it is by ca.pem, which comes
@@ -28,6 +35,8 @@ examples:
   whale-nebula login --cluster gpu --at gpu.example.org:7200 --account ana --invitation    the first time
   whale-nebula login --cluster gpu --at gpu.example.org:7200 --account ana --count 2
   whale-nebula login --cluster gpu --at gpu.example.org:7200 --account ci --token-file token.txt --config clusters.yaml
+  whale-nebula login --cluster gpu --at gpu.example.org:7200 --account ci --token-file token.txt --keep
+  whale-nebula login --cluster gpu --at gpu.example.org:7200 --lists --keep                  on a host of npu's owner
 
 Then: whale-nebula run --config clusters.yaml --cluster gpu train.py
 
@@ -43,6 +52,9 @@ _OPTIONS: Options = {
     "--index": ("N", "the number of the worker in its cluster; 0 if it is not given"),
     "--count": ("N", "workers 0 to N-1"),
     "--hours": ("HOURS", f"how long the certificates are good: {HOURS:g} if it is not given, {MOST_HOURS:g} at most"),
+    "--role": ("ROLE", "worker if it is not given; accounts of owners may also be gateway"),
+    "--keep": (None, "stay: log in again before the certificates end, and keep the deny lists as the owner has them"),
+    "--lists": (None, "no certificates, the deny lists alone: for hosts of other owners, with --keep"),
     "--invitation": (None, "set a password first, by an invitation that was given to you"),
     "--token-file": ("FILE", "a file with a token, that only you can read, in place of the password"),
     "--password-file": ("FILE", "a file whose first line is the password, that only you can read"),
@@ -75,37 +87,96 @@ def main(argv: Sequence[str]) -> int:
     index, count = made.number("--index", given.index), made.number("--count", given.count)
     if (index is not None and count is not None) or count == 0:
         made.error("--index is one, --count is several, from 1 up: choose one of them")
+    if given.keep and not (given.token_file or given.password_file or given.lists):
+        made.error("--keep logs in again and again: with --token-file or --password-file")
+    if given.lists and (given.token_file or given.password_file or given.invitation or given.account):
+        made.error("--lists needs no account: deny lists are for everybody")
+    role = given.role or WORKER
+    if role not in ROLES:
+        made.error(f"there is no role {role!r}: {did_you_mean(role, ROLES)}")
+    numbers = list(range(count)) if count else [index or 0]
     try:
-        return _log_in(given, host.strip("[]"), number or 0, hours, list(range(count)) if count else [index or 0])
+        login = Login(given, host.strip("[]"), number or 0, hours, role, numbers)
+        if given.lists:
+            login.write_lists(login.service.fetch_lists())
+        until = None if given.lists else login.log_in()
+        if not given.keep:
+            return arguments.DONE
+        over = threading.Event()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, lambda *_: over.set())
+        return keep(login, until, lambda seconds: not over.wait(seconds), files.now)
     except NebulaError as error:
         code = arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
         return tell(error, as_json=given.json, code=code)
 
 
-def _log_in(given: argparse.Namespace, host: str, port: int, hours: float, numbers: Sequence[int]) -> int:
-    config = Config() if given.config is None else load(given.config)
-    base = Path() if given.config is None else Path(given.config).parent
-    folder = base / "certs" if given.folder is None else Path(given.folder)
-    ca = folder / authority.CA
-    data = files.read(ca, "the authority's certificate") if ca.exists() else b""
-    if not data:
-        mend = f"put the ca.pem that came with the invitation there: mkdir -m 700 {folder}"
-        raise AccountError("there is no certificate of the owner's authority", where=str(ca), mend=mend)
-    run = given.run or config.run or files.authority_run(files.certificate(data, str(ca))) or "run"
-    found = [owners.request(folder, Identity(run, given.cluster, WORKER, number)) for number in numbers]
-    kind, secret, password = _ask(given)
-    texts = [each.path.read_text("ascii") for each in found]
-    account = given.account or getpass.getuser()
-    answer = ask(host, port, data, run, given.cluster, Asked(account, kind, secret, texts, hours, password))
-    for each, pem in zip(found, answer["certificates"], strict=True):
-        files.write(each.key.with_suffix(".pem"), str(pem).encode(), files.PUBLIC)
-        each.path.unlink(missing_ok=True)
-    _keep_lists(folder, answer["lists"])
-    if given.json:
-        print(json.dumps({name: answer[name] for name in ("account", "role", "until")}))
-    else:
-        who = ", ".join(each.identity.worker for each in found)
-        print(f"logged in as {answer['account']} ({answer['role']}): {who}, good until {answer['until']}")
+class Login:
+    """A login of this host, that can be done again."""
+
+    def __init__(
+        self, given: argparse.Namespace, host: str, port: int, hours: float, role: str, numbers: Sequence[int]
+    ) -> None:
+        config = Config() if given.config is None else load(given.config)
+        base = Path() if given.config is None else Path(given.config).parent
+        self.folder = base / "certs" if given.folder is None else Path(given.folder)
+        ca = self.folder / authority.CA
+        if not ca.exists():
+            mend = f"put the ca.pem that came with the invitation there: mkdir -m 700 {self.folder}"
+            raise AccountError("there is no certificate of the owner's authority", where=str(ca), mend=mend)
+        data = files.read(ca, "the authority's certificate")
+        run = given.run or config.run or files.authority_run(files.certificate(data, str(ca))) or "run"
+        self.wanted = [Identity(run, given.cluster, role, number) for number in numbers]
+        self.service = Service(host, port, data, run, given.cluster)
+        self.given, self.hours = given, hours
+
+    def log_in(self) -> datetime:
+        """Get certificates; gives when they end."""
+        found = [owners.request(self.folder, each) for each in self.wanted]
+        kind, secret, password = _ask(self.given)
+        texts = [each.path.read_text("ascii") for each in found]
+        account = self.given.account or getpass.getuser()
+        answer = self.service.log_in(Asked(account, kind, secret, texts, self.hours, password))
+        made = [files.certificate(str(pem), "what the service gave") for pem in answer["certificates"]]
+        for each, pem in zip(found, answer["certificates"], strict=True):
+            files.write(each.key.with_suffix(".pem"), str(pem).encode(), files.PUBLIC)
+            each.path.unlink(missing_ok=True)
+        self.write_lists(answer["lists"])
+        until = min(each.not_valid_after_utc for each in made)
+        if self.given.json:
+            said = {"account": answer.get("account"), "role": answer.get("role"), "until": until.isoformat()}
+            print(json.dumps(said), flush=True)
+        else:
+            who = ", ".join(each.identity.worker for each in found)
+            said_by = f"{answer.get('account')} ({answer.get('role')})"
+            print(f"logged in as {said_by}: {who}, good until {until:%Y-%m-%d %H:%M} UTC", flush=True)
+        return until
+
+    def write_lists(self, lists: Mapping[str, str]) -> None:
+        """Keep the deny lists of the authorities that this host trusts, as they are now."""
+        known = authority.authorities(self.folder)
+        for text in lists.values():
+            with contextlib.suppress(CredentialsError):  # that of an owner whom this host does not know
+                owners.keep_list(self.folder, text.encode(), known)
+
+
+def keep(login: Login, until: datetime | None, wait: Callable[[float], bool], now: Callable[[], datetime]) -> int:
+    """Look at the deny lists every few seconds, and log in again in the last quarter of the certificates' life, until
+    `wait` says that it is over.
+    """
+    begun, said = now(), ""
+    while wait(LOOK_SECONDS):
+        try:
+            if until is not None and until - now() < (until - begun) / 4:
+                until, begun = login.log_in(), now()
+            login.write_lists(login.service.fetch_lists())
+            said = ""
+        except LoginError:
+            raise
+        except NebulaError as error:
+            if error.what != said:
+                remark(f"it goes on with what there is: {error}")
+            said = error.what
     return arguments.DONE
 
 
@@ -126,10 +197,3 @@ def _ask(given: argparse.Namespace) -> tuple[str, str, str | None]:
 def _first_line(path: str, what: str) -> str:
     lines = files.read(path, what, secret=True).decode("utf-8", "replace").splitlines()
     return lines[0].strip() if lines else ""
-
-
-def _keep_lists(folder: Path, lists: dict[str, str]) -> None:
-    """Deny lists as the owner has them now: they are signed, and whoever reads them checks that."""
-    for name, text in lists.items():
-        if name == files.REVOKED or (name.startswith("revoked-") and name.endswith(".json") and "/" not in name):
-            files.write(folder / name, text.encode(), files.PUBLIC)

@@ -10,6 +10,7 @@ certs/
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -104,15 +105,29 @@ def trust_owner(folder: Path, ca: Path, revoked: Path | None) -> list[str]:
         kept = [each for each in known if files.public_key_digest(each) not in keys]
         changed = [str(own)]
         if revoked is not None:
-            listed = trust.load(revoked, new)
-            signer = next(each for each in new if files.public_key_digest(each) == listed.signer)
-            target = folder / f"revoked-{files.authority_clusters(signer)[0]}.json"
-            if listed.number < trust.highest_number(target, listed.signer):
-                raise CredentialsError("the deny list is an older one", where=str(revoked), mend="ask its owner for it")
-            files.write(target, files.read(revoked, "the deny list"), files.PUBLIC)
-            changed.append(str(target))
+            changed += map(str, filter(None, [keep_list(folder, files.read(revoked, "the deny list"), new)]))
         files.write(own, b"".join(map(home.certificate_bytes, [*kept, *new])), files.PUBLIC)
     return changed
+
+
+def keep_list(folder: Path, data: bytes, authorities: Sequence[x509.Certificate]) -> Path | None:
+    """Keep the deny list of one of these authorities, in the file that holds it already, unless that is as new. Gives
+    the file that was written.
+    """
+    listed = trust.parse(data, "the deny list", authorities)
+    signer = next(each for each in authorities if files.public_key_digest(each) == listed.signer)
+    own, clusters = folder / files.REVOKED, files.authority_clusters(signer)
+    target = own if not own.exists() or not clusters else folder / f"revoked-{clusters[0]}.json"
+    present = 0
+    for path in [own, *sorted(folder.glob("revoked-*.json"))]:
+        with contextlib.suppress(CredentialsError):
+            present, target = trust.load(path, [signer]).number, path
+    if listed.number < max(present, trust.highest_number(target, listed.signer)):
+        raise CredentialsError("the deny list is an older one", where=str(target), mend="ask its owner for it")
+    if listed.number == present:
+        return None
+    files.write(target, data, files.PUBLIC)
+    return target
 
 
 def _check_owner(new: x509.Certificate, known: Sequence[x509.Certificate], where: Path) -> None:

@@ -86,7 +86,25 @@ def stamp(path: Path | None) -> Stamp:
 # ---------------------------------------------------------------------- the file
 def load(path: Path, authorities: Iterable[x509.Certificate]) -> SignedList:
     """The deny list in a file, if one of these authorities signed it."""
-    said = _document(path)
+    if not path.exists():
+        raise CredentialsError(
+            "there is no deny list",
+            where=str(path),
+            why="without it nobody is denied, not even who was revoked",
+            mend=f"copy {files.REVOKED} from where certificates are issued; if this run has none: "
+            "security: {revoked: none}",
+        )
+    return parse(files.read(path, "the deny list"), str(path), authorities)
+
+
+def parse(data: bytes, where: str, authorities: Iterable[x509.Certificate]) -> SignedList:
+    """The deny list in these bytes, if one of these authorities signed it."""
+    try:
+        said = json.loads(data)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise _unreadable(where)
     try:
         signature = base64.b64decode(said.pop("signature", None), validate=True)
     except (ValueError, TypeError):
@@ -99,13 +117,13 @@ def load(path: Path, authorities: Iterable[x509.Certificate]) -> SignedList:
         if said["format"] != FORMAT or said.keys() != {"format", "run", "number", "revoked"}:
             raise ValueError(said["format"])
     except _GARBLED:
-        raise _unreadable(path) from None
+        raise _unreadable(where) from None
     for authority in authorities:
         if files.authority_run(authority) == said["run"] and files.verify_signature(authority, signature, message):
             return found._replace(signer=files.public_key_digest(authority))
     raise CredentialsError(
         "the deny list is not signed by the run's authority",
-        where=str(path),
+        where=where,
         why="it was changed, or it is that of another run or authority than ca.pem",
         mend=_COPY,
     )
@@ -124,26 +142,8 @@ def save(path: Path, run: str, key: ec.EllipticCurvePrivateKey, number: int, rev
     files.write(path, f"{json.dumps(said, indent=1, sort_keys=True)}\n".encode(), files.PUBLIC)
 
 
-def _document(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise CredentialsError(
-            "there is no deny list",
-            where=str(path),
-            why="without it nobody is denied, not even who was revoked",
-            mend=f"copy {files.REVOKED} from where certificates are issued; if this run has none: "
-            "security: {revoked: none}",
-        )
-    try:
-        said = json.loads(files.read(path, "the deny list"))
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
-        raise _unreadable(path)
-    return said
-
-
-def _unreadable(path: Path) -> CredentialsError:
-    return CredentialsError("the deny list does not read", where=str(path), mend=_COPY)
+def _unreadable(where: str) -> CredentialsError:
+    return CredentialsError("the deny list does not read", where=where, mend=_COPY)
 
 
 def _revocations(said: Any) -> Revocations:

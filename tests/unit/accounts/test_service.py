@@ -7,8 +7,10 @@ import re
 import socket
 import ssl
 import threading
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ import pytest
 from whale_nebula.accounts import service
 from whale_nebula.accounts.login import Asked, Desk
 from whale_nebula.accounts.registry import AUDITOR, DISABLED, OWNER, PASSWORD, TOKEN, Registry, refuse_login
-from whale_nebula.accounts.service import ask, serve
-from whale_nebula.cli.login import main
+from whale_nebula.accounts.service import Service, serve
+from whale_nebula.cli.arguments import DONE
+from whale_nebula.cli.login import Login, keep, main
 from whale_nebula.errors import AccountError, LoginError, NebulaError, RevokedError
 from whale_nebula.security import (
     GATEWAY,
@@ -57,7 +60,11 @@ class Site:
     def ask(self, *identities: Identity, host: str = "host", **more: Any) -> Any:
         given = {"account": "ana", "kind": PASSWORD, "secret": GOOD, **more}
         asked = Asked(requests=[self.request(each, host) for each in identities], **given)
-        return ask("127.0.0.1", self.port, self.ca, RUN, "gpu", asked)
+        return self.service.log_in(asked)
+
+    @property
+    def service(self) -> Service:
+        return Service("127.0.0.1", self.port, self.ca, RUN, "gpu")
 
     def trust(self) -> Trust:
         known = authority.authorities(self.desk.folder)
@@ -201,7 +208,7 @@ HOSTILE = {
     "too large": (post(b"", 1 << 30), b"413"),
     "no length": (b"POST /login HTTP/1.1\r\nHost: x\r\n\r\n", b"413"),
     "another path": (post(b"{}", path="/../certs/ca.key"), b"404"),
-    "another method": (b"GET /login HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"501"),
+    "another method": (b"PUT /login HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"501"),
 }
 
 
@@ -247,7 +254,7 @@ def test_a_service_that_is_somebody_else_learns_no_password(site: Site, tmp_path
             thread.start()
             asked = Asked("ana", PASSWORD, GOOD, [])
             with pytest.raises(AccountError, match="does not prove that it is gpu/operator-0"):
-                ask("127.0.0.1", listening.getsockname()[1], site.ca, RUN, "gpu", asked)
+                replace(site, port=listening.getsockname()[1]).service.log_in(asked)
             thread.join(10)
     assert heard == [b"", b""]
 
@@ -265,3 +272,47 @@ def test_the_command_leaves_what_a_worker_needs(site: Site, tmp_path: Path, caps
     assert Credentials.of(Files.under(folder, worker(1))).peer.account == "ana"
     secret.chmod(0o644)
     assert main([*given, "--token-file", str(secret)]) == 1 and "can be read by others" in capsys.readouterr().err
+
+
+def test_a_login_that_is_kept_renews_and_brings_the_deny_lists(site: Site, tmp_path: Path) -> None:
+    folder, secret = tmp_path / "own", tmp_path / "token"
+    folder.mkdir(0o700)
+    (folder / "ca.pem").write_bytes(site.ca)
+    secret.touch(0o600)
+    secret.write_text(site.desk.registry.make_secret("ana", TOKEN, 1))
+    given = Namespace(
+        config=None, folder=str(folder), run=None, cluster="gpu", token_file=str(secret), account="ana", json=False
+    )
+    login = Login(given, "127.0.0.1", site.port, 4.0, WORKER, [0])
+    until, begun, path = login.log_in(), files.now(), folder / "gpu-worker-0.pem"
+    [other] = issue.issue(site.desk.folder, site.desk.authority, [worker(7)])
+    first, hours, serials = path.read_bytes(), iter([1.0, 2.0, 3.5, 3.6]), []
+
+    def wait(seconds: float) -> bool:
+        serials.append(path.read_bytes() == first)
+        if len(serials) == 2:
+            issue.revoke(site.desk.folder, site.desk.authority, [other.peer.serial], "sold")
+        return len(serials) < 5
+
+    def present() -> datetime:
+        return begun + timedelta(hours=next(hours, 3.6)) if serials else begun
+
+    assert keep(login, until, wait, present) == DONE
+    assert serials[0] and not serials[-1]
+    own = authority.authorities(folder)
+    with pytest.raises(RevokedError):
+        Trust(own, DenyList(folder / files.REVOKED, own)).check(other.peer.certificate)
+    site.desk.registry.set_state("ana", DISABLED)
+    with pytest.raises(LoginError):
+        keep(login, begun, lambda seconds: True, files.now)
+
+
+def test_a_service_that_is_away_is_waited_for(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own").mkdir(0o700)
+    (tmp_path / "own" / "ca.pem").write_bytes(site.ca)
+    given = Namespace(config=None, folder=str(tmp_path / "own"), run=None, cluster="gpu", account="ana", json=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    login, left = Login(given, "127.0.0.1", port, 4.0, WORKER, [0]), iter([True, True, True, False])
+    assert keep(login, files.now() + timedelta(hours=4), lambda seconds: next(left), files.now) == DONE
+    assert capsys.readouterr().err.count("it goes on with what there is") == 1
