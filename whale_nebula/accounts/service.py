@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import logging
+import os
 import socket
 import socketserver
 import ssl
@@ -33,8 +34,10 @@ _SECONDS = 10.0
 _MOST_BYTES = 512 << 10
 _MOST_ANSWERED = 8 << 20
 _CONNECTIONS = 32
-_BURST, _RATE = 10, 0.5  # of one address
+_OPEN_BURST, _OPEN_RATE = 60, 5.0  # connections of one address
+_BURST, _RATE = 10, 0.5  # logins of one address
 _ALL_BURST, _ALL_RATE = 20, 1.0
+_NICE = 15
 _LOG = logging.getLogger("whale_nebula.accounts")
 
 
@@ -45,6 +48,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def __init__(self, address: tuple[str, int], desk: Desk, identity: Identity) -> None:
         self.desk, self.identity = desk, identity
         self.open = threading.BoundedSemaphore(_CONNECTIONS)
+        self.opened = Buckets(_OPEN_BURST, _OPEN_RATE)
         self.each, self.all = Buckets(_BURST, _RATE), TokenBucket(_ALL_BURST, _ALL_RATE)
         self._lock = threading.Lock()
         self._context: ssl.SSLContext | None = None
@@ -52,8 +56,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own, if there are not too many."""
-        if not self.open.acquire(blocking=False):
+        """Serve a connection in a thread of its own, if there are not too many; others end before their handshake."""
+        if not self.opened.take(str(client_address[0]))[1] or not self.open.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
@@ -61,6 +65,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """The connection, from its handshake on."""
         try:
+            with contextlib.suppress(OSError):  # what trains on this machine goes first
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
             request.settimeout(_SECONDS)
             with (
                 contextlib.suppress(OSError, ssl.SSLError),

@@ -77,6 +77,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(service, "_OPEN_RATE", 1000.0)
     monkeypatch.setattr(service, "_RATE", 1000.0)
     monkeypatch.setattr(service, "_ALL_RATE", 1000.0)
     authority.create(tmp_path / "certs", Authority.fresh(RUN, {}, bound=["gpu"]))
