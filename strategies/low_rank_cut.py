@@ -1,4 +1,4 @@
-"""Cut a BERT at the linear layer that ends a sub-layer, as `nb.compress(rank=, basis="svd")` needs it."""
+"""Cut a BERT at linear layers that end sub-layers, as `nb.compress(rank=, basis="svd")` needs it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ SUB_LAYERS = ("attention", "inner")
 
 
 def low_rank_cut(
-    bert: Bert, layer: int, clusters: Sequence[Any], *, sub_layer: str = "inner", prefix: str = "", after: str = ""
+    bert: Bert,
+    layers: int | Sequence[int],
+    clusters: Sequence[Any],
+    *,
+    sub_layer: str = "inner",
+    prefix: str = "",
+    after: str = "",
 ) -> Place:
-    r"""A `place` map that cuts a BERT inside layer `layer`, right after the product that ends a sub-layer.
+    r"""A `place` map that cuts a BERT inside each of `layers`, right after the product that ends a sub-layer.
 
     The norm that follows is on the far side; the sub-layer's input is added on the near one.
-    `clusters` are the near and the far one, by name or as `nb.stage(...)`. `sub_layer` is "inner", the feed-forward
-    part, or "attention". Within a larger model `prefix` is the path of the BERT with a slash at its end, and `after` a
-    pattern of the layers that follow the BERT on the far side.
+    `clusters` are one more than the cuts, by name or, where one comes twice, as `nb.stage(cluster=, name=)`.
+    `sub_layer` is "inner", the feed-forward part, or "attention". Within a larger model `prefix` is the path of the
+    BERT with a slash at its end, and `after` a pattern of the layers that follow the BERT, in the last cluster.
 
     >>> from whale_nebula.models import Bert, BertSizes
     >>> bert = Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=2, inner=16))
@@ -32,27 +38,37 @@ def low_rank_cut(
     >>> near
     '(bert_visible|bert_embedding|bert_attention0)(/.*)?|bert_inner0/(?!norm).*'
     >>> far
-    '(bert_attention1|bert_inner1)(/.*)?|bert_inner0/norm'
+    'bert_inner0/norm|(bert_attention1|bert_inner1)(/.*)?'
     """
-    if not 0 <= layer < bert.sizes.layers:
+    cuts = [layers] if isinstance(layers, int) else list(layers)
+    _check(bert, cuts, clusters, sub_layer)
+    names = [bert.visible.name, bert.embedding.name, *(each.name for pair in bert.sub_layers for each in pair)]
+    begins_with_norm = bert.ending is not None  # what reads the product, then, is the next layer
+    names += [bert.ending.name] if bert.ending is not None else []
+    patterns, begin, norm = [], 0, ""
+    for cut in cuts:
+        at = 2 + 2 * cut + SUB_LAYERS.index(sub_layer)
+        here = re.escape(prefix + names[at])
+        whole = _whole(prefix, names[begin : at + begins_with_norm])
+        patterns.append([norm, whole, "" if begins_with_norm else f"{here}/(?!norm).*"])
+        begin, norm = at + 1, "" if begins_with_norm else f"{here}/norm"
+    patterns.append([norm, _whole(prefix, names[begin:]), after])
+    return {"|".join(filter(None, each)): home for each, home in zip(patterns, clusters, strict=True)}
+
+
+def _check(bert: Bert, cuts: Sequence[int], clusters: Sequence[Any], sub_layer: str) -> None:
+    count = bert.sizes.layers
+    if not cuts or any(not 0 <= each < count for each in cuts) or sorted(set(cuts)) != cuts:
         raise OptionError(
-            f"layer={layer!r} of a BERT with {bert.sizes.layers} layers", why="they are counted from 0", mend="layer=0"
+            f"layers={cuts!r} of a BERT that has {count}",
+            why="they are counted from 0, and a later cut is in a later layer",
+            mend=f"layers={count - 1}",
         )
     if sub_layer not in SUB_LAYERS:
         raise OptionError(f"no sub-layer is called {sub_layer!r}", mend=did_you_mean(sub_layer, SUB_LAYERS))
-    if len(clusters) != 2:
-        raise OptionError(f"clusters={clusters!r}", why="a cut has two sides", mend='["gpu", "npu"]')
-    names = [each.name for pair in bert.sub_layers for each in pair]
-    place = 2 * layer + SUB_LAYERS.index(sub_layer)
-    before, at, follow = names[:place], names[place], names[place + 1 :]
-    before = [bert.visible.name, bert.embedding.name, *before]
-    norm_is_far = bert.ending is None  # a pre-normalised sub-layer begins with its norm
-    if bert.ending is not None:
-        follow, before, at = [*follow, bert.ending.name], [*before, at], ""
-    here = re.escape(prefix + at)
-    near = [_whole(prefix, before), f"{here}/(?!norm).*" if norm_is_far else ""]
-    far = [_whole(prefix, follow), f"{here}/norm" if norm_is_far else "", after]
-    return {"|".join(filter(None, each)): home for each, home in zip((near, far), clusters, strict=True)}
+    if len(clusters) != len(cuts) + 1:
+        why = f"{len(cuts) + 1} sides come of {len(cuts)} cuts"
+        raise OptionError(f"clusters={list(clusters)!r}", why=why, mend='["gpu", "npu"]')
 
 
 def _whole(prefix: str, names: Sequence[str]) -> str:
