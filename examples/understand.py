@@ -50,7 +50,6 @@ from whale_nebula.models.understanding import (
 )
 from whale_nebula.strategies import low_rank_cut
 
-CONFIG = Path(__file__).with_name("understand.yaml")
 HOME, AWAY = "home", "away"
 BATCH, WORDS = 32, 160
 SIZES = BertSizes(vocabulary=WORDS, length=48, width=96, heads=4, layers=4, inner=192, dropout=0.0)
@@ -111,8 +110,10 @@ def read(options: argparse.Namespace, encoder: Encoder, split: str, count: int) 
     if isinstance(rows, Examples):
         second = None if rows.second is None else rows.second[:count]
         rows = Examples(rows.first[:count], rows.labels[:count], second)
-        return Split(rows, encoder.examples(rows))
-    return Split(rows, encoder.questions(rows))
+    ids: Any = encoder.examples(rows) if isinstance(rows, Examples) else encoder.questions(rows)
+    longest = int((ids.ids != encoder.words.pad).sum(1).max())  # what fills up all rows alike need not cross
+    shorter = {name: getattr(ids, name)[:, :longest] for name in ids._fields if name != "labels"}
+    return Split(rows, ids._replace(**shorter))
 
 
 def batches(ids: Any, count: int, epochs: int, *, shuffle: bool) -> tf.data.Dataset:
@@ -212,16 +213,16 @@ def asked() -> argparse.Namespace:
     add("--task", default="opinion", help=f"{generated}; with --glue {', '.join(GLUE)} (%(default)s)")
     add("--glue", type=Path, metavar="FOLDER", help="GLUE's files; without it tasks are generated")
     add("--bert", type=Path, metavar="FOLDER", help="a BERT of Hugging Face; without it a small one is pretrained")
-    add("--cut", type=int, default=0, metavar="LAYER", help="the last layer at home, from 0 (%(default)s)")
+    add("--cut", type=int, default=1, metavar="LAYER", help="the last layer at home, from 0 (%(default)s)")
     add("--rank", type=int, default=8, help="how many numbers of a token cross (%(default)s)")
     add("--labels", choices=(HOME, AWAY), default=HOME, help="where the labels are, and the head (%(default)s)")
     add("--codecs", nargs="+", choices=CODECS, default=list(CODECS), help="which trainings to run")
     add("--line", help="to emulate between the clusters of one process (60mbit,10ms)")
     add("--rows", type=int, default=2048, help="how many to train on (%(default)s)")
     add("--test", type=int, default=512, help="how many to score with (%(default)s)")
-    add("--epochs", type=int, default=4, help="(%(default)s)")
+    add("--epochs", type=int, default=6, help="(%(default)s)")
     add("--rate", type=float, default=1e-3, help="the learning rate at first (%(default)s)")
-    add("--pretrain", type=int, default=400, metavar="STEPS", help="of the language model (%(default)s)")
+    add("--pretrain", type=int, default=600, metavar="STEPS", help="of the language model (%(default)s)")
     options = parser.parse_args()
     known = GLUE if options.glue else TASKS
     if options.task not in known:
@@ -249,10 +250,10 @@ def main() -> None:
     deepest = options.sizes.layers - 1 - (options.labels == HOME)
     if not 0 <= options.cut <= deepest:
         raise SystemExit(f"--cut {options.cut}: this BERT can be cut after layer 0 to {deepest}")
-    nb.init(CONFIG if alone else None, links=options.line if alone else None)
+    nb.init({"clusters": {HOME: {}, AWAY: {}}} if alone else None, links=options.line if alone else None)
     splits: dict[str, Split] = {}
     if nb.here().runs(HOME):
-        encoder = Encoder(words, min(48, options.sizes.length))
+        encoder = Encoder(words, options.sizes.length)
         splits = {name: read(options, encoder, name, n) for name, n in (("train", options.rows), ("dev", options.test))}
     runs = {}
     for codec in options.codecs:
