@@ -2,5 +2,6 @@
 
 from .by_parameters import by_parameters
 from .halves import halves
+from .low_rank_cut import low_rank_cut
 
-__all__ = ["by_parameters", "halves"]
+__all__ = ["by_parameters", "halves", "low_rank_cut"]

@@ -16,9 +16,10 @@ LINKS = "10gbit,0ms"
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
-    """Three programs, one after the other, in the same two processes."""
+    """Four programs, one after the other, in the same two processes."""
     folder = tmp_path_factory.mktemp("pair")
-    asked = {name: [name, *CLUSTERS] for name in ("projected", "differences", "choosing")}
+    asked = {name: [name, *CLUSTERS] for name in ("differences", "choosing")}
+    asked = {basis: ["projected", basis, *CLUSTERS] for basis in ("learned", "svd")} | asked
     found = several("train", folder, asked, gateways=True)
     found["choosing"].result.check()
     return found
@@ -57,9 +58,10 @@ def test_two_processes_hold_the_same_samples_and_train_as_one_does(pair: Mapping
     assert epochs[1] == epochs[2] < epochs[0] / 2
 
 
-def test_two_processes_train_the_basis_that_one_does(pair: Mapping[str, Ended]) -> None:
+@pytest.mark.parametrize("basis", ["learned", "svd"])
+def test_two_processes_train_the_basis_that_one_does(pair: Mapping[str, Ended], basis: str) -> None:
     """Each has one of the variables."""
-    found, expected = pair["projected"], told_alone(train.projected, *CLUSTERS, links=LINKS)
+    found, expected = pair[basis], told_alone(train.projected, basis, *CLUSTERS, links=LINKS)
     for name in ("losses", "outputs", "names", "weights"):
         assert found.same(name) == expected[name]
     assert found.same("names")[:2] == ["boundary/bottleneck_c0_down", "boundary/bottleneck_c0_c1_up"]

@@ -89,6 +89,36 @@ class TestRun:
         assert [told["farewell"]["found"] for told in ran.values()] == [[], []]
 
 
+@pytest.fixture(scope="module")
+def middle() -> Ran:
+    """What each cluster's worker told of a model that begins and ends in the same cluster."""
+    found = run("private", {f"{side}/0": side for side in SIDES}, "labels", deadline=DEADLINE)
+    found.result.check()
+    return {side: found.told[f"{side}/0"] for side in SIDES}
+
+
+class TestLabels:
+    """Sentences and their labels are in one cluster, where the model begins and ends."""
+
+    @pytest.mark.parametrize("side", SIDES)
+    def test_no_label_and_no_id_leaves_it(self, middle: Ran, side: str) -> None:
+        told = middle[side]["fit"]
+        assert told["found"] == [] and told["frames"] >= 3 and told["bytes"] > 500
+        assert told["checksums"] == [["sample_weight"]] * 8  # one a step: nothing but the weights of rows
+
+    def test_a_label_that_is_sent_on_purpose_is_found(self, middle: Ran) -> None:
+        assert any("ids as int32" in each for each in middle["source"]["leak"]["found"])
+
+    @pytest.mark.parametrize("side", SIDES)
+    def test_what_crosses_are_rows_of_the_rank_and_a_mask(self, middle: Ran, side: str) -> None:
+        kinds = {name for name in middle[side]["fit"]["kinds"] if name.startswith("BOUNDARY")}
+        assert kinds == {"BOUNDARY float32"} | ({"BOUNDARY bool"} if side == "source" else set())
+        assert all(dims == [] for dims in middle[side]["fit"]["integers"]), "more than a counter"
+
+    def test_both_come_to_the_same_loss(self, middle: Ran) -> None:
+        assert middle["source"]["loss"] == middle["target"]["loss"]
+
+
 WORKERS = ("a/0", "a/1", "b/0", "c/0")
 READERS = {"x": {0, 1}, "z": {2, 3}, "y": {3}}
 """The workers that read each input, by their places among the names."""

@@ -1,4 +1,5 @@
-"""The two variables of a learned low-rank basis: `down` in the producer's stage, `up` in the consumer's.
+"""The variables of a trained low-rank basis: `down` in the producer's stage, `up` in the consumer's; and there, of a
+layer with a bias, its `offset`: what the basis loses of that bias.
 
 They are variables of the Keras model (or layer) in whose call the tensor goes over to the other stage, as if its own
 `build` had made them: its optimizer trains them, and its `save_weights` saves them. They are made while the first step
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from whale_nebula.capture.linear_layers import Factors
 from whale_nebula.errors import NotYetError, PlanError, UnsupportedError
 from whale_nebula.scopes.frames import Frame
 from whale_nebula.tf import private as tf_private
@@ -66,22 +68,37 @@ class Bottlenecks:
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """Where the variables of one tensor are: the layer that has them, and how their names begin."""
+    """Where the variables of one tensor are: the layer that has them, and how their names begin.
+
+    `factors` are what they start as, found when the first of them is made; where none are given, an orthonormal basis.
+    """
 
     owner: Any
     name: str
+    factors: Callable[[], Factors] | None = None
 
     def down(self, columns: int, rank: int, frame: Frame) -> Any:
         """The variable that the producer's stage reads."""
-        name = f"{self.name}_down"
-        return self._variable(name, (columns, rank), lambda: orthonormal(self.name, columns, rank), frame)
+        return self._variable(f"{self.name}_down", (columns, rank), lambda: self._vectors(columns, rank).T, frame)
 
     def up(self, consumer: str, columns: int, rank: int, frame: Frame) -> Any:
         """The variable that a consumer's stage reads."""
-        name = f"{self.name}_{word(consumer)}_up"
-        return self._variable(name, (rank, columns), lambda: orthonormal(self.name, columns, rank).T, frame)
+        name = f"{self.name}_{word(consumer)}"
+        is_new = f"{name}_up" not in kept_of(self.owner)
+        made = self._variable(f"{name}_up", (rank, columns), lambda: self._vectors(columns, rank), frame)
+        offset = self.factors().offset if is_new and self.factors is not None else None
+        if offset is not None:
+            self._variable(f"{name}_offset", (columns,), lambda: offset, frame)
+        return made
 
-    def _variable(self, name: str, shape: tuple[int, int], values: Callable[[], np.ndarray], frame: Frame) -> Any:
+    def offset(self, consumer: str) -> Any:
+        """The variable that a consumer's stage adds, if the tensor's layer has a bias; made with `up`."""
+        return kept_of(self.owner).get(f"{self.name}_{word(consumer)}_offset")
+
+    def _vectors(self, columns: int, rank: int) -> np.ndarray:
+        return orthonormal(self.name, columns, rank).T if self.factors is None else self.factors().vectors
+
+    def _variable(self, name: str, shape: tuple[int, ...], values: Callable[[], np.ndarray], frame: Frame) -> Any:
         kept = kept_of(self.owner)
         if name not in kept:
             kept[name] = tf_private.own_variable(self.owner, name, values())
@@ -104,7 +121,9 @@ def kept_of(owner: Any) -> dict[str, Any]:
     return found
 
 
-def find_bottleneck(bottlenecks: Bottlenecks, tensor: Any, producer: str, frame: Frame) -> Bottleneck:
+def find_bottleneck(
+    bottlenecks: Bottlenecks, tensor: Any, producer: str, frame: Frame, factors: Callable[[], Factors] | None = None
+) -> Bottleneck:
     """The bottleneck of a tensor of stage `producer` that goes over now."""
     owner, call = _around(tensor)
     owner = bottlenecks.owner if owner is None else owner
@@ -119,7 +138,7 @@ def find_bottleneck(bottlenecks: Bottlenecks, tensor: Any, producer: str, frame:
     for each in (owner, bottlenecks.owner):
         _check_optimizer(each, owner, frame)
     number = bottlenecks.number(call, producer)
-    return Bottleneck(owner, f"bottleneck_{word(producer)}" + (f"_{number}" if number else ""))
+    return Bottleneck(owner, f"bottleneck_{word(producer)}" + (f"_{number}" if number else ""), factors)
 
 
 def _around(tensor: Any) -> tuple[Any, str]:

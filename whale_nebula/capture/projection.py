@@ -6,12 +6,14 @@ that `nb.compress(rank=r, basis="learned")` covers, is given another tensor to r
     producer's stage                          consumer's stage
     x [..., n] ── @ down [n, r] ── z [..., r] ── @ up [r, n] ── x' [..., n] ── the op that would read x
 
-So z is what crosses, in both directions, and a tape follows what is there. The two variables: see `bottlenecks`.
+So z is what crosses, in both directions, and a tape follows what is there. The variables: see `bottlenecks`. With
+`basis="svd"` they start as the singular vectors of the linear layer that makes x: see `linear_layers`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ import tensorflow as tf
 
 from whale_nebula.capture import bottlenecks
 from whale_nebula.capture.bottlenecks import Bottlenecks, Home
+from whale_nebula.capture.linear_layers import find_factors
 from whale_nebula.capture.mirror import COMPRESS, STAGE, ascend_ops, in_order
 from whale_nebula.capture.scopes_met import number_in
 from whale_nebula.capture.source_lines import find_origin
@@ -35,7 +38,7 @@ _BUNDLE = "IdentityN"
 
 
 def learned_rank(frame: Frame) -> Rank | None:
-    """The learned basis that a compress scope asks for, if it does.
+    """The basis in the model that a compress scope asks for, "learned" or "svd", if it does.
 
     >>> import whale_nebula as nb
     >>> with nb.cluster(), nb.compress(rank=4) as frame:
@@ -43,7 +46,7 @@ def learned_rank(frame: Frame) -> Rank | None:
     """
     codec = frame.options.get("codec")
     members = codec.members if isinstance(codec, Codec) else ()
-    return next((part for part in members if isinstance(part, Rank) and part.basis == "learned"), None)
+    return next((part for part in members if isinstance(part, Rank) and part.trained), None)
 
 
 def find_inputs(graph: Any, op_type: str, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -145,10 +148,15 @@ def shrinks(tensor: Any, rank: Rank) -> bool:
 def _project(trace: Tracing, tensor: Any, rank: Rank, frame: Frame, producer: str, consumer: str) -> Any:
     known, columns = trace.bottlenecks, tensor.shape[-1]
     if tensor.ref() not in known.small:
-        made = bottlenecks.find_bottleneck(known, tensor, producer, frame)
+        factors = functools.cache(lambda: find_factors(tensor, rank.r, frame)) if rank.basis == "svd" else None
+        made = bottlenecks.find_bottleneck(known, tensor, producer, frame, factors)
         down = made.down(columns, rank.r, frame)
         known.use(made.owner, down)
-        known.say(f"{rank.r} numbers cross for every {columns} of a row, on the learned basis {down.path!r}")
+        crossing = f"{rank.r} numbers cross for every {columns} of a row"
+        if factors is None:
+            known.say(f"{crossing}, on the learned basis {down.path!r}")
+        else:
+            known.say(f"{crossing}, on singular vectors of the layer that is cut: {down.path!r}")
         with _stamp_ops(trace, made.name, {STAGE: producer, COMPRESS: number_in(trace.met.compressions, frame)}):
             rows = tensor
             if rank.norm:  # each row with mean zero and variance one
@@ -160,8 +168,13 @@ def _project(trace: Tracing, tensor: Any, rank: Rank, frame: Frame, producer: st
     made, small = known.small[tensor.ref()]
     up = made.up(consumer, columns, rank.r, frame)
     known.use(made.owner, up)
+    offset = made.offset(consumer)
+    if offset is not None:
+        known.use(made.owner, offset)
     with _stamp_ops(trace, made.name, {STAGE: consumer}):
         found = _times(small, up)
+        if offset is not None:
+            found = found + tf.cast(offset.value, found.dtype)
         found.set_shape(tensor.shape)
         return found
 

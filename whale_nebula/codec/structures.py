@@ -17,7 +17,7 @@ from whale_nebula.errors import OptionError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.tf import tf
 
-BASES = ("shared", "learned")
+BASES = ("shared", "learned", "svd")
 RENEWED = 50  # steps, after which a shared basis is made anew
 LOOKED_AT = 256  # rows of a step that the running Gram matrix sees
 _ITERATIONS, _SVD = 2, 20  # steps of subspace iteration in float64; a singular value decomposition, by eigenvectors
@@ -70,12 +70,13 @@ class SVD(Structure):
 
 @dataclass(frozen=True)
 class Rank(Structure):
-    """`r` numbers for each row, on a basis that both sides hold ("shared") or that is trained ("learned").
+    """`r` numbers for each row, on a basis that both sides hold ("shared") or that is trained as a part of the model:
+    from any start ("learned"), or from the singular vectors of the layer whose output crosses ("svd").
 
     With a learned basis `norm` puts a LayerNorm before it.
 
-    >>> str(Rank(96)), str(Rank(96, basis="learned"))
-    ('rank(96)', 'rank(96, learned)')
+    >>> str(Rank(96)), str(Rank(96, basis="svd"))
+    ('rank(96)', 'rank(96, svd)')
     """
 
     name = "rank"
@@ -89,6 +90,14 @@ class Rank(Structure):
             raise OptionError(f"Rank({self.r!r}) is no rank", why="a rank counts columns", mend="Rank(96)")
         if self.basis not in BASES:
             raise OptionError(f"no basis is called {self.basis!r}", mend=did_you_mean(self.basis, BASES))
+        if self.norm and self.basis != "learned":
+            why = "a norm before the basis is trained with it, and a kernel's singular vectors are of rows as they are"
+            raise OptionError(f"norm=True with basis={self.basis!r}", why=why, mend='basis="learned"')
+
+    @property
+    def trained(self) -> bool:
+        """Whether the basis is a part of the model."""
+        return self.basis != "shared"
 
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
         """Its coordinates, row by row."""

@@ -202,8 +202,8 @@ def ways(options: Mapping[str, Any], *, training: bool = True) -> tuple[Way, Way
     if codec == AUTO:
         auto = replace(common, auto=True, ladder=AUTO_LADDER, delta=None)
         return auto, auto if backward == DEFAULT else replace(common, codec=_back(None, backward))
-    there = _without_learned(codec)
-    back = _without_learned(_back(codec, backward))
+    there = _without_trained(codec)
+    back = _without_trained(_back(codec, backward))
     check_delta(common.delta, there)
     return _add_ramp(replace(common, codec=there), options), _add_ramp(replace(common, codec=back, delta=None), options)
 
@@ -255,10 +255,10 @@ def _check_back(backward: Codec, kept: Structure | None) -> None:
         )
 
 
-def _without_learned(codec: Codec | None) -> Codec | None:
-    """A learned basis is a part of the model: what is left to do for what crosses is its precision."""
-    learned = codec is not None and isinstance(codec.structure, Rank) and codec.structure.basis == "learned"
-    return codec.precision if codec is not None and learned else codec
+def _without_trained(codec: Codec | None) -> Codec | None:
+    """A trained basis is a part of the model: what is left to do for what crosses is its precision."""
+    trained = codec is not None and isinstance(codec.structure, Rank) and codec.structure.trained
+    return codec.precision if codec is not None and trained else codec
 
 
 def _add_ramp(way: Way, options: Mapping[str, Any]) -> Way:

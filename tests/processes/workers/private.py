@@ -3,6 +3,8 @@
 `private`: two clusters train a translator, each on its side of the text, without a codec and with one, evaluate it, and
 translate. At the end each sends ids of its own side on purpose: what was looked for all the time is then found.
 
+`labels`: the cluster `source` has sentences and labels, and a BERT whose middle lies in `target`, which has neither.
+
 `keeping`: both workers of cluster `a` read x, `b` and `c` read z, and `c` alone reads y. They train on arrays, and on
 datasets of which `a` reads the rows of its micro-batches. Then the first worker fails by an error whose text is a row.
 """
@@ -27,7 +29,9 @@ from tests.processes.telling import tell
 from whale_nebula.errors import CollectiveReadError, NebulaError
 from whale_nebula.models import Bert, BertSizes, CausalABNet, SmoothedCrossentropy, text
 from whale_nebula.models.decoding import Beam, Found, translation
+from whale_nebula.models.understanding import Task, loss_of, understanding
 from whale_nebula.runtime.run import current_run
+from whale_nebula.strategies import low_rank_cut
 
 PAIRS, BATCH, LONGEST = 32, 8, 16
 FIRST, VOCABULARY = 1000, 1536  # ids of words are larger than any number of a frame's header
@@ -161,6 +165,58 @@ def private() -> None:
     looked("farewell", look)
 
 
+# ---------------------------------------------------------------------- a model whose middle is elsewhere
+CLASSES = VOCABULARY  # labels are as large as ids, or no look could tell them from other numbers
+AT_HOME = {"inputs": {"x": FORM, "y": {"shape": [None], "dtype": "int32"}}, "results": "owner", "weights": "own"}
+
+
+def middle_elsewhere() -> keras.Model:
+    """A classifier whose first layers, head and loss are in `source`, and what is between them in `target`."""
+    sizes = BertSizes(vocabulary=VOCABULARY, length=LONGEST, width=8, heads=2, layers=3, inner=16, dropout=0.0)
+    bert = Bert(sizes)
+    made = understanding(bert, Task("labels", classes=CLASSES))
+    home, away = SIDES
+    with nb.pipeline(micro_batch=2), nb.compress(rank=4, basis="svd", backward=None):
+        clusters = [home, away, nb.stage(cluster=home, name="head")]
+        nb.place(made, low_rank_cut(bert, [0, 2], clusters, after="head(/.*)?"))
+    made.compile(keras.optimizers.SGD(0.1), loss_of(Task("labels", classes=CLASSES)))
+    return made
+
+
+def labels() -> None:
+    """Sentences and labels stay at home, where the model begins and ends."""
+    nb.init(AT_HOME)
+    home = nb.here().runs("source")
+    draw = np.random.default_rng(0)
+    ids = draw.integers(FIRST, VOCABULARY, (PAIRS, LONGEST)).astype("int32")
+    meant = draw.integers(FIRST, CLASSES, PAIRS).astype("int32")
+    rows = [*ids.tolist(), *(meant[at : at + BATCH].tolist() for at in range(0, PAIRS, BATCH))]
+    numbers = tf.data.Dataset.range(0, PAIRS, BATCH)
+
+    def batch(start: Any) -> Any:
+        """Sentences, labels, and of each row its weight, which both know: a dataset needs something to hold."""
+        found = [tf.constant(each)[start : start + BATCH] if home else None for each in (ids, meant)]
+        return (*found, tf.ones(BATCH))
+
+    model = middle_elsewhere()
+    history = model.fit(numbers.map(batch), epochs=2, shuffle=False, verbose=0).history
+    tell("loss", [float(loss).hex() for loss in history["loss"]])
+    met()
+    looked("fit", Look.of([], rows, FIRST))
+
+    @nb.function
+    def leaking(x: Any, y: Any, rows: Any) -> Any:
+        with nb.cluster():
+            with nb.stage(cluster="source"):
+                crossing = y + 0
+            with nb.stage(cluster="target"):
+                return {"sum": tf.reduce_sum(tf.cast(crossing, tf.float32))}
+
+    leaking(*batch(0))
+    met()
+    looked("leak", Look.of([], rows, FIRST))
+
+
 # ---------------------------------------------------------------------- inputs of three clusters
 KEPT = {"x/x": {"shape": [None, 3], "dtype": "int32"}, "x/z": {"shape": [None, 2]}, "y": {"shape": [None, 1]}}
 KEPT_ROWS, KEPT_BATCH = 8, 4
@@ -246,4 +302,4 @@ def keeping() -> None:
 
 if __name__ == "__main__":
     taken = watched()
-    act((private, keeping))
+    act((private, labels, keeping))

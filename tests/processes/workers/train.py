@@ -313,10 +313,11 @@ def two_stages(
 ) -> keras.Model:
     """A dense layer in each cluster, and what `nb.compress` is told of the boundary between them."""
     keras.utils.set_random_seed(1)
+    activation = None if options.get("basis") == "svd" else "tanh"  # a kernel's singular vectors are of its product
     inputs = {"x": keras.Input((5,), name="x"), "ids": keras.Input((), dtype="int64", name="ids")}
     with nb.cluster(), nb.pipeline(2), nb.compress(**options):
         with nb.stage(cluster=clusters[0]):
-            hidden = keras.layers.Dense(width, activation="tanh", name="first")(inputs["x"])
+            hidden = keras.layers.Dense(width, activation=activation, name="first")(inputs["x"])
         with nb.stage(cluster=clusters[1]):
             outputs = keras.layers.Dense(2, name="second")(hidden)
     model = keras.Model(inputs if ids else inputs["x"], outputs, name="boundary")
@@ -373,9 +374,9 @@ def differences(*clusters: str) -> None:
     tell("held", [bits(held.as_arrays().values()) for held in states])
 
 
-def projected(*clusters: str) -> None:
-    """A boundary that is projected on a learned basis: three steps with Adam, and a prediction."""
-    model = two_stages(clusters, 8, "adam", rank=3, basis="learned", backward=None)
+def projected(basis: str, *clusters: str) -> None:
+    """A boundary that is projected on a basis in the model: three steps with Adam, and a prediction."""
+    model = two_stages(clusters, 8, "adam", rank=3, basis=basis, backward=None)
     x, y = drawn_rows(6)
     losses = model.fit(x, y, batch_size=2, shuffle=False, verbose=0).history["loss"]
     tell("sent", sent())

@@ -1,0 +1,167 @@
+"""Can whoever gets the gradient that crosses tell the labels from it? By where the cut is, its rank, and noise.
+
+    python benchmarks/understand/inference.py     # what is missing: ten minutes
+
+The cut is the one of `basis="svd"`, written out in TensorFlow, so that the gradient of each row can be taken as it
+crosses. Cut after layer 1 of 4 it is what the lower cluster gets where the labels are in the upper one. Cut after layer
+3 or 4 it is what the middle of a U-shaped model gets from the cluster that has the head, the labels, and the layers
+above the cut.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.common import machine, write
+from benchmarks.understand.tuning import BATCH, RATE, ROWS, SIZES, WIDTH, language_model, rows_of
+from whale_nebula.capture.linear_layers import singular_vectors
+from whale_nebula.models import Bert
+from whale_nebula.models.understanding import TASKS, loss_of, understanding
+
+ROOT = Path(__file__).resolve().parents[2]
+TASK, PROBED, KNOWN, EPOCHS = "opinion", 256, 10, 6
+LOOKS = (0, 64, 192, 320)
+RESULTS = Path(__file__).with_name("inference.jsonl")
+CASES = [(cut, rank, 0.0) for rank in (8, WIDTH, 2) for cut in (3, 2, 0)] + [
+    (cut, 8, noise) for noise in (10.0, 3.0, 1.0) for cut in (3, 2)
+]
+
+
+class Cut(tf.Module):
+    """A classifier in two parts, and what crosses between them."""
+
+    def __init__(self, weights: list[np.ndarray], layer: int, rank: int, noise: float) -> None:
+        super().__init__()
+        self.bert = Bert(SIZES)
+        self.bert.set_weights(weights)
+        self.model = understanding(self.bert, TASKS[TASK])
+        self.layer, self.noise = layer, noise
+        vectors = singular_vectors(self.bert.sub_layers[layer].inner.narrow.kernel.numpy(), rank)
+        self.down, self.up = keras.Variable(vectors.T, name="down"), keras.Variable(vectors, name="up")
+
+    @property
+    def variables_of_all(self) -> list[Any]:
+        """What is trained."""
+        return [*self.model.trainable_variables, self.down, self.up]
+
+    def near(self, ids: Any) -> Any:
+        """What crosses, (rows, tokens, rank)."""
+        hidden, visible = self.bert.embedding(ids), self.bert.visible(ids)
+        for attention, inner in self.bert.sub_layers[: self.layer]:
+            hidden = inner(attention(hidden, visible))
+        attention, inner = self.bert.sub_layers[self.layer]
+        hidden = attention(hidden, visible)
+        return tf.tensordot(hidden + inner.narrow(inner.wide(hidden)), self.down.value, 1)
+
+    def far(self, crossed: Any, ids: Any) -> Any:
+        """The scores."""
+        visible = self.bert.visible(ids)
+        hidden = self.bert.sub_layers[self.layer].inner.norm(tf.tensordot(crossed, self.up.value, 1))
+        for attention, inner in self.bert.sub_layers[self.layer + 1 :]:
+            hidden = inner(attention(hidden, visible))
+        return self.model.get_layer("head")(hidden)
+
+    @tf.custom_gradient
+    def _noisy(self, crossed: Any) -> Any:
+        def back(gradient: Any) -> Any:
+            size = tf.sqrt(tf.reduce_mean(gradient[:, 0] ** 2))  # of the first token, which the head reads
+            return gradient + self.noise * size * tf.random.normal(tf.shape(gradient))
+
+        return tf.identity(crossed), back
+
+    @tf.function
+    def gradients(self, ids: Any, labels: Any) -> Any:
+        """The loss, the gradient that crosses with its noise, and those of all variables."""
+        with tf.GradientTape() as tape:
+            crossed = self.near(ids)
+            loss = loss_of(TASKS[TASK])(labels, self.far(self._noisy(crossed), ids))
+        variables = [each.value for each in self.variables_of_all]
+        back, *own = tape.gradient(loss, [crossed, *variables], unconnected_gradients="zero")
+        return loss, back, own
+
+
+def clusters(rows: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> float:
+    """How well two clusters of directions are the two labels, whichever is called which."""
+    best = (-np.inf, 0.5)
+    for _ in range(8):
+        means = rows[rng.choice(len(rows), 2, replace=False)]
+        for _ in range(20):
+            near = rows @ means.T
+            which = near.argmax(1)
+            sums = [rows[which == each].sum(0) if (which == each).any() else means[each] for each in (0, 1)]
+            means = np.stack([each / max(1e-12, float(np.linalg.norm(each))) for each in sums])
+        share = float((which == labels).mean())
+        best = max(best, (float(near.max(1).sum()), max(share, 1 - share)))
+    return best[1]
+
+
+def neighbours(rows: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> float:
+    """How many labels the nearest of a few known rows tells."""
+    shares = []
+    for _ in range(5):
+        known = rng.choice(len(rows), KNOWN, replace=False)
+        rest = np.setdiff1d(np.arange(len(rows)), known)
+        found = labels[known][(rows[rest] @ rows[known].T).argmax(1)]
+        shares.append(float((found == labels[rest]).mean()))
+    return float(np.mean(shares))
+
+
+def attacked(cut: int, rank: int, noise: float, weights: Any, words: Any) -> dict[str, Any]:
+    """Train, and attack the gradients of some rows now and then."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    rng = np.random.default_rng(1)
+    train, dev = rows_of(TASK, "train", ROWS, words), rows_of(TASK, "dev", 1024, words)
+    model = Cut(weights, cut, rank, noise)
+    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.PolynomialDecay(RATE, EPOCHS * ROWS // BATCH, 0.0))
+    optimizer.build(model.variables_of_all)
+    looks, step = [], 0
+    for _ in range(EPOCHS):
+        for numbers in np.array_split(rng.permutation(ROWS), ROWS // BATCH):
+            if step in LOOKS:
+                _, back, _ = model.gradients(train.ids[:PROBED], train.labels[:PROBED])
+                rows = back.numpy().reshape(PROBED, -1)
+                rows = rows / np.maximum(1e-30, np.linalg.norm(rows, axis=1, keepdims=True))
+                labels = train.labels[:PROBED].astype(int)
+                looks.append([step, round(clusters(rows, labels, rng), 3), round(neighbours(rows, labels, rng), 3)])
+            loss, _, gradients = model.gradients(train.ids[numbers], train.labels[numbers])
+            optimizer.apply_gradients(zip(gradients, model.variables_of_all, strict=True))
+            step += 1
+    scores = np.concatenate([model.far(model.near(ids), ids).numpy() for ids in np.array_split(dev.ids, 8)])
+    accuracy = float((scores.argmax(1) == dev.labels).mean())
+    found = {"cut": cut, "rank": rank, "noise": noise, "looks": looks, "loss": float(loss), "accuracy": accuracy}
+    print(found, flush=True)
+    return found
+
+
+def main() -> None:
+    """Run all cases, and write the table."""
+    weights, words = language_model(ROOT / "build")
+    found = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    done = {(each["cut"], each["rank"], each["noise"]) for each in found}
+    for case in CASES:
+        if case not in done:
+            found.append(attacked(*case, weights, words))
+            with RESULTS.open("a") as file:
+                file.write(json.dumps(found[-1]) + "\n")
+    found.sort(key=lambda each: CASES.index((each["cut"], each["rank"], each["noise"])))
+    head = ["cut after layer", "rank", "noise", *(f"after {step} steps" for step in LOOKS), "accuracy of the model"]
+    lines: list[list[object]] = [head]
+    for each in found:
+        looks = [f"{100 * one:.0f}, {100 * other:.0f}" for _, one, other in each["looks"]]
+        rank = "whole" if each["rank"] == WIDTH else each["rank"]
+        lines.append([f"{each['cut'] + 1} of 4", rank, each["noise"], *looks, f"{100 * each['accuracy']:.1f}"])
+    write(__file__, {"machine": machine(), "found": found}, lines, "inference")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Fine-tuning a BERT that is cut in two on a layer's own singular vectors: by layer and rank, beside others.
+
+    python benchmarks/understand/run.py              # what is missing of all rows: half an hour
+    python benchmarks/understand/run.py --only svd   # of one contender
+    python benchmarks/understand/run.py --table      # what there is so far
+
+A finished row is a line of results.jsonl at once: stop when you like, and go on with the same command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.common import machine, write
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+RESULTS = HERE / "results.jsonl"
+TASKS, RANKS, LAST_BUT_ONE, SEEDS = {"opinion": "accuracy", "similar": "pearson"}, (4, 8, 16, 32), 2, (1, 2, 3)
+LOWEST = (1, 2)
+SAID = {
+    "removed": "svd, residual removed",
+    "axes": "axes >> coded, bytes of this rank",
+    "lora": "in a by-pass, the frozen path does not cross",
+}
+WIDTH, LAYERS = 96, 4
+WHOLE = 4 * WIDTH * 28 * 32  # bytes of a batch: 32 rows of 28 tokens
+CONTENDERS = ("svd int4", "svd int8", "removed", "learned", "shared", "axes", "lora")
+Row = tuple[str, str, int, int, int]
+Found = dict[str, Any]
+
+
+def wanted() -> Iterator[Row]:
+    """All rows, the most telling first: (task, contender, layer, rank, seed)."""
+    for task in TASKS:
+        for seed in SEEDS[:1]:
+            yield from _last_but_one(task, seed)
+        for layer in (0, 1, 3):
+            for rank in RANKS:
+                yield task, "svd", layer, rank, 1
+        for rank in LOWEST:
+            yield task, "svd int4", LAST_BUT_ONE, rank, 1
+        for seed in SEEDS[1:]:
+            yield from _last_but_one(task, seed)
+
+
+def _last_but_one(task: str, seed: int) -> Iterator[Row]:
+    yield task, "uncut", -1, 0, seed
+    for rank in (8, 4, 16, 32, *LOWEST):
+        yield task, "svd", LAST_BUT_ONE, rank, seed
+    for contender in CONTENDERS:
+        yield task, contender, LAST_BUT_ONE, 8, seed
+
+
+def finished() -> list[Found]:
+    """The rows that there are."""
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+
+def key(found: Found) -> Row:
+    """What a row is of."""
+    return found["task"], found["contender"], found["layer"], found["rank"], found["seed"]
+
+
+def run_missing(rows: Sequence[Row]) -> None:
+    """Run and write down, one after the other."""
+    from benchmarks.understand.tuning import language_model, tune
+
+    weights, words = language_model(ROOT / "build")
+    for row in rows:
+        began = time.monotonic()
+        found = tune(*row, weights, words)
+        with RESULTS.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+        print(*row, found[TASKS[row[0]]], found["loss"][-1], f"{time.monotonic() - began:.0f} s", flush=True)
+
+
+def worth(found: Sequence[Found], *start: object) -> str:
+    """The score in per cent of the rows that begin so, with the spread over seeds."""
+    own = [100 * each[TASKS[each["task"]]] for each in found if key(each)[: len(start)] == start]
+    if len(own) < 2:
+        return f"{own[0]:.1f}" if own else "not measured"
+    return f"{statistics.mean(own):.1f} ± {statistics.stdev(own):.1f} ({len(own)})"
+
+
+def fewer(found: Sequence[Found], contender: str, rank: int) -> str:
+    """How many times fewer bytes cross there and back, beside float32 of the whole width."""
+    own = next((e for e in found if (e["contender"], e["rank"]) == (contender, rank) and "there" in e), None)
+    return "1, 1" if own is None else ", ".join(f"{WHOLE / own[way]:.1f}" for way in ("there", "back"))
+
+
+def by_layer(found: Sequence[Found], task: str) -> list[list[object]]:
+    """The score by the layer of the cut and its rank."""
+    head: list[object] = [
+        f"{task} ({TASKS[task]}): cut after layer",
+        *(f"H/{WIDTH // rank}" for rank in RANKS),
+        "uncut",
+    ]
+    lines = [head]
+    for layer in range(LAYERS):
+        cells = [worth(found, task, "svd", layer, rank) for rank in RANKS]
+        lines.append([f"{layer + 1} of {LAYERS}", *cells, worth(found, task, "uncut")])
+    return lines
+
+
+def beside(found: Sequence[Found]) -> list[list[object]]:
+    """All contenders in the last layer but one."""
+    cases = [("svd", rank) for rank in (*LOWEST, *RANKS)] + [("svd int4", rank) for rank in LOWEST]
+    cases += [(name, 8) for name in CONTENDERS]
+    lines: list[list[object]] = [["what crosses", "rank", "fewer bytes there, back", *TASKS]]
+    lines.append(["uncut", "", "1, 1", *(worth(found, task, "uncut") for task in TASKS)])
+    for name, rank in cases:
+        scores = [worth(found, task, name, LAST_BUT_ONE, rank) for task in TASKS]
+        lines.append([SAID.get(name, name), rank, fewer(found, name, rank), *scores])
+    return lines
+
+
+def main() -> None:
+    """Run what is missing, and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true", help="only write the tables")
+    parser.add_argument("--only", help="one contender")
+    parser.add_argument("--task", choices=list(TASKS))
+    options = parser.parse_args()
+    if not options.table:
+        done = {key(each) for each in finished()}
+        rows = [row for row in wanted() if row not in done]
+        rows = [row for row in rows if options.only in (None, row[1]) and options.task in (None, row[0])]
+        run_missing(rows)
+    found = finished()
+    result = {"machine": machine(), "rows": len(found), "wanted": len(list(wanted()))}
+    for task in TASKS:
+        write(__file__, result, by_layer(found, task), task)
+    write(__file__, result | {"found": found}, beside(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""Fine-tune a BERT on sentences that may not leave home, with most of its layers in another cluster.
+
+Cluster "home" has the sentences and their labels. It runs the embedding and the first layers, and the head with its
+loss; cluster "away" runs the layers between. Where the model is cut a linear layer crosses on its own singular vectors:
+8 numbers a token and not 96, both ways. The same training runs three times: with what crosses as it is, with the low
+rank, and with the low rank in four bits.
+
+    python examples/understand.py                        # both clusters in this process, over an emulated line
+    python examples/understand.py --task similar         # a number, not a label; --help lists the tasks
+    python examples/understand.py --rank 4 --cut 1       # a lower rank, a deeper cut
+    python examples/understand.py --labels away          # not U-shaped: only the first layers are at home
+    python examples/understand.py --bert FOLDER --glue FOLDER --task sst-2    # Hugging Face's folder, GLUE's files
+    whale-nebula run --all --config examples/understand.yaml examples/understand.py    # a process each, mutual TLS
+"""
+
+import argparse
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+from rich.console import Console
+from rich.table import Table
+
+import whale_nebula as nb
+from whale_nebula.launch import attach
+from whale_nebula.models import Bert, BertSizes, load_bert, text
+from whale_nebula.models.masking import Masking, pretrain
+from whale_nebula.models.understanding import (
+    GLUE,
+    TASKS,
+    Encoder,
+    Examples,
+    Question,
+    Rows,
+    Spans,
+    Task,
+    exact_match,
+    generated_task,
+    generated_text,
+    loss_of,
+    read_glue,
+    read_spans,
+    score,
+    span_f1,
+    understanding,
+)
+from whale_nebula.strategies import low_rank_cut
+
+HOME, AWAY = "home", "away"
+BATCH, WORDS = 32, 160
+SIZES = BertSizes(vocabulary=WORDS, length=48, width=96, heads=4, layers=4, inner=192, dropout=0.0)
+CODECS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "rank": {"backward": None},
+    "rank, int4": {"int4": True, "backward": "int4"},
+}
+console = Console(highlight=False)
+
+
+class Split(NamedTuple):
+    """Rows of a split, and as ids; None where this process is not to have them."""
+
+    rows: Examples | list[Question]
+    ids: Rows | Spans
+
+
+class Ran(NamedTuple):
+    """What a training came to."""
+
+    seconds: float
+    kilobytes: float
+    loss: float
+    scores: dict[str, float]
+
+
+def task_of(options: argparse.Namespace) -> Task:
+    """What is asked."""
+    return GLUE[options.task][0] if options.glue else TASKS[options.task]
+
+
+def language_model(options: argparse.Namespace) -> tuple[Bert, text.Tokenizer]:
+    """A BERT that both clusters have: of a folder, or pretrained on text that is no secret, in each process alike."""
+    if options.bert:
+        words = text.Tokenizer(text.read_vocabulary(options.bert))
+        return load_bert(options.bert), words
+    lines = generated_text(4000)
+    words = text.Tokenizer(text.learn_vocabulary(lines, WORDS, fill=True))
+    keras.utils.set_random_seed(1)
+    bert = Bert(SIZES)
+    encoder = Encoder(words, 20)
+    rows = encoder.examples(Examples(lines, [0.0] * len(lines))).ids
+    batches = tf.data.Dataset.from_tensor_slices(rows).batch(BATCH, drop_remainder=True)
+    console.print(f"a language model learns from {len(lines)} sentences that are no secret ...")
+    losses = pretrain(
+        bert, batches, Masking.of(words), steps=options.pretrain, learning_rate=2e-3, epochs=2, verbose=0
+    ).history["loss"]
+    console.print(f"{options.pretrain} steps, loss {losses[0]:.2f} -> {losses[-1]:.2f}")
+    return bert, words
+
+
+def read(options: argparse.Namespace, encoder: Encoder, split: str, count: int) -> Split:
+    """The sentences and labels of a split: only "home" calls this."""
+    rows: Any = (
+        read_glue(options.glue, options.task, split) if options.glue else generated_task(options.task, split, count)
+    )
+    if isinstance(rows, Examples):
+        second = None if rows.second is None else rows.second[:count]
+        rows = Examples(rows.first[:count], rows.labels[:count], second)
+    ids: Any = encoder.examples(rows) if isinstance(rows, Examples) else encoder.questions(rows)
+    longest = int((ids.ids != encoder.words.pad).sum(1).max())  # what fills up all rows alike need not cross
+    shorter = {name: getattr(ids, name)[:, :longest] for name in ids._fields if name != "labels"}
+    return Split(rows, ids._replace(**shorter))
+
+
+def batches(ids: Any, count: int, epochs: int, *, shuffle: bool) -> tf.data.Dataset:
+    """Batches of ids, labels and the weight of each row; where there are no sentences, of weights alone."""
+    order = np.concatenate(
+        [np.random.default_rng(epoch).permutation(count) if shuffle else np.arange(count) for epoch in range(epochs)]
+    )
+
+    def batch(numbers: Any) -> Any:
+        found = [None, None] if ids is None else [tf.gather(each, numbers) for each in (ids.ids, ids.labels)]
+        return (*found, tf.ones_like(numbers, tf.float32))
+
+    return tf.data.Dataset.from_tensor_slices(order).batch(BATCH, drop_remainder=shuffle).map(batch).prefetch(2)
+
+
+def cut(bert: Bert, model: keras.Model, options: argparse.Namespace, codec: str) -> None:
+    """Say which layers run where, and as what their tensors cross: this is all that two clusters need."""
+    last = bert.sizes.layers - 1
+    layers = [options.cut] if options.labels == AWAY else [options.cut, last]
+    clusters = [HOME, AWAY] if options.labels == AWAY else [HOME, AWAY, nb.stage(cluster=HOME, name="head")]
+    places = low_rank_cut(bert, layers, clusters, after="head(/.*)?")
+    if codec == "none":
+        nb.place(model, places)
+        return
+    with nb.compress(rank=options.rank, basis="svd", **CODECS[codec]):
+        nb.place(model, places)
+
+
+def train(
+    options: argparse.Namespace, codec: str, splits: dict[str, Split], weights: list[np.ndarray]
+) -> tuple[keras.Model, Ran]:
+    """Fine-tune, and score: each time from the same pretrained weights."""
+    task = task_of(options)
+    bert = Bert(options.sizes)
+    bert.set_weights(weights)
+    keras.utils.set_random_seed(1)
+    model = understanding(bert, task)
+    cut(bert, model, options, codec)
+    steps = options.epochs * (options.rows // BATCH)
+    rate = keras.optimizers.schedules.PolynomialDecay(options.rate, steps, 0.0)
+    model.compile(keras.optimizers.Adam(rate), loss_of(task))
+    taken: list[float] = []
+    clock = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: taken.append(nb.last_report("train_step").step_seconds)
+    )
+    ids = splits["train"].ids if splits else None
+    began = time.monotonic()
+    history = model.fit(
+        batches(ids, options.rows, options.epochs, shuffle=True),
+        epochs=options.epochs,
+        steps_per_epoch=options.rows // BATCH,
+        shuffle=False,
+        verbose=0,
+        callbacks=[clock],
+    ).history["loss"]
+    report = nb.last_report("train_step")
+    links = {**report.elsewhere.links, **report.links}
+    crossed = sum(link.bytes for link in links.values()) / 1e3
+    console.print(f"  {time.monotonic() - began:.0f} s, loss {history[0]:.3f} -> {history[-1]:.3f}")
+    scores = scored(model, options, splits)
+    return model, Ran(median(taken[1:]), crossed, history[-1], scores)
+
+
+def scored(model: keras.Model, options: argparse.Namespace, splits: dict[str, Split]) -> dict[str, float]:
+    """What the model is worth on rows that it has not seen; known at home, or where the head is."""
+    task, split = task_of(options), splits.get("dev")
+    ids = split.ids if split else None
+    predicted = model.predict(batches(ids, options.test, 1, shuffle=False), verbose=0)
+    if split is None:
+        return {}
+    if isinstance(split.ids, Spans) and isinstance(split.rows, list):
+        found = read_spans(np.asarray(predicted), split.ids, split.rows)
+        meant = [[answer for _, answer in each.answers] for each in split.rows]
+        return {"exact match": exact_match(found, meant), "F1": span_f1(found, meant)}
+    return score(task, np.asarray(predicted), split.ids.labels)
+
+
+def table(runs: dict[str, Ran], title: str) -> Table:
+    """A line for each training; how many times fewer bytes than the first."""
+    names = list(dict.fromkeys(name for ran in runs.values() for name in ran.scores))
+    made = Table(title=title)
+    for column in ("crosses as", "s a step", "kB a step", "fewer", "loss", *names):
+        made.add_column(column, justify="left" if column == "crosses as" else "right")
+    first = next(iter(runs.values()))
+    for name, ran in runs.items():
+        fewer = f"{first.kilobytes / ran.kilobytes:.1f} x" if ran.kilobytes else ""
+        scores = [f"{100 * ran.scores[each]:.1f}" if each in ran.scores else "" for each in names]
+        made.add_row(name, f"{ran.seconds:.3f}", f"{ran.kilobytes:.1f}", fewer, f"{ran.loss:.3f}", *scores)
+    return made
+
+
+def asked() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    generated = ", ".join(TASKS)
+    add("--task", default="opinion", help=f"{generated}; with --glue {', '.join(GLUE)} (%(default)s)")
+    add("--glue", type=Path, metavar="FOLDER", help="GLUE's files; without it tasks are generated")
+    add("--bert", type=Path, metavar="FOLDER", help="a BERT of Hugging Face; without it a small one is pretrained")
+    add("--cut", type=int, default=1, metavar="LAYER", help="the last layer at home, from 0 (%(default)s)")
+    add("--rank", type=int, default=8, help="how many numbers of a token cross (%(default)s)")
+    add("--labels", choices=(HOME, AWAY), default=HOME, help="where the labels are, and the head (%(default)s)")
+    add("--codecs", nargs="+", choices=CODECS, default=list(CODECS), help="which trainings to run")
+    add("--line", help="to emulate between the clusters of one process (60mbit,10ms)")
+    add("--rows", type=int, default=2048, help="how many to train on (%(default)s)")
+    add("--test", type=int, default=512, help="how many to score with (%(default)s)")
+    add("--epochs", type=int, default=6, help="(%(default)s)")
+    add("--rate", type=float, default=1e-3, help="the learning rate at first (%(default)s)")
+    add("--pretrain", type=int, default=600, metavar="STEPS", help="of the language model (%(default)s)")
+    options = parser.parse_args()
+    known = GLUE if options.glue else TASKS
+    if options.task not in known:
+        parser.error(f"--task {options.task}: {'with' if options.glue else 'without'} --glue it is {', '.join(known)}")
+    if options.glue and not options.bert:
+        parser.error("--glue needs --bert FOLDER: a vocabulary made of your text would tell the other cluster of it")
+    if options.labels == AWAY and attach() is not None:
+        parser.error(
+            "--labels away is for one process: between processes examples/understand.yaml keeps labels at home"
+        )
+    if min(options.rows, options.test) < BATCH or options.epochs < 1 or options.rank < 1 or options.pretrain < 2:
+        parser.error(f"--rows and --test are {BATCH} (a batch) or more, --pretrain 2, --epochs and --rank 1 or more")
+    if options.line and attach() is not None:
+        parser.error("--line is emulated in one process; between processes the line is a real one")
+    options.line = options.line or "60mbit,10ms"
+    return options
+
+
+def main() -> None:
+    """Get a language model; then fine-tune and score once for each codec."""
+    options = asked()
+    alone = attach() is None  # between processes the launcher has the config, and the line is a real one
+    bert, words = language_model(options)
+    options.sizes, weights = bert.sizes, bert.get_weights()
+    deepest = options.sizes.layers - 1 - (options.labels == HOME)
+    if not 0 <= options.cut <= deepest:
+        raise SystemExit(f"--cut {options.cut}: this BERT can be cut after layer 0 to {deepest}")
+    nb.init({"clusters": {HOME: {}, AWAY: {}}} if alone else None, links=options.line if alone else None)
+    splits: dict[str, Split] = {}
+    if nb.here().runs(HOME):
+        encoder = Encoder(words, options.sizes.length)
+        splits = {name: read(options, encoder, name, n) for name, n in (("train", options.rows), ("dev", options.test))}
+    runs = {}
+    for codec in options.codecs:
+        console.rule(f"{options.task}: what crosses, {codec}")
+        _, runs[codec] = train(options, codec, splits, weights)
+    if nb.here().runs(HOME):
+        line = f"an emulated line of {options.line}" if alone else "the line between the processes"
+        console.print(table(runs, f"{options.task}, rank {options.rank} of {options.sizes.width}, over {line}"))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except nb.errors.NebulaError as error:  # a missing file, a row without a label: what, why and the mend
+        raise SystemExit(f"{error}") from error

@@ -1,0 +1,38 @@
+"""Tasks of understanding text: sentences, pairs, numbers and spans; their files, their metrics, and a BERT with a head.
+
+* `generated_task`, `read_glue`, `read_squad`: examples
+* `Encoder`: examples become ids
+* `understanding`, `loss_of`: the model
+* `score`, `read_spans`, `METRICS`: what it is worth
+"""
+
+from .encoded import Encoder, Rows, Spans, read_spans
+from .examples import Examples, Question, Task
+from .generated import TASKS, generated_task, generated_text
+from .glue import GLUE, read_glue
+from .metrics import METRICS, exact_match, span_f1
+from .model import Head, loss_of, score, understanding
+from .squad import read_squad
+
+__all__ = [
+    "GLUE",
+    "METRICS",
+    "TASKS",
+    "Encoder",
+    "Examples",
+    "Head",
+    "Question",
+    "Rows",
+    "Spans",
+    "Task",
+    "exact_match",
+    "generated_task",
+    "generated_text",
+    "loss_of",
+    "read_glue",
+    "read_spans",
+    "read_squad",
+    "score",
+    "span_f1",
+    "understanding",
+]

@@ -1,0 +1,86 @@
+"""Examples of tasks of understanding: sentences, or pairs of them, with labels; and questions with their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from whale_nebula.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is asked: how many numbers a model gives for a row, what they are scored by, and whether rows are pairs.
+
+    One number is a regression; `classes` of two and more are labels; a task of spans has none of both.
+
+    >>> Task("sst", classes=2, metrics=("accuracy",)).regression
+    False
+    """
+
+    name: str
+    classes: int = 2
+    metrics: tuple[str, ...] = ("accuracy",)
+    pairs: bool = False
+    spans: bool = False
+
+    @property
+    def regression(self) -> bool:
+        """Whether the label is a number."""
+        return self.classes == 1 and not self.spans
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Rows of one sentence or two, and the label of each.
+
+    >>> len(Examples(["a cup", "a dog"], [1.0, 0.0]))
+    2
+    """
+
+    first: Sequence[str]
+    labels: Sequence[float]
+    second: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        counts = [len(each) for each in (self.first, self.labels, self.second) if each is not None]
+        if len(set(counts)) > 1 or not counts[0]:
+            raise DataError(
+                f"{' and '.join(map(str, counts))} sentences and labels are no examples",
+                why="every row has its label",
+                mend="give as many of each",
+            )
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question about a text, and its right answers: where they begin in the text, and how they read.
+
+    >>> Question("who has it", "anna has it", ((0, "anna"),)).answers[0]
+    (0, 'anna')
+    """
+
+    text: str
+    context: str
+    answers: tuple[tuple[int, str], ...]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for start, answer in self.answers:
+            if not answer or self.context[start : start + len(answer)] != answer:
+                raise DataError(
+                    f"the answer {answer!r} does not stand at {start} of its text",
+                    where=self.name,
+                    why=f"there is {self.context[start : start + len(answer)]!r}",
+                    mend="answer_start counts the characters before the answer",
+                )
+        if not self.answers:
+            raise DataError(
+                f"the question {self.text!r} has no answer in its text",
+                where=self.name,
+                why="spans are learned from answers",
+                mend='read_squad(path, unanswered="skip")',
+            )

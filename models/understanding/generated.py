@@ -1,0 +1,185 @@
+"""Tasks made by rule, one of each shape: a label of a sentence, or of a pair, a number, and a span.
+
+All are about who has how many of what. A row is a function of task, split, seed and place, and no row of a split is in
+another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from random import Random
+from typing import TypeVar
+
+from whale_nebula.errors import OptionError
+from whale_nebula.errors.text import did_you_mean
+
+from .examples import Examples, Question, Task
+
+_NAMES = ("anna", "ben", "clara", "david", "emma", "felix", "greta", "hugo", "ines", "jonas")
+_COUNTS = ("two", "three", "four", "five", "six", "seven")
+_COLOURS = ("red", "blue", "green", "white", "black", "yellow")
+_THINGS = ("cups", "books", "lamps", "chairs", "coats", "keys", "boats", "cards")
+_PLACES = ("in the kitchen", "in the garden", "at school", "on the train", "in the hall")
+_FINE, _BAD = ("fine", "lovely", "clever", "bright", "warm"), ("dull", "poor", "awful", "cold", "weak")
+_SPLITS = {"train": range(80), "dev": range(80, 90), "test": range(90, 100)}
+Fact = tuple[str, str, str, str, str]
+_Made = TypeVar("_Made")
+
+TASKS: dict[str, Task] = {
+    "opinion": Task("opinion", 2, ("accuracy",)),
+    "grammar": Task("grammar", 2, ("matthews", "accuracy")),
+    "follows": Task("follows", 2, ("accuracy", "f1"), pairs=True),
+    "similar": Task("similar", 1, ("pearson", "spearman"), pairs=True),
+    "answer": Task("answer", spans=True, metrics=("exact_match", "span_f1"), pairs=True),
+}
+"""As SST-2, CoLA, RTE, STS-B and SQuAD are: a sentence's opinion, its grammar, whether one follows from another, how
+similar two are, and where the answer to a question stands.
+"""
+
+
+def generated_task(task: str, split: str, count: int, *, seed: int = 0) -> Examples | list[Question]:
+    """The first `count` rows of a split: `train`, `dev` or `test`.
+
+    >>> generated_task("opinion", "dev", 2).first == generated_task("opinion", "dev", 9).first[:2]
+    True
+    """
+    if task not in TASKS:
+        raise OptionError(f"no task {task!r} is generated", mend=did_you_mean(task, list(TASKS)))
+    if split not in _SPLITS:
+        raise OptionError(f"no split {split!r} is generated", mend=did_you_mean(split, list(_SPLITS)))
+    if count < 1:
+        raise OptionError(f"count={count!r} makes no rows", mend="count=1, or more")
+    if task == "answer":
+        return [_drawn(_question, f"{task}/{split}/{seed}/{place}", split) for place in range(count)]
+    rows = [_drawn(_ROWS[task], f"{task}/{split}/{seed}/{place}", split) for place in range(count)]
+    second = [row[1] for row in rows] if TASKS[task].pairs else None
+    return Examples([row[0] for row in rows], [row[2] for row in rows], second)
+
+
+def generated_text(count: int, *, seed: int = 0) -> list[str]:
+    """Sentences of the same kind without labels, to learn a vocabulary from, and to pretrain on.
+
+    >>> len(generated_text(3))
+    3
+    """
+    rows: list[str] = []
+    while len(rows) < count:
+        drawn = _random(f"text/{seed}/{len(rows)}")
+        rows += [_said(_fact(drawn)), _opinion(drawn)[0], _asked(_fact(drawn)), _other_order(_fact(drawn))]
+    return rows[:count]
+
+
+def _drawn(make: Callable[[Random], _Made], where: str, split: str) -> _Made:
+    """Draw until what is drawn belongs to the split."""
+    for attempt in range(10**6):
+        row = make(_random(f"{where}/{attempt}"))
+        if _digest(str(row)) % 100 in _SPLITS[split]:
+            return row
+    raise OptionError(f"split {split!r} has no row", mend="train")
+
+
+def _random(text: str) -> Random:
+    return Random(_digest(text))  # noqa: S311 - nothing is kept secret by it
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+# ---------------------------------------------------------------------- sentences
+def _fact(drawn: Random) -> Fact:
+    return tuple(drawn.choice(each) for each in (_NAMES, _COUNTS, _COLOURS, _THINGS, _PLACES))  # type: ignore[return-value]
+
+
+def _said(fact: Fact) -> str:
+    name, count, colour, thing, place = fact
+    return f"{name} has {count} {colour} {thing} {place} ."
+
+
+def _other_order(fact: Fact) -> str:
+    name, count, colour, thing, place = fact
+    return f"{place} {name} has {count} {thing} , and they are {colour} ."
+
+
+def _asked(fact: Fact) -> str:
+    return f"how many {fact[2]} {fact[3]} does {fact[0]} have ?"
+
+
+def _changed(fact: Fact, drawn: Random, places: Sequence[int]) -> Fact:
+    """The same with something else at these places."""
+    kinds = (_NAMES, _COUNTS, _COLOURS, _THINGS, _PLACES)
+    new = [
+        drawn.choice([each for each in kinds[place] if each != said]) if place in places else said
+        for place, said in enumerate(fact)
+    ]
+    return tuple(new)  # type: ignore[return-value]
+
+
+# ---------------------------------------------------------------------- rows
+Row = tuple[str, str, float]
+
+
+def _opinion(drawn: Random) -> Row:
+    """A word of praise or blame, said or denied, beside one about something else."""
+    good, denied = drawn.random() < 0.5, drawn.random() < 0.5
+    word, other = drawn.choice(_FINE if good else _BAD), drawn.choice(_BAD if drawn.random() < 0.5 else _FINE)
+    name, thing = drawn.choice(_NAMES), drawn.choice(_THINGS)
+    verb = "are not" if denied else "are"
+    place = drawn.choice(_PLACES)
+    said = f"the {thing} of {name} {verb} {word}"
+    aside = f"near the {other} {drawn.choice(_THINGS)} {place}"
+    return f"{said} {aside} ." if drawn.random() < 0.5 else f"{aside} {said} .", "", float(good != denied)
+
+
+def _grammar(drawn: Random) -> Row:
+    """A sentence, or one with two neighbours the wrong way round."""
+    words = _said(_fact(drawn)).split()
+    right = drawn.random() < 0.5
+    if not right:
+        at = drawn.randrange(len(words) - 2)
+        words[at], words[at + 1] = words[at + 1], words[at]
+    return " ".join(words), "", float(right)
+
+
+def _follows(drawn: Random) -> Row:
+    """The same said in another order, or with one thing changed."""
+    fact, true = _fact(drawn), drawn.random() < 0.5
+    other = fact if true else _changed(fact, drawn, [drawn.randrange(5)])
+    return _said(fact), _other_order(other), float(true)
+
+
+def _similar(drawn: Random) -> Row:
+    """How many of five things two sentences share."""
+    fact, count = _fact(drawn), drawn.randrange(6)
+    other = _changed(fact, drawn, drawn.sample(range(5), 5 - count))
+    return _said(fact), _other_order(other), float(count)
+
+
+_ROWS: dict[str, Callable[[Random], Row]] = {
+    "opinion": _opinion,
+    "grammar": _grammar,
+    "follows": _follows,
+    "similar": _similar,
+}
+
+
+def _question(drawn: Random) -> Question:
+    """Three sentences, and a question about one of them: who, how many, what, or where."""
+    names, things = drawn.sample(_NAMES, 3), drawn.sample(_THINGS, 3)
+    facts = [(name, *_fact(drawn)[1:3], thing, _fact(drawn)[4]) for name, thing in zip(names, things, strict=True)]
+    name, count, colour, thing, place = facts[0]
+    asked, answer = drawn.choice(
+        [
+            (f"who has {thing} ?", name),
+            (f"how many {thing} does {name} have ?", count),
+            (f"what does {name} have ?", f"{count} {colour} {thing}"),
+            (f"where are the {thing} ?", place),
+        ]
+    )
+    told = [_said(each) for each in facts]
+    drawn.shuffle(told)
+    context = " ".join(told)
+    inside = context.index(_said(facts[0]))
+    start = inside + _said(facts[0]).index(answer)
+    return Question(asked, context, ((start, answer),))

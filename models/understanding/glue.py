@@ -1,0 +1,118 @@
+"""GLUE's files: a folder for each task with `train.tsv` and `dev.tsv`, as gluebenchmark.com gives them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from whale_nebula.errors import DataError, OptionError
+from whale_nebula.errors.text import did_you_mean
+
+from ..text.lines import read_lines
+from .examples import Examples, Task
+
+
+class Columns(NamedTuple):
+    """The columns of a task's files, by their names; by their places where a file has no head."""
+
+    first: str | int
+    label: str | int
+    second: str | int | None = None
+    labels: tuple[str, ...] = ("0", "1")
+    folder: str = ""
+
+
+_ENTAILED = ("entailment", "not_entailment")
+GLUE: dict[str, tuple[Task, Columns]] = {
+    "cola": (Task("cola", 2, ("matthews",)), Columns(3, 1, folder="CoLA")),
+    "sst-2": (Task("sst-2", 2, ("accuracy",)), Columns("sentence", "label", folder="SST-2")),
+    "mrpc": (Task("mrpc", 2, ("accuracy", "f1"), True), Columns("#1 String", "Quality", "#2 String", folder="MRPC")),
+    "qqp": (Task("qqp", 2, ("accuracy", "f1"), True), Columns("question1", "is_duplicate", "question2", folder="QQP")),
+    "sts-b": (
+        Task("sts-b", 1, ("pearson", "spearman"), True),
+        Columns("sentence1", "score", "sentence2", (), "STS-B"),
+    ),
+    "qnli": (
+        Task("qnli", 2, ("accuracy",), True),
+        Columns("question", "label", "sentence", _ENTAILED, "QNLI"),
+    ),
+    "rte": (Task("rte", 2, ("accuracy",), True), Columns("sentence1", "label", "sentence2", _ENTAILED, "RTE")),
+    "mnli": (
+        Task("mnli", 3, ("accuracy",), True),
+        Columns("sentence1", "gold_label", "sentence2", ("contradiction", "entailment", "neutral"), "MNLI"),
+    ),
+}
+
+
+def read_glue(folder: str | Path, task: str, split: str = "train") -> Examples:
+    r"""A split of one of GLUE's tasks: `FOLDER/SST-2/train.tsv`, or `FOLDER/train.tsv`; those of MNLI are called
+    `dev_matched` and `dev_mismatched`.
+
+    >>> Path("SST-2").mkdir()
+    >>> _ = Path("SST-2/train.tsv").write_text("sentence\tlabel\na fine cup\t1\na bad one\t0\n")
+    >>> read_glue(".", "sst-2")
+    Examples(first=['a fine cup', 'a bad one'], labels=[1.0, 0.0], second=None)
+    """
+    if task not in GLUE:
+        raise OptionError(f"no task of GLUE is called {task!r}", mend=did_you_mean(task, list(GLUE)))
+    columns = GLUE[task][1]
+    path = _file(Path(folder), columns.folder, split)
+    lines = [line.rstrip("\r").split("\t") for line in read_lines(path, exact=True)]
+    head = [] if isinstance(columns.first, int) else _head(lines, columns, path)
+    if not lines:
+        raise DataError(f"{path.name} has no rows", where=str(path), mend="copy it again")
+    wanted = [each for each in (columns.first, columns.label, columns.second) if each is not None]
+    places = [each if isinstance(each, int) else head.index(each) for each in wanted]
+    begin = 2 if head else 1
+    found = [_row(line, places, columns, f"{path}:{number}") for number, line in enumerate(lines, begin)]
+    second = None if columns.second is None else [row[2] for row in found]
+    return Examples([row[0] for row in found], [row[1] for row in found], second)
+
+
+def _file(folder: Path, inner: str, split: str) -> Path:
+    found = [path for path in (folder / inner / f"{split}.tsv", folder / f"{split}.tsv") if path.is_file()]
+    if not found:
+        raise DataError(
+            f"there is no {split}.tsv",
+            where=str(folder),
+            why=f"it is looked for in {inner}/ there, and in the folder itself",
+            mend="give the folder that GLUE's archive was unpacked into",
+        )
+    return found[0]
+
+
+def _head(lines: list[list[str]], columns: Columns, path: Path) -> list[str]:
+    head = [name.strip("\ufeff") for name in lines.pop(0)] if lines else []
+    for name in (columns.first, columns.label, columns.second):
+        if isinstance(name, str) and name not in head:
+            raise DataError(
+                f"{path.name} has no column {name!r}",
+                where=f"{path}:1",
+                why=f"its first line names {', '.join(map(repr, head[:12]))}",
+                mend="a test split has no labels: read train or dev",
+            )
+    return head
+
+
+def _row(line: list[str], places: list[int], columns: Columns, where: str) -> tuple[str, float, str]:
+    if len(line) <= max(places):
+        raise DataError(
+            f"a row of {len(line)} columns, and {max(places) + 1} are needed",
+            where=where,
+            why="columns are parted by tabs",
+            mend="copy the file again",
+        )
+    first, label, *second = (line[place].strip() for place in places)
+    return first, _label(label, columns.labels, where), second[0] if second else ""
+
+
+def _label(label: str, labels: tuple[str, ...], where: str) -> float:
+    if label in labels:
+        return float(labels.index(label))
+    try:
+        if labels:
+            raise ValueError
+        return float(label)
+    except ValueError:
+        meant = " or ".join(map(repr, labels)) if labels else "a number"
+        raise DataError(f"the label {label!r} is not {meant}", where=where, mend="take that row out") from None

@@ -1,0 +1,135 @@
+"""What an answer is worth: accuracy, F1, Matthews, Pearson, Spearman; for spans exact match and F1 as in SQuAD."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from whale_nebula.errors import DataError
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def accuracy(found: ArrayLike, meant: ArrayLike) -> float:
+    """The share of equal labels.
+
+    >>> accuracy([1, 0, 1, 1], [1, 0, 0, 1])
+    0.75
+    """
+    one, other = _same_length(found, meant)
+    return float(np.mean(one == other))
+
+
+def f1(found: ArrayLike, meant: ArrayLike) -> float:
+    """The harmonic mean of precision and recall of label 1; 0 where it is never right.
+
+    >>> f1([1, 0, 1, 1], [1, 0, 0, 1])
+    0.8
+    """
+    one, other = _same_length(found, meant)
+    hits = int(np.sum((one == 1) & (other == 1)))
+    return 2 * hits / max(1, int(np.sum(one == 1)) + int(np.sum(other == 1)))
+
+
+def matthews(found: ArrayLike, meant: ArrayLike) -> float:
+    """The correlation of two lists of labels, of two classes or more; 0 where either has one class alone.
+
+    >>> matthews([1, 0, 1, 0], [1, 0, 0, 1])
+    0.0
+    """
+    one, other = _same_length(found, meant)
+    classes = np.unique(np.concatenate([one, other]))
+    ours, theirs = ((each[:, None] == classes).astype(float) for each in (one, other))
+    ours, theirs = ours - ours.mean(0), theirs - theirs.mean(0)
+    size = float(np.sqrt((ours**2).sum() * (theirs**2).sum()))
+    return float((ours * theirs).sum() / size) if size else 0.0
+
+
+def pearson(found: ArrayLike, meant: ArrayLike) -> float:
+    """The linear correlation of two lists of numbers; 0 where either does not vary.
+
+    >>> round(pearson([1.0, 2.0, 3.0], [2.0, 4.0, 7.0]), 4)
+    0.9934
+    """
+    one, other = (each.astype(float) for each in _same_length(found, meant))
+    one, other = one - one.mean(), other - other.mean()
+    size = float(np.sqrt((one**2).sum() * (other**2).sum()))
+    return float((one * other).sum() / size) if size else 0.0
+
+
+def spearman(found: ArrayLike, meant: ArrayLike) -> float:
+    """The correlation of two lists of numbers by their ranks; equal numbers share the mean of theirs.
+
+    >>> spearman([1.0, 20.0, 300.0], [2.0, 4.0, 7.0])
+    1.0
+    """
+    return pearson(*map(_ranks, _same_length(found, meant)))
+
+
+def exact_match(found: Sequence[str], meant: Sequence[Sequence[str]]) -> float:
+    """The share of answers that are one of those that are right, but for case, articles and punctuation.
+
+    >>> exact_match(["The red cup.", "a dog"], [["red cup"], ["cat", "the cat"]])
+    0.5
+    """
+    return _best(found, meant, lambda one, other: float(_plain(one) == _plain(other)))
+
+
+def span_f1(found: Sequence[str], meant: Sequence[Sequence[str]]) -> float:
+    """The mean F1 of the words that answers share with the best of those that are right.
+
+    >>> round(span_f1(["red cup"], [["a large red cup"]]), 4)
+    0.8
+    """
+    return _best(found, meant, _shared)
+
+
+METRICS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
+    each.__name__: each for each in (accuracy, f1, matthews, pearson, spearman)
+}
+"""Those of labels and numbers, by their names."""
+
+
+def _same_length(found: ArrayLike, meant: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    one, other = np.asarray(found).reshape(-1), np.asarray(meant).reshape(-1)
+    if len(one) != len(other) or not len(one):
+        raise DataError(
+            f"{len(one)} answers and {len(other)} labels cannot be compared",
+            why="every answer has one label",
+            mend="score what was predicted for all rows of one split",
+        )
+    return one, other
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return np.asarray((ends - (counts - 1) / 2)[places])
+
+
+def _best(found: Sequence[str], meant: Sequence[Sequence[str]], score: Callable[[str, str], float]) -> float:
+    if len(found) != len(meant) or not len(found) or not all(meant):
+        raise DataError(
+            f"{len(found)} answers and {len(meant)} lists of right ones cannot be compared",
+            why="every question has at least one right answer",
+            mend="give an answer for each question of one split",
+        )
+    return float(np.mean([max(score(one, each) for each in others) for one, others in zip(found, meant, strict=True)]))
+
+
+def _plain(answer: str) -> list[str]:
+    return _ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split()
+
+
+def _shared(found: str, meant: str) -> float:
+    one, other = _plain(found), _plain(meant)
+    if not one or not other:
+        return float(one == other)
+    common = sum((Counter(one) & Counter(other)).values())
+    return 2 * common / (len(one) + len(other))

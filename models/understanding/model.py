@@ -1,0 +1,98 @@
+"""A BERT with a head for a task of understanding, its loss, and what its predictions are worth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from ..attention import near_zero
+from ..bert import Bert
+from .examples import Task
+from .metrics import METRICS
+
+NEVER = -1e9
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class Head(keras.layers.Layer):
+    """What stands after a BERT: of sentences and pairs the first token is read, and given a number for each class; for
+    spans each token gets two numbers, as (rows, 2, length).
+
+    >>> Head(width=8, outputs=3)(np.zeros((2, 5, 8))).shape, Head(8, 2, spans=True)(np.zeros((2, 5, 8))).shape
+    (TensorShape([2, 3]), TensorShape([2, 2, 5]))
+    """
+
+    def __init__(self, width: int, outputs: int, *, spans: bool = False, dropout: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._options = {"width": width, "outputs": outputs, "spans": spans, "dropout": dropout}
+        self.spans = spans
+        self.pool = keras.layers.Dense(width, "tanh", kernel_initializer=near_zero(0.02), name="pool")
+        self.drop = keras.layers.Dropout(dropout, name="drop")
+        self.out = keras.layers.Dense(outputs, kernel_initializer=near_zero(0.02), name="out")
+
+    def build(self, hidden_shape: Any, visible_shape: Any = None) -> None:
+        """Make the weights."""
+        if not self.spans:
+            self.pool.build(hidden_shape)
+        self.out.build((*hidden_shape[:-1], self._options["width"]))
+
+    def call(self, hidden: Any, visible: Any = None, training: bool | None = None) -> Any:
+        """Scores; a token that is none is no place of an answer."""
+        if not self.spans:
+            return self.out(self.drop(self.pool(hidden[:, 0]), training=training))
+        scores = ops.transpose(self.out(self.drop(hidden, training=training)), (0, 2, 1))
+        return scores if visible is None else ops.where(visible[:, None, :], scores, NEVER)
+
+    def compute_output_spec(self, hidden: Any, visible: Any = None, **options: Any) -> Any:
+        """What comes out, without tracing the layer."""
+        rows, length = hidden.shape[:2]
+        shape = (rows, 2, length) if self.spans else (rows, self._options["outputs"])
+        return keras.KerasTensor(shape, self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        return {**super().get_config(), **self._options}
+
+
+def understanding(bert: Bert, task: Task, *, dropout: float = 0.0, name: str = "understanding") -> keras.Model:
+    """A BERT with a head for a task; layers `BERT` (with all of its own inside it) and `head`.
+
+    >>> from ..bert import BertSizes
+    >>> bert = Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16))
+    >>> understanding(bert, Task("two")).output.shape
+    (None, 2)
+    """
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    visible = bert.visible(tokens)
+    hidden = bert.embedding(tokens)
+    for attention, inner in bert.sub_layers:
+        hidden = inner(attention(hidden, visible))
+    if bert.ending is not None:
+        hidden = bert.ending(hidden)
+    outputs = 2 if task.spans else task.classes
+    head = Head(bert.sizes.width, outputs, spans=task.spans, dropout=dropout, name="head")
+    return keras.Model(tokens, head(hidden, visible) if task.spans else head(hidden), name=name)
+
+
+def loss_of(task: Task) -> keras.losses.Loss:
+    """What a task trains by: squared differences, or cross-entropy of classes or of places.
+
+    >>> loss_of(Task("number", classes=1)).name
+    'mean_squared_error'
+    """
+    if task.regression:
+        return keras.losses.MeanSquaredError()
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def score(task: Task, predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """What predictions of a task of labels or numbers are worth, by its metrics.
+
+    >>> score(Task("two"), np.array([[0.0, 1.0], [2.0, 1.0]]), np.array([1, 1]))
+    {'accuracy': 0.5}
+    """
+    found = predicted[:, 0] if task.regression else predicted.argmax(-1)
+    return {name: METRICS[name](found, labels) for name in task.metrics}

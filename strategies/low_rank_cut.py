@@ -1,0 +1,76 @@
+"""Cut a BERT at linear layers that end sub-layers, as `nb.compress(rank=, basis="svd")` needs it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from whale_nebula.errors import OptionError
+from whale_nebula.errors.text import did_you_mean
+
+if TYPE_CHECKING:
+    from whale_nebula.models import Bert
+
+Place = dict[str, Any]
+SUB_LAYERS = ("attention", "inner")
+
+
+def low_rank_cut(
+    bert: Bert,
+    layers: int | Sequence[int],
+    clusters: Sequence[Any],
+    *,
+    sub_layer: str = "inner",
+    prefix: str = "",
+    after: str = "",
+) -> Place:
+    r"""A `place` map that cuts a BERT inside each of `layers`, right after the product that ends a sub-layer.
+
+    The norm that follows is on the far side; the sub-layer's input is added on the near one.
+    `clusters` are one more than the cuts, by name or, where one comes twice, as `nb.stage(cluster=, name=)`.
+    `sub_layer` is "inner", the feed-forward part, or "attention". Within a larger model `prefix` is the path of the
+    BERT with a slash at its end, and `after` a pattern of the layers that follow the BERT, in the last cluster.
+
+    >>> from whale_nebula.models import Bert, BertSizes
+    >>> bert = Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=2, inner=16))
+    >>> near, far = low_rank_cut(bert, 0, ["gpu", "npu"])
+    >>> near
+    '(bert_visible|bert_embedding|bert_attention0)(/.*)?|bert_inner0/(?!norm).*'
+    >>> far
+    'bert_inner0/norm|(bert_attention1|bert_inner1)(/.*)?'
+    """
+    cuts = [layers] if isinstance(layers, int) else list(layers)
+    _check(bert, cuts, clusters, sub_layer)
+    names = [bert.visible.name, bert.embedding.name, *(each.name for pair in bert.sub_layers for each in pair)]
+    begins_with_norm = bert.ending is not None  # what reads the product, then, is the next layer
+    names += [bert.ending.name] if bert.ending is not None else []
+    patterns, begin, norm = [], 0, ""
+    for cut in cuts:
+        at = 2 + 2 * cut + SUB_LAYERS.index(sub_layer)
+        here = re.escape(prefix + names[at])
+        whole = _whole(prefix, names[begin : at + begins_with_norm])
+        patterns.append([norm, whole, "" if begins_with_norm else f"{here}/(?!norm).*"])
+        begin, norm = at + 1, "" if begins_with_norm else f"{here}/norm"
+    patterns.append([norm, _whole(prefix, names[begin:]), after])
+    return {"|".join(filter(None, each)): home for each, home in zip(patterns, clusters, strict=True)}
+
+
+def _check(bert: Bert, cuts: Sequence[int], clusters: Sequence[Any], sub_layer: str) -> None:
+    count = bert.sizes.layers
+    if not cuts or any(not 0 <= each < count for each in cuts) or sorted(set(cuts)) != cuts:
+        raise OptionError(
+            f"layers={cuts!r} of a BERT that has {count}",
+            why="they are counted from 0, and a later cut is in a later layer",
+            mend=f"layers={count - 1}",
+        )
+    if sub_layer not in SUB_LAYERS:
+        raise OptionError(f"no sub-layer is called {sub_layer!r}", mend=did_you_mean(sub_layer, SUB_LAYERS))
+    if len(clusters) != len(cuts) + 1:
+        why = f"{len(cuts) + 1} sides come of {len(cuts)} cuts"
+        raise OptionError(f"clusters={list(clusters)!r}", why=why, mend='["gpu", "npu"]')
+
+
+def _whole(prefix: str, names: Sequence[str]) -> str:
+    """A pattern of these layers and everything inside them."""
+    return f"({'|'.join(re.escape(prefix + name) for name in names)})(/.*)?" if names else ""

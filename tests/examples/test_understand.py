@@ -1,0 +1,66 @@
+"""Split fine-tuning on little: a table, in one process and in two, of which one has neither sentences nor labels."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.processes import zygote
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE, CONFIG = ROOT / "examples" / "understand.py", ROOT / "examples" / "understand.yaml"
+CLI = ("-m", "whale_nebula")
+LITTLE = ["--rows", "64", "--test", "32", "--epochs", "1", "--pretrain", "2"]
+DEADLINE = 240
+
+
+def ran(folder: Path, *words: str) -> str:
+    """What a run on little prints."""
+    ended = zygote.run(*words, *LITTLE, cwd=folder, timeout=DEADLINE, env={"COLUMNS": "160"})
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    return ended.stdout
+
+
+def row(said: str, codec: str) -> list[str]:
+    """The cells of a codec's line in the table."""
+    found = next(line for line in said.splitlines() if line.startswith("│") and line.split("│")[1].strip() == codec)
+    return [cell.strip() for cell in found.split("│")[1:-1]]
+
+
+@pytest.mark.parametrize(
+    ("words", "scores"),
+    [
+        (["--codecs", "none", "rank"], 1),
+        pytest.param(
+            ["--task", "answer", "--codecs", "none", "rank, int4", "--labels", "away"], 2, marks=pytest.mark.grid
+        ),
+    ],
+)
+def test_it_pretrains_once_and_trains_for_each_codec(tmp_path: Path, words: list[str], scores: int) -> None:
+    said = ran(tmp_path, str(EXAMPLE), *words)
+    assert said.count("a language model learns") == 1
+    cells = row(said, "rank" if "rank" in words else "rank, int4")
+    assert float(cells[3].split()[0]) > 10 and len(cells) == 5 + scores
+
+
+@pytest.mark.grid
+def test_two_processes_train_it_and_home_alone_has_scores(tmp_path: Path) -> None:
+    said = ran(tmp_path, *CLI, "run", "--all", "--config", str(CONFIG), str(EXAMPLE), "--codecs", "none", "rank")
+    assert said.count("┃ crosses as") == 1
+    assert float(row(said, "rank")[3].split()[0]) > 10
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--task", "opinions"], "--task opinions: without --glue it is opinion, grammar, follows, similar, answer"),
+        (["--glue", ".", "--task", "rte"], "--glue needs --bert FOLDER"),
+        (["--cut", "3"], "--cut 3: this BERT can be cut after layer 0 to 2"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_sentence(tmp_path: Path, words: list[str], said: str) -> None:
+    ended = zygote.run(str(EXAMPLE), *words, "--pretrain", "2", cwd=tmp_path)
+    assert (
+        ended.returncode in (1, 2)
+        and said in ended.stderr
+        and EXAMPLE.name not in ended.stderr.replace("usage: understand.py", "").replace("understand.py: error", "")
+    )
