@@ -16,7 +16,7 @@ from whale_nebula.launch.failures import Failure, find_failure
 from whale_nebula.launch.job import Job, Result
 
 LONG_SECONDS = 600.0
-"""After so much training a failure counts as the first one again."""
+"""After so much training a failure counts as the first one again, also where nothing is saved."""
 MOST_WAIT_SECONDS = 60.0
 
 
@@ -34,7 +34,8 @@ class Verdict(NamedTuple):
 
 class Rule:
     """Decides whether a job that failed is started again. It waits twice as long each time, at most a minute and half
-    the `patience` of the workers, so that those of other launchers are still there.
+    the `patience` of the workers, so that those of other launchers are still there. A failure counts as the first one
+    again after a start that got further than all before it: a newer step was saved, on a disk or in memory.
 
     >>> rule, killed = Rule(Restarts(most=3)), Failure("npu/0", "ended by SIGKILL", trained=3.0)
     >>> [rule.judge(killed).wait for _ in range(3)], rule.judge(killed).why
@@ -47,12 +48,13 @@ class Rule:
         self.allowed = allowed
         self._longest = min(MOST_WAIT_SECONDS, patience / 2)
         self._made = 0
+        self._saved = -1
         self._early: frozenset[str] = frozenset()
 
     def judge(self, failure: Failure) -> Verdict:
         """What to do after a failure, which counts."""
         most = self.allowed.most
-        if failure.trained is not None and failure.trained >= LONG_SECONDS:
+        if self._is_further(failure) or (failure.trained or 0.0) >= LONG_SECONDS:
             self._made = 0
         if not most:
             return Verdict(False)
@@ -65,6 +67,11 @@ class Rule:
         wait = min(self.allowed.wait * 2.0**self._made, self._longest)
         self._made += 1
         return Verdict(True, wait, self._made)
+
+    def _is_further(self, failure: Failure) -> bool:
+        """Whether a newer step was saved than in all starts before."""
+        before, self._saved = self._saved, max(self._saved, -1 if failure.saved is None else failure.saved)
+        return self._saved > before
 
     def _is_repeated(self, failure: Failure) -> bool:
         """Whether a worker fails before its first step like the last time. One that only missed another may go on."""
