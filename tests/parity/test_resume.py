@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.checkpoint.folder import Folder
-from whale_nebula.errors import CheckpointError, NotYetError
+from whale_nebula.errors import CheckpointError
 from whale_nebula.runtime.run import current_run
 
 ROWS, BATCH, SEED = 44, 8, 3
@@ -41,6 +41,7 @@ class Case:
     links: str | None = None
     epochs: int = 2
     breaks: tuple[int, ...] = (9,)
+    validates: bool = True
 
 
 def staged(codec: Any = None, pipeline: Any = None, head: Any = nullcontext) -> keras.Model:
@@ -93,6 +94,15 @@ def replicated() -> keras.Model:
     return keras.Model(inputs, outputs)
 
 
+def apart(codec: dict[str, Any] | None = None, **options: Any) -> keras.Model:
+    """Two clusters that each train a copy, with dropout of their own."""
+    with nb.cluster(["gpu", "npu"]), nb.compress(**codec or {"fp16": True}), nb.replica(**options):
+        inputs = keras.Input((6,))
+        hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(32, activation="relu")(inputs))
+        outputs = keras.layers.Dense(1)(hidden)
+    return keras.Model(inputs, outputs)
+
+
 def plateaus() -> list[Any]:
     return [
         keras.callbacks.EarlyStopping(monitor="loss", patience=2, min_delta=9.0, restore_best_weights=True),
@@ -113,6 +123,10 @@ CASES = {
     "no scopes, two steps at once": Case(plain, compiled={"steps_per_execution": 2}),
     "subclassed": Case(Subclassed),
     "planned": Case(automatic),
+    "clusters apart, with differences on their way": Case(
+        lambda: apart({"topk": 0.2, "int8": True}, sync_every=4, fragments=2, delay=1), breaks=(3, 9), validates=False
+    ),
+    "clusters apart that meet in each epoch": Case(lambda: apart(sync_every=4, outer="average"), breaks=(5, 9)),
     "callbacks that remember": Case(staged, callbacks=plateaus, epochs=6),
 }
 
@@ -133,7 +147,11 @@ def train(case: Case, folder: Path | None, stop: int = -1) -> dict[str, Any]:
         breaks = keras.callbacks.LambdaCallback(on_train_batch_end=_break_after(stop))
         try:
             history = model.fit(
-                **given, epochs=case.epochs, verbose=0, callbacks=[*case.callbacks(), breaks], validation_data=(x, y)
+                **given,
+                epochs=case.epochs,
+                verbose=0,
+                callbacks=[*case.callbacks(), breaks],
+                validation_data=(x, y) if case.validates else None,
             )
         except Killed:
             run.checkpoints.failed = True
@@ -167,7 +185,14 @@ def _settle(checkpoints: Any) -> None:
                 level._committing.result()
 
 
-SAMPLE = ("pipeline", "shared basis, int8 by chance", "no scopes", "subclassed", "callbacks that remember")
+SAMPLE = (
+    "pipeline",
+    "shared basis, int8 by chance",
+    "no scopes",
+    "subclassed",
+    "clusters apart, with differences on their way",
+    "callbacks that remember",
+)
 """The other cases are of the grid."""
 
 
@@ -220,6 +245,60 @@ def test_a_loop_goes_on_where_it_stood_with_what_else_it_remembers(tmp_path: Pat
     assert loop(tmp_path) == expected[4:]
 
 
+# ------------------------------------------------------------------ clusters that train apart, and one model
+def fit_dense(folder: Path, epochs: int, stop: int = -1, every: int = 2, **options: Any) -> Any:
+    """Train one model, in clusters that train apart where there are options; gives its run, the model and its
+    losses.
+    """
+    nb.shutdown()
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(SEED)
+    run = nb.init(seed=SEED, checkpoint={"folder": str(folder), "every": every})
+    model = apart(**options) if options else one_model()
+    model.compile(keras.optimizers.Adam(0.02), "mse")
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
+    breaks = keras.callbacks.LambdaCallback(on_train_batch_end=_break_after(stop))
+    try:
+        losses = model.fit(x, y, BATCH, epochs, shuffle=False, verbose=0, callbacks=[breaks]).history["loss"]
+    except Killed:
+        run.checkpoints.failed, losses = True, []
+    return run, model, losses
+
+
+def one_model() -> keras.Model:
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(32, activation="relu")(inputs))
+    return keras.Model(inputs, keras.layers.Dense(1)(hidden))
+
+
+def test_what_clusters_apart_have_saved_is_one_model_for_all_others(tmp_path: Path) -> None:
+    _, model, _ = fit_dense(tmp_path, 1, sync_every=4)
+    weights = model.get_weights()
+    keras.utils.clear_session()
+    found = one_model()
+    found.compile("adam", "mse")
+    nb.restore(tmp_path, found)
+    assert all(np.array_equal(a, b) for a, b in zip(weights, found.get_weights(), strict=True))
+    assert int(found.optimizer.iterations) == 6
+    _, _, losses = fit_dense(tmp_path, 2)  # goes on as one model, and then apart again
+    run, _, apart_losses = fit_dense(tmp_path, 3, sync_every=4)
+    assert apart_losses[:2] == losses and run.checkpoints.resumed.step == 12
+    [rounds] = run.rounds.list_rounds()
+    assert len({each.digest() for each in rounds.values()}) == 1
+
+
+def test_a_server_of_clusters_that_were_broken_off_goes_on(tmp_path: Path) -> None:
+    """They meet before they are saved: what comes first at a server is left to chance, and so are its numbers."""
+    fit_dense(tmp_path, 3, stop=9, every=4, sync_every=3, mode="async")
+    run, model, losses = fit_dense(tmp_path, 3, every=4, sync_every=3, mode="async")
+    assert run.checkpoints.resumed.step == 8 and int(model.optimizer.iterations) == 18
+    assert losses[-1] < losses[0]
+    [rounds] = run.rounds.list_rounds()
+    model.get_weights()
+    assert len({each.digest() for each in rounds.values()}) == 1
+
+
 # ------------------------------------------------------------------ what is refused
 def test_other_data_than_before_is_named(tmp_path: Path) -> None:
     case = Case(staged)
@@ -249,18 +328,6 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, units: int) ->
         with pytest.raises(CheckpointError, match="in the checkpoint") as caught:
             model.fit(np.ones((BATCH, 6), "float32"), np.ones((BATCH, 1), "float32"), verbose=0, shuffle=False)
     assert "another model" in caught.value.why
-
-
-def test_clusters_that_train_apart_are_not_saved_yet(tmp_path: Path) -> None:
-    nb.shutdown()
-    with nb.init(checkpoint=str(tmp_path)):
-        with nb.replica(sync_every=2):
-            inputs = keras.Input((6,))
-            outputs = keras.layers.Dense(1)(inputs)
-        model = keras.Model(inputs, outputs)
-        model.compile("adam", "mse")
-        with pytest.raises(NotYetError, match="train apart"):
-            model.fit(np.ones((BATCH, 6), "float32"), np.ones((BATCH, 1), "float32"), verbose=0)
 
 
 # ------------------------------------------------------------------ by hand

@@ -53,6 +53,25 @@ def test_processes_that_die_again_and_again_come_to_the_same_end(undisturbed: En
     assert told(run("resuming", WORKERS, tmp_path, "-", EPOCHS)) == told(undisturbed)
 
 
+def test_clusters_apart_that_die_come_to_the_same_end(tmp_path: Path) -> None:
+    """Each has numbers of its own; they meet, in fragments that are on their way, between savings."""
+
+    def told_each(found: Ended) -> list[dict[str, Any]]:
+        found.result.check()
+        return [{name: each[name] for name in ("history", "weights")} for _, each in sorted(found.told.items())]
+
+    expected = told_each(run("resuming", WORKERS, "-", "-", EPOCHS, "apart"))
+    assert len({str(each["history"]) for each in expected}) == 2
+    stood = []
+    for death in ("c0/1:update.begun=kill@22", "c1/0:checkpoint.written=kill@1"):
+        found = run("resuming", WORKERS, tmp_path, death, EPOCHS, "apart")
+        assert -9 in found.result.codes.values()
+        stood += [max(each["resumed"][0] for each in found.told.values() if each.get("resumed"))] if stood else [0]
+    found = run("resuming", WORKERS, tmp_path, "-", EPOCHS, "apart")
+    assert told_each(found) == expected
+    assert all(each["resumed"][0] > 0 for each in found.told.values())
+
+
 _BEFORE = ("hello.", "certificate.", "failure.", "link.", "frames.", "connection.down")
 PLACES = [name for name in POINTS if not name.startswith(_BEFORE)]
 

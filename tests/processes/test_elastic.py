@@ -38,3 +38,5 @@ def test_a_cluster_goes_on_with_one_worker_less_then_the_run_without_it_and_then
     expected = told_alone(lesson)["history"]
     for name, values in expected.items():
         np.testing.assert_allclose(found["history"][name], values, 1e-5)
+    assert "nebula_starts_total 3.0" in found["metrics"] and 'nebula_workers{cluster="npu"} 2.0' in found["metrics"]
+    assert 'nebula_time_seconds_total{worker="npu/0",spent="recovery"}' in found["metrics"]

@@ -5,6 +5,7 @@ earlier epoch.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes.running import told_alone
+from tests.processes.running import SEED, run, told_alone
 from tests.processes.sites import HERE, free_port, sites
 from tests.processes.telling import told
 from tests.processes.workers import restarting
@@ -67,17 +68,20 @@ class Launchers:
     lines: list[str] = field(default_factory=list)
     jobs: dict[str, Job] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
+    script: str = SCRIPT
+    before: Callable[[str, int], None] = lambda worker, epoch: None
 
     def start(self, worker: str, *arguments: object, name: str = "", most: int = 3, **told: Any) -> None:
         """Start a worker and its launcher, which is called like the worker unless there is another one of it already;
         `told` is what that tells its worker otherwise than usual.
         """
-        argv = ["-m", "whale_nebula.launch.child", SCRIPT, str(self.folder), *map(str, arguments)]
+        argv = ["-m", "whale_nebula.launch.child", self.script, str(self.folder), *map(str, arguments)]
         identity = identities(Placement((worker,), self.addresses), self.config, self.security)[worker]
         identity = replace(identity, **told)
 
         @contextmanager
         def start(epoch: int) -> Iterator[Job]:
+            self.before(worker, epoch)
             output = Echoed(echo=self._echo)
             with start_placed(argv, {worker: identity}, output=output, silence=DEADLINE, epoch=epoch) as job:
                 self.jobs[name or worker] = job
@@ -118,17 +122,49 @@ class Launchers:
         return self.endings
 
 
-@pytest.fixture
-def launchers(tmp_path: Path) -> Iterator[Launchers]:
-    """Of two clusters on this host, with certificates; none is left of what they start."""
-    addresses = {f"{cluster}/0": f"127.0.0.1:{free_port()}" for cluster in ("gpu", "npu")}
-    config = load({"clusters": {name[:3]: {"workers": [address]} for name, address in addresses.items()}})
+@contextmanager
+def launching(folder: Path, workers: Mapping[str, int]) -> Iterator[Launchers]:
+    """Launchers of so many workers of each cluster, on this host, with certificates; nothing of theirs is left."""
+    addresses = {f"{name}/{n}": f"127.0.0.1:{free_port()}" for name, count in workers.items() for n in range(count)}
+    listed = {name: [addresses[f"{name}/{n}"] for n in range(count)] for name, count in workers.items()}
+    config = load({"clusters": {name: {"workers": each} for name, each in listed.items()}})
     with ExitStack() as stack:
         security = stack.enter_context(gateways.for_one_run(config, addresses))
-        found = Launchers(tmp_path, config, addresses, security)
+        found = Launchers(folder, config, addresses, security)
         yield found
         for job in found.jobs.values():
             job.kill()
+
+
+@pytest.fixture
+def launchers(tmp_path: Path) -> Iterator[Launchers]:
+    """Of two clusters of a worker each."""
+    with launching(tmp_path, {"gpu": 1, "npu": 1}) as found:
+        yield found
+
+
+def test_a_host_that_is_new_goes_on_from_the_copy_in_the_memory_of_another(tmp_path: Path) -> None:
+    """Nothing is on a disk, and what the host of the worker that is killed had in its memory is gone."""
+    workers, epochs = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}, 2
+    undisturbed = run("resuming", workers, "-", "-", epochs)
+    memory = {worker: tmp_path / worker.replace("/", "-") for worker in workers}
+
+    def replace_host(worker: str, epoch: int) -> None:
+        if epoch == 0 or worker == "c0/1":
+            shutil.rmtree(memory[worker], ignore_errors=True)
+            memory[worker].mkdir()
+
+    with launching(tmp_path, {"c0": 2, "c1": 1}) as found:
+        found.script, found.before = str(HERE / "workers" / "resuming.py"), replace_host
+        for worker in workers:
+            found.start(worker, "c0/1:step.announced=kill@14", epochs, "piped", memory=str(memory[worker]), seed=SEED)
+        for worker, ended in found.ended().items():
+            assert (ended.epoch, ended.result.culprit) == (1, None)
+            last = told(ended.result.outcomes[worker].out)
+            assert last["resumed"][0] > 0
+            assert {name: last[name] for name in ("history", "weights")} == {
+                name: undisturbed.same(name) for name in ("history", "weights")
+            }
 
 
 def test_launchers_of_two_clusters_start_their_own_and_all_meet_again(

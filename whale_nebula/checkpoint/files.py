@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,21 @@ def write(path: str, content: bytes) -> None:
     sync_folder(str(target.parent))
 
 
+def read_blocks(path: str, size: int) -> Iterator[bytes]:
+    """A file in blocks of so many bytes."""
+    with open(path, "rb") if is_local(path) else _remote().GFile(path, "rb") as file:
+        while block := file.read(size):
+            yield bytes(block)
+
+
+def write_blocks(path: str, blocks: Iterable[bytes]) -> None:
+    """Write a file that nobody knows of yet, block by block."""
+    with open(path, "wb") if is_local(path) else _remote().GFile(path, "wb") as file:
+        for block in blocks:
+            file.write(block)
+    sync(path)
+
+
 def sync(path: str) -> None:
     """Let a file that was written be on the disk."""
     if is_local(path):
@@ -128,13 +144,9 @@ def size(path: str) -> int | None:
 
 def digest(path: str) -> str:
     """The SHA-256 of a file."""
-    if is_local(path):
-        with open(path, "rb") as local:
-            return hashlib.file_digest(local, "sha256").hexdigest()
     found = hashlib.sha256()
-    with _remote().GFile(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            found.update(block)
+    for block in read_blocks(path, _BLOCK):
+        found.update(block)
     return found.hexdigest()
 
 

@@ -112,12 +112,15 @@ class Folder:
                     problems.append(f"{name}: {error.strerror or error}")
         return Found(step, path, manifests, tuple(problems))
 
+    def manifest_path(self, step: int, group: str) -> str:
+        """The manifest of a group of a step."""
+        return files.join(self.step_path(step), f"{NAME}.{group}.json" if group else f"{NAME}.json")
+
     def commit(self, manifest: Manifest) -> None:
         """Make what was written of a step a checkpoint: from here on it is one, whatever happens."""
-        name = f"{NAME}.{self.group}.json" if self.group else f"{NAME}.json"
         path = self.step_path(manifest.position.step)
         files.sync_folder(path)
-        files.write(files.join(path, name), manifest.encode())
+        files.write(self.manifest_path(manifest.position.step, self.group), manifest.encode())
         files.sync_folder(os.path.dirname(path) or "." if files.is_local(path) else path)
         _remove_strangers(self._look(manifest.position.step, path), f"state.{self.group}" if self.group else "state")
 
@@ -185,8 +188,9 @@ class Folder:
 def _remove_strangers(found: Found, start: str = "") -> None:
     """Remove what is in a checkpoint's folder, begins so, and is in none of its manifests."""
     known = {file.name for manifest in found.manifests.values() for file in manifest.files}
+    own = re.compile(rf"{re.escape(start)}(-\d+)?\." if start else "")
     for name in files.list_names(found.path):
-        if name.startswith(start) and name not in known and not _MANIFEST.fullmatch(name):
+        if own.match(name) and name not in known and not _MANIFEST.fullmatch(name):
             files.remove(files.join(found.path, name))
 
 

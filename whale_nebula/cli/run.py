@@ -9,9 +9,12 @@ import os
 import queue
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FrameType
 
 from whale_nebula.cli import arguments
@@ -31,6 +34,7 @@ from whale_nebula.launch.placement import PORT, Asked, Placement, everything, is
 from whale_nebula.launch.processes import Board, Sink
 from whale_nebula.launch.resolve import Resolved, resolve
 from whale_nebula.launch.restarts import Attempts, Ended, Rule
+from whale_nebula.report.prometheus import Metric, Sample, read_reports, render_metrics, serve_metrics
 from whale_nebula.report.screen import Screen, terminal
 
 
@@ -171,7 +175,11 @@ _OPTIONS: Options = {
     "--worker": ("N", "the worker of the cluster that this is, from 0"),
     "--clusters": ("A,B", "with --all and without a config: the clusters that the script's stages name"),
     "--restarts": ("N", "how often workers are started again after one has failed; the config's restarts, else 0"),
-    "--control": ("PATH", "a socket file at which the launcher answers HTTP: GET /status, POST /resize, /preempt"),
+    "--control": (
+        "PATH",
+        "a socket file where the launcher answers HTTP: GET /status, /metrics, POST /resize, /preempt",
+    ),
+    "--metrics": ("HOST:PORT", "where the launcher answers GET /metrics, for Prometheus; also at the --control socket"),
     "--port": ("PORT", f"under Slurm and JobSet: where workers listen, {PORT} unless given"),
 }
 
@@ -274,11 +282,14 @@ def _start(
     memory = others.enter_context(open_memory()) if config.restarts.most or config.elastic else None
     sizes = Sizes(config, placement)
 
+    shown = given.control is not None or given.metrics is not None
+    reports = others.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if shown else None
+
     def tell_workers() -> dict[str, Identity]:
         told = identities(
             sizes.select(), config, security, listen=listen, path=given.config, everywhere=given.all, memory=memory
         )
-        return {name: replace(identity, ended=asking.ended) for name, identity in told.items()}
+        return {name: replace(identity, ended=asking.ended, reports=reports) for name, identity in told.items()}
 
     sys.stdout.flush()
     output = others.enter_context(_output())
@@ -294,7 +305,7 @@ def _start(
         if epoch:
             wait_free(listen, config.patience)
         with start_placed(argv, tell_workers(), output=output, notice=remark, epoch=epoch) as job:
-            asking.job = job
+            asking.job, asking.starts = job, asking.starts + 1
             try:
                 yield job
             finally:
@@ -305,12 +316,30 @@ def _start(
         rule, start, rest=asking.rest, is_stopped=is_stopped, tell=remark, changes=asking.take_change,
         note_failure=sizes.note_failure,
     )  # fmt: skip
+    metrics = partial(_render_metrics, reports, sizes, asking)
     if given.control is not None:
-        others.enter_context(_listen(given.control, sizes, asking))
+        others.enter_context(_listen(given.control, sizes, asking, metrics))
+    if given.metrics is not None:
+        port = others.enter_context(serve_metrics(given.metrics, metrics))
+        remark(f"metrics are at http://{given.metrics.rpartition(':')[0] or 'localhost'}:{port}/metrics")
     return attempts.run(config.patience)
 
 
-def _listen(path: str, sizes: Sizes, asking: Asking) -> contextlib.AbstractContextManager[None]:
+_WORKERS = Metric("workers", "gauge", "Workers of the launcher that run.", lambda report: ())
+_STARTS = Metric("starts_total", "counter", "How often the launcher has started its workers.", lambda report: ())
+
+
+def _render_metrics(reports: str | None, sizes: Sizes, asking: Asking) -> str:
+    """What Prometheus is told: of the launcher, and of its workers as they reported last."""
+    running = Counter(map(cluster_of, () if asking.job is None else asking.job.pids))
+    workers = [Sample(running[cluster], {"cluster": cluster}) for cluster in sizes.now]
+    own = [(_WORKERS, workers), (_STARTS, [Sample(asking.starts, {})])]
+    return render_metrics([] if reports is None else read_reports(reports), own)
+
+
+def _listen(
+    path: str, sizes: Sizes, asking: Asking, metrics: Callable[[], str]
+) -> contextlib.AbstractContextManager[None]:
     """Answer at the launcher's socket: how the run is, whom it shall go on with, and that it shall leave."""
 
     def status(given: Mapping[str, str]) -> Answer:
@@ -326,7 +355,10 @@ def _listen(path: str, sizes: Sizes, asking: Asking) -> contextlib.AbstractConte
         os.kill(os.getpid(), signal.SIGTERM)
         return {"leaving": True}
 
-    return listen_locally(path, {"/status": status}, {"/resize": resize, "/preempt": preempt})
+    def tell_metrics(given: Mapping[str, str]) -> Answer:
+        return metrics()
+
+    return listen_locally(path, {"/status": status, "/metrics": tell_metrics}, {"/resize": resize, "/preempt": preempt})
 
 
 @contextlib.contextmanager
@@ -362,6 +394,7 @@ class Asking:
     rested: bool = False
     changed: str = ""
     ended: float | None = None
+    starts: int = 0
     _resting: queue.SimpleQueue[int] | None = None
 
     def hear(self, number: int, frame: FrameType | None) -> None:

@@ -33,7 +33,8 @@ class Identity:
     has, where the config says so. Where the launcher has a terminal, `terminal` is that, and `drawing` the pipe into
     which a worker draws for it. `epoch` says how often the launcher has started the workers again, and
     `memory` is a folder in the memory of this host that is there as long as the launcher lives, and `ended` says when
-    the start before this one ended, in seconds since 1970.
+    the start before this one ended, in seconds since 1970. In the folder `reports` the launcher looks for the last
+    report of each worker.
 
     >>> identity = Identity("gpu/0", "gpu", {}, {}, "run-1", 7, leash=6, launcher=100)
     >>> Identity.from_json(identity.to_json()) == identity
@@ -62,6 +63,7 @@ class Identity:
     epoch: int = 0
     memory: str | None = None
     ended: float | None = None
+    reports: str | None = None
 
     def to_json(self) -> str:
         """The text that goes into the variable."""

@@ -1,7 +1,7 @@
 """The launcher's local socket: who may open it asks there by HTTP how the run is, or for other workers.
 
-`curl --unix-socket PATH http://run/status`, `-X POST .../resize?npu=1`, `-X POST .../preempt`. The socket is a file
-that only this user may open; nothing listens on a network.
+`curl --unix-socket PATH http://run/status`, and there `/metrics`, `-X POST .../resize?npu=1`, `-X POST .../preempt`.
+The socket is a file that only this user may open; nothing listens on a network.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 from whale_nebula.errors import ConfigError, NebulaError, OptionError
 
-Answer = Mapping[str, Any]
+Answer = Mapping[str, Any] | str
 Action = Callable[[Mapping[str, str]], Answer]
-"""What is done for a request with these parameters; gives what is answered."""
+"""What is done for a request with these parameters; gives what is answered, as JSON or as a text."""
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -54,9 +54,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(400, {"error": str(error)})
 
     def _send(self, code: int, answer: Answer) -> None:
-        content = (json.dumps(answer) + "\n").encode()
+        text = isinstance(answer, str)
+        content = (answer if isinstance(answer, str) else json.dumps(answer) + "\n").encode()
         self.send_response(code)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", "text/plain; charset=utf-8" if text else "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

@@ -124,9 +124,15 @@ class MetricsFile:
         return f"the metrics file {self.path}"
 
 
+def _serve(address: str) -> Watcher:
+    from whale_nebula.report.prometheus import Prometheus
+
+    return Prometheus(address)
+
+
 _WRITTEN = {"metrics": 'nb.init(metrics="run.jsonl")', "tensorboard": 'nb.init(tensorboard="logs")'}
 """The outputs that have an option of their own, and how it is written."""
-OUTPUTS: dict[str, Callable[[str], Watcher]] = {"metrics": MetricsFile}
+OUTPUTS: dict[str, Callable[[str], Watcher]] = {"metrics": MetricsFile, "prometheus": _serve}
 """What makes an output of a run of its value in `nb.init(outputs={name: value})`; another one is another entry."""
 
 
@@ -159,14 +165,20 @@ class Seen:
         return self
 
 
-def audience(seen: Seen, lead: Callable[[], bool], canvas: Canvas | None = None) -> Watching | None:
+def audience(
+    seen: Seen, lead: Callable[[], bool], canvas: Canvas | None = None, folder: str | None = None
+) -> Watching | None:
     """Everybody who is told of a run's steps; None where nobody is.
 
     `lead` says whether this process is the one that prints; it is asked at every step, because the first program
     decides it. Outputs are written by every process. `canvas` is what takes a table to the terminal of the launcher
-    that started this process, if it has one.
+    that started this process, if it has one, and `folder` where that looks for the last report.
     """
     watchers = [OUTPUTS[name](os.fspath(path)) for name, path in seen.outputs.items()]
+    if folder is not None:
+        from whale_nebula.report.prometheus import LastReport
+
+        watchers.append(LastReport(folder))
     if seen.show != "none":
         watchers.append(_view(seen.show, lead, canvas))
     return Watching(watchers) if watchers else None

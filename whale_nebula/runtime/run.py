@@ -372,7 +372,9 @@ OUTPUTS["tensorboard"] = _event_files
 @contextlib.contextmanager
 def _watch_steps(run: Run, seen: Seen) -> Iterator[None]:
     """Let who shall see the steps be told of them, once the run is open, until it is closed or the script ends."""
-    watching = audience(seen, lambda: run.here().lead, run.attachment.picture if run.attachment else None)
+    launched = run.attachment
+    canvas, folder = (None, None) if launched is None else (launched.picture, launched.reports)
+    watching = audience(seen, lambda: run.here().lead, canvas, folder)
     if watching is None:
         yield
         return

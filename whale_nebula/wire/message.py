@@ -164,6 +164,7 @@ KINDS: Mapping[str, MessageKind] = MappingProxyType(
             },
         ),
         "LEAVING": MessageKind(Word.NOTE, {"program": _is_count, "step": _is_count, "why": _is_text}),
+        "SAVING": MessageKind(Word.NOTE, {"level": _is_count, "step": _is_count}, {"part": _is_text}),
         "BYE": MessageKind(Word.BYE),
         "FAIL": MessageKind(Word.FAIL, {}, {"reason": _is_anything}),
         # between the two ends of `whale-nebula bench link`

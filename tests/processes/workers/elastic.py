@@ -30,11 +30,19 @@ class Asks(keras.callbacks.Callback):
             tell(f"homes {here.epoch}", {name: each.cluster for name, each in nb.last_report().stages.items()})
         step, count = self._asked.get(str(here.epoch), [-1, 0])
         if here.lead and done == step:
-            connection = http.client.HTTPConnection("run", timeout=30)
-            connection.sock = socket.socket(socket.AF_UNIX)
-            connection.sock.connect(self._path)
-            connection.request("POST", f"/resize?npu={count}")
-            tell("answered", connection.getresponse().status)
+            tell("answered", self._ask("POST", f"/resize?npu={count}"))
+
+    def on_train_end(self, logs: object = None) -> None:
+        if self._path and nb.here().lead:
+            tell("metrics", self._ask("GET", "/metrics")[1])
+
+    def _ask(self, method: str, path: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("run", timeout=30)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(self._path)
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
 
 
 def lesson(path: str = "", asked: str = "{}") -> None:

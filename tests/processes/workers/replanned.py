@@ -1,7 +1,6 @@
 """Worker: trains one model by a plan that is named, and goes on from what a run by another plan has saved."""
 
 import hashlib
-import os
 import sys
 from contextlib import nullcontext
 from typing import Any
@@ -10,8 +9,7 @@ import keras
 import numpy as np
 
 import whale_nebula as nb
-from tests.processes.telling import tell
-from whale_nebula.launch import attach
+from tests.processes.telling import enter_own_folder, tell
 
 ROWS, BATCH = 48, 8
 PLANS: dict[str, dict[str, Any]] = {
@@ -68,11 +66,6 @@ def digest(model: keras.Model) -> str:
 
 if __name__ == "__main__":
     name, epochs, folder, *apart = sys.argv[1:]
-    if apart:  # each process for itself, as on a host of its own
-        launched = attach()
-        assert launched is not None
-        os.makedirs(f"{folder}/{launched.worker}", exist_ok=True)
-        os.chdir(f"{folder}/{launched.worker}")
-        folder = "saved"
+    folder = enter_own_folder(folder) if apart else folder
     with nb.init({"checkpoint": {"folder": folder, "every": 4}}):
         lesson(name, epochs, folder)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.telling import tell
+from tests.processes.telling import enter_own_folder, tell
 from whale_nebula.faults import FaultPlan, with_plan
 from whale_nebula.launch import attach
 from whale_nebula.runtime.run import current_run
@@ -22,13 +22,14 @@ class Told(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         checkpoints = current_run().checkpoints
-        if checkpoints is not None and checkpoints.levels[0]._pending is not None:
-            checkpoints.levels[0]._pending.part.result()
+        for level in [] if checkpoints is None else checkpoints.levels:
+            level.read_part(wait=True)
+            if level._committing is not None and not level.durable:
+                level._committing.result()
 
 
-def lesson(epochs: str = "3") -> None:
-    """Tells the numbers of the training, what was trained, and where it was gone on with."""
-    tell("resumed", list(nb.resumed() or ()))
+def piped() -> keras.Model:
+    """Two replicas of one stage, and another one beyond a codec that remembers."""
     with nb.cluster(), nb.pipeline(2):
         inputs = keras.Input((6,), name="x")
         with nb.replica(2), nb.stage(cluster="c0"):
@@ -37,7 +38,25 @@ def lesson(epochs: str = "3") -> None:
                 hidden = keras.layers.Dense(32)(hidden)
         with nb.stage(cluster="c1"):
             outputs = keras.layers.Dense(1)(hidden)
-    model = keras.Model(inputs, outputs)
+    return keras.Model(inputs, outputs)
+
+
+def apart() -> keras.Model:
+    """A copy in each cluster, which meet every four steps; in one of them there are two workers."""
+    with nb.cluster(), nb.compress(topk=0.2, int8=True), nb.replica(sync_every=4, fragments=2, delay=1):
+        inputs = keras.Input((6,), name="x")
+        hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(800, activation="relu")(inputs))
+        outputs = keras.layers.Dense(1)(hidden)
+    return keras.Model(inputs, outputs)
+
+
+MODELS = {"piped": piped, "apart": apart}
+
+
+def lesson(epochs: str = "3", kind: str = "piped") -> None:
+    """Tells the numbers of the training, what was trained, and where it was gone on with."""
+    tell("resumed", list(nb.resumed() or ()))
+    model = MODELS[kind]()
     model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
@@ -53,7 +72,10 @@ def main(folder: str, faults: str, *arguments: str) -> None:
     launched = attach()
     assert launched is not None
     plan = FaultPlan.parse("" if faults == "-" else faults, worker=launched.worker)
-    config = {} if folder == "-" else {"checkpoint": {"folder": folder, "every": 2}}
+    if folder != "-" and arguments[1:]:
+        folder = enter_own_folder(folder)
+    every = {"every": 1000, "memory": 2} if launched.memory else {"every": 2}
+    config = {} if folder == "-" else {"checkpoint": {"folder": folder, **every}}
     with with_plan(plan), nb.init(config):
         lesson(*arguments)
 

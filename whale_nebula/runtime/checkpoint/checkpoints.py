@@ -14,9 +14,9 @@ import os
 import signal
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -29,12 +29,17 @@ from whale_nebula.config import Checkpointing
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
 from whale_nebula.launch.ending import departure
+from whale_nebula.runtime.checkpoint.apart import capture_rounds, list_copies, must_meet
+from whale_nebula.runtime.checkpoint.copies import Copies, admit_copies, find_ring
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
+from whale_nebula.runtime.checkpoint.known import Known
 from whale_nebula.runtime.checkpoint.level import Level
 from whale_nebula.runtime.checkpoint.memories import Memories
+from whale_nebula.runtime.checkpoint.notices import Notices
 from whale_nebula.runtime.checkpoint.slices import Source
 from whale_nebula.runtime.checkpoint.spent import Spent
 from whale_nebula.runtime.checkpoint.writing import Snapshot
+from whale_nebula.runtime.local_sgd.step import BetweenClusters, TrainsApart
 from whale_nebula.site import script_site
 
 if TYPE_CHECKING:
@@ -84,15 +89,17 @@ class Checkpoints:
     skips: int = 0
     reset_metrics: Callable[[], None] | None = None
     said: list[Any] = field(default_factory=list)
-    _known: dict[str, weakref.ref[Any]] = field(default_factory=dict)
-    _names: dict[int, str] = field(default_factory=dict)
-    _aliases: dict[str, dict[str, str]] = field(default_factory=dict)
-    _restored: set[str] = field(default_factory=set)
+    known: Known = field(init=False)
     _batch: str = ""
+    _apart: dict[str, BetweenClusters] = field(default_factory=dict)
+    _finished: Position | None = None
     _away: int = 0
     _trains: bool = False
     _heeds: bool = False
     _logs: Callable[[], Mapping[str, float]] = dict
+
+    def __post_init__(self) -> None:
+        self.known = Known(self.group)
 
     # ------------------------------------------------------------------ the beginning
     def open(self) -> None:
@@ -100,7 +107,9 @@ class Checkpoints:
         folders = [level.folder for level in self.levels]
         if self.group.commits:
             folders[0].lock()
-        self.source = choose_source(self.group, lambda: [found for folder in folders for found in folder.scan()])
+        self.source = choose_source(
+            self.group, lambda: [found for folder in folders for found in folder.scan()], folders[-1]
+        )
         step = None if self.source is None else self.source.manifest.position.step
         for level in self.levels if self.group.commits else ():
             level.clean(step)
@@ -116,7 +125,7 @@ class Checkpoints:
         same = set(self.source.manifest.workers) == set(self.group.everyone)
         self._batch = part.batch if part is not None and same else ""
         self.spent.resume(self.source.manifest)
-        self.memories.source = self.source
+        self.memories.source = self.known.source = self.source
         self.memories.restore_codecs()
         _LOG.info("%s: goes on from %s", self.group.worker, self.source.path)
 
@@ -125,53 +134,35 @@ class Checkpoints:
         """Know the variables of a program; where the run goes on from a checkpoint they get their values."""
         program = engine.name
         steps = self.position.programs.get(program, 0) if self.source is not None else 0
+        if isinstance(engine.runner, BetweenClusters):
+            self._apart[program] = engine.runner
         if steps and engine.steps < steps:
             engine.steps = steps
             if hasattr(engine.runner.innermost, "steps"):
                 engine.runner.innermost.steps = steps
         trainable = {variable.path for variable in engine.cut.program.variables if variable.trainable}
-        self.take_variables(program, engine.captured.variables, trainable if steps else ())
+        needed, variables = trainable if steps else set(), engine.captured.variables
+        apart = self._apart.get(program)
+        if apart is not None and self.resumed is not None:
+            began = self.position.step > self.resumed.step
+            self.known.restore_apart(program, variables, needed, apart, self.run.rounds, began=began)
+            self._reset_metrics(program)
+        else:
+            self.take_variables(program, variables, needed)
         failpoint("checkpoint.restored")
 
-    def take_variables(self, program: str, variables: Mapping[str, Any], needed: Any = ()) -> None:
+    def take_variables(self, program: str, variables: Mapping[str, Any], needed: Collection[str] = ()) -> None:
         """Know variables by the names that they have in checkpoints; give them their values, if there are some. One
         that is `needed` must be in the checkpoint.
         """
-        fresh: dict[str, str] = {}
-        for path in sorted(variables):
-            variable = variables[path]
-            if id(variable) in self._names and self._known[self._names[id(variable)]]() is variable:
-                continue
-            name = self._name(program, path)
-            self._known[name], self._names[id(variable)] = weakref.ref(variable), name
-            if name not in self._restored:
-                self._restored.add(name)
-                fresh[name] = path
-        if self.source is None:
-            return
-        missing = self.group.restore(self.source, {name: variables[path] for name, path in fresh.items()})
-        lost = next((fresh[name] for name in missing if fresh[name] in needed), None)
-        if lost is not None:
-            raise CheckpointError(
-                f"variable {lost!r} of {program} is not in the checkpoint",
-                where=self.source.path,
-                why="the checkpoint is of another model",
-                mend='nb.init(checkpoint="another/folder")\nor nb.restore(path, model), which takes what fits',
-            )
-        if self.reset_metrics is not None and program in self.position.programs:
+        self.known.restore(program, variables, needed)
+        self._reset_metrics(program)
+
+    def _reset_metrics(self, program: str) -> None:
+        """The variables of a program have their values: where a `fit` goes on after its end, metrics begin anew."""
+        if self.source is not None and self.reset_metrics is not None and program in self.position.programs:
             self.reset_metrics()
             self.reset_metrics = None
-
-    def _name(self, program: str, path: str) -> str:
-        """The name of a variable in checkpoints: its path, unless another one has that already."""
-        saved = {} if self.source is None else self.source.manifest.aliases.get(program, {})
-        name = saved.get(path, path)
-        number = 2
-        while name in self._known and self._known[name]() is not None:
-            name, number = f"{path}@{number}", number + 1
-        if name != path:
-            self._aliases.setdefault(program, {})[path] = name
-        return name
 
     # ------------------------------------------------------------------ steps
     def before_step(self, engine: Training, tensors: Sequence[Any]) -> None:
@@ -187,8 +178,37 @@ class Checkpoints:
         if departure.agreed:
             self.finish()
         departure.begin()
-        if any(level.due for level in self.levels):
-            self.save([level for level in self.levels if level.due], fingerprint(tensors))
+        due = [level for level in self.levels if level.due] if self.notices is None else self._hear_apart(self.notices)
+        if due:
+            self.save(due, fingerprint(tensors))
+
+    @property
+    def notices(self) -> Notices | None:
+        """How workers agree on savings where the leading program is trained by clusters apart, in several processes."""
+        return self._notices if self.position.program in self._apart else None
+
+    @cached_property
+    def _notices(self) -> Notices | None:
+        if self.run.alone:
+            return None
+        session = self.run.ledger.session
+        return Notices(session.worker, session.links, self.levels, session.patience)
+
+    def _hear_apart(self, notices: Notices) -> list[Level]:
+        """What is to be saved before the step that comes; the first worker says which steps are to be saved."""
+        step, runner = self.position.step, self._apart[self.position.program]
+        notices.hear()
+        found = notices.take_due(step)
+        if self.group.worker == self.group.everyone[0] and isinstance(runner, TrainsApart):
+            self._guess_failures()
+            for number, level in enumerate(self.levels):
+                if number not in notices.due and level not in found and level.is_due(step):
+                    notices.announce(number, step + runner.count_to_common())
+        return found
+
+    def _guess_failures(self) -> None:
+        for level in self.levels:
+            level.pace.between_failures = guess_between_failures(self.spent.sum_up().total, self.run.here().epoch)
 
     def _choose_leading(self, program: str) -> None:
         """Steps are counted of one program: that which trained first, or which alone has trained for long."""
@@ -237,16 +257,18 @@ class Checkpoints:
 
     def sheet(self) -> list[Any]:
         """What is said of each level with a step's sheet. The lead says whether a saving is due when it is over."""
+        if self.notices is not None:
+            return []
         after = self.position.step + (0 if self.run.alone else 1)
-        here = self.run.here()
-        for level in self.levels if here.lead else ():
-            level.pace.between_failures = guess_between_failures(self.spent.sum_up().total, here.epoch)
-        self.said = [level.sheet(after, here.lead) for level in self.levels]
+        lead = self.run.here().lead
+        if lead:
+            self._guess_failures()
+        self.said = [level.sheet(after, lead) for level in self.levels]
         return self.said
 
     def hear(self, sheets: Mapping[str, Any]) -> None:
         """What all have said with the same step."""
-        for number, level in enumerate(self.levels):
+        for number, level in enumerate(self.levels if self.notices is None else ()):
             level.hear({worker: _take(sheet, number) for worker, sheet in sheets.items()})
 
     # ------------------------------------------------------------------ fits of Keras
@@ -256,7 +278,9 @@ class Checkpoints:
         self.position = replace(self.position, fit=self.fits, epoch=epoch, batch=0, ended=False)
 
     def end_fit(self, epoch: int, epochs: int, callbacks: Sequence[Any]) -> None:
-        """A `fit` has ended before an epoch, of so many that it was asked for."""
+        """A `fit` has ended before an epoch, of so many that it was asked for. Clusters that train apart meet."""
+        if self.position.program in self._apart:
+            self.run.settle()
         self.memories.callbacks = callbacks
         self.position = replace(self.position, epoch=epoch, batch=0, ended=True, epochs=epochs)
         self.finish()
@@ -278,15 +302,20 @@ class Checkpoints:
             self._save(levels, batch)
 
     def _save(self, levels: Sequence[Level], batch: str) -> None:
-        alive = {name: ref() for name, ref in self._known.items()}
-        entries = list(self.group.list_entries({name: each for name, each in alive.items() if each is not None}))
+        alive = self.known.find_alive()
+        if self._apart and must_meet(self.run.rounds):
+            self.run.settle()
+        entries, late = list(self.group.list_entries(alive, apart=bool(self._apart))), None
+        if self._apart:
+            entries = list(list_copies(self.run.rounds, self.group, entries, alive))
+            late = capture_rounds(self.run.rounds, self.known.names)
         memory = self.memories.encode(entries)
         logs = {name: float(value) for name, value in self._logs().items()}
         self.position = replace(self.position, logs=logs)
-        manifest = begin_manifest(self.run, self.position, self._aliases)
+        manifest = begin_manifest(self.run, self.position, self.known.aliases)
         manifest = replace(manifest, at=time.time(), spent=asdict(self.spent.sum_up()))
         for level in levels:
-            level.write(Snapshot(manifest, self.group.worker, entries, memory, batch))
+            level.write(Snapshot(manifest, self.group.worker, entries, memory, batch, late))
             if level.durable:
                 self.saved = self.position
 
@@ -296,15 +325,28 @@ class Checkpoints:
             self._finish()
 
     def _finish(self) -> None:
-        busy = any(level.busy for level in self.levels)
-        for level in self.levels:
-            level.drain()
-        if self._known and replace(self.position, logs={}) != replace(self.saved, logs={}):
+        stands, apart = replace(self.position, logs={}), self.notices
+        if apart is not None and stands == self._finished:
+            return
+        busy = apart is not None or any(level.busy for level in self.levels)
+        self._drain()
+        if self.known.names and stands != replace(self.saved, logs={}):
             busy = True
             self._save(self.levels[:1], "")
-            self.levels[0].drain()
+            self._drain()
         if busy:
             self.group.exchange("the end of a checkpoint", None)
+        if apart is not None:
+            apart.hear()
+            apart.due.clear()
+            self._finished = stands
+
+    def _drain(self) -> None:
+        """Wait until all that is being written is a checkpoint."""
+        if self.notices is not None:
+            self.notices.drain()
+        for level in self.levels:
+            level.drain()
 
     def end(self) -> None:
         """The run is closed: what is not saved yet is saved, unless a step has failed."""
@@ -363,7 +405,10 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     path = os.path.expanduser(options.folder).rstrip("/") or "/"
     several = options.keep if not group.label else max(2, options.keep)
     memory = None if run.attachment is None or options.memory is False else run.attachment.memory
-    in_memory = all(group.exchange("whether checkpoints are in memory, too", memory is not None).values())
+    if not run.alone:
+        admit_copies(group.session)
+    told = group.exchange("where checkpoints are kept", [memory is not None, group.label])
+    in_memory = all(has for has, _ in told.values())
     overhead = options.overhead / (1 + in_memory)
     levels = [
         Level(Folder(path, group.label), group, Pace(options.steps, options.seconds, overhead, saved_time=now), several)
@@ -372,6 +417,9 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
         beside = os.path.join(memory, hashlib.sha256(path.encode()).hexdigest()[:16])
         pace = Pace(options.memory_steps, options.memory_seconds, overhead, saved_time=now, first=_MEMORY_FIRST)
         levels.append(Level(Folder(beside, group.label), group, pace, _MEMORY_KEPT, durable=False))
+        ring = find_ring({worker: label for worker, (_, label) in told.items()}, run.workers, group.worker)
+        if ring is not None:
+            levels[-1].copies = Copies(group.session, levels[-1].folder, *ring)
     spent = Spent(None if run.attachment is None else run.attachment.ended)
     found = Checkpoints(run, group, levels, Memories(group.worker, run.channels), spent=spent)
     with contextlib.nullcontext() if run.alone else run.ledger.tell_failures():

@@ -11,13 +11,11 @@ import tensorflow as tf
 from whale_nebula.codec.axes import Held
 from whale_nebula.codec.deltas import Cache
 from whale_nebula.codec.structures import Shared
+from whale_nebula.runtime.checkpoint.objects import Put
 from whale_nebula.runtime.exchange.state import ChannelState
 
 _STRUCTURES: Mapping[str, type] = {kind.__name__: kind for kind in (Shared, Held)}
 _PLAIN = ("steps", "rung", "version", "codec", "error")
-
-Put = Callable[[Any], str]
-"""Keep an array; gives the name by which it is found again."""
 
 
 def encode_state(state: ChannelState, put: Put) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from whale_nebula.errors import CheckpointError
-from whale_nebula.runtime.checkpoint.objects import decode_value, encode_value
+from whale_nebula.runtime.checkpoint.objects import Put, decode_value, encode_value
 from whale_nebula.tf import callbacks as tf_callbacks
 
 if TYPE_CHECKING:
@@ -144,10 +144,6 @@ def variables_of(model: Any) -> dict[str, Any]:
                 mend="give their layers names of their own: keras.layers.Dense(..., name=...)",
             )
     return found
-
-
-Put = Callable[[Any], str]
-"""Keep an array; gives the name by which it is found again."""
 
 
 def remember_callbacks(callbacks: Sequence[Any], put: Put) -> list[dict[str, Any]]:

@@ -12,14 +12,16 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula import __version__
-from whale_nebula.checkpoint.folder import Found, check_whole, choose_checkpoint, offer_checkpoints
+from whale_nebula.checkpoint.folder import Folder, Found, check_whole, choose_checkpoint, offer_checkpoints
 from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor
 from whale_nebula.errors import CheckpointError, RemoteProtocolError
-from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source, find_slice
+from whale_nebula.runtime.checkpoint.copies import fetch_parts
+from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source, find_slice, whole_entry
 from whale_nebula.runtime.variables.remote import Passed
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.run import Run
+    from whale_nebula.runtime.session.session import Session
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _ALONE = "local/0"
@@ -36,6 +38,12 @@ class Group:
         hosts = run.hosts or {self.worker: ""}
         self.members = tuple(sorted(each for each, host in hosts.items() if host == hosts.get(self.worker)))
         self.label = "" if len(self.members) == len(hosts) else self.members[0].replace("/", "-")
+
+    @property
+    def session(self) -> Session:
+        """The session with the other processes, where there are others."""
+        found: Session = self._run.ledger.session
+        return found
 
     @cached_property
     def everyone(self) -> tuple[str, ...]:
@@ -61,8 +69,11 @@ class Group:
         told = session.exchange(doing, {"shared": said}, session.links.keys())
         return {self.worker: said, **{peer: sheet["shared"] for peer, sheet in told.items()}}
 
-    def list_entries(self, variables: Mapping[str, Any]) -> Iterator[Entry]:
-        """What this worker writes of variables: what it alone holds, and of what it holds with others its share."""
+    def list_entries(self, variables: Mapping[str, Any], *, apart: bool = False) -> Iterator[Entry]:
+        """What this worker writes of variables: what it alone holds, and of what it holds with others its share. Where
+        clusters train `apart`, those others are of its own cluster.
+        """
+        mates = self._list_mates() if apart else self.members
         for number, name in enumerate(sorted(variables)):
             variable = variables[name]
             kept = self._find_kept(variable)
@@ -72,10 +83,15 @@ class Group:
                 if kept.piece.first == kept.holders[0]:
                     yield Entry(name, form, held, tf.convert_to_tensor(kept.piece.variable.read_value()))
                 continue
-            near = self.members if kept is None else [each for each in kept.holders if each in self.members]
+            near = self.members if kept is None else [each for each in kept.holders if each in mates]
             turn = 0 if kept is None else number % max(len(near), 1)
             if self.worker in near and near[turn] == self.worker:
                 yield whole_entry(name, variable.read_value())
+
+    def _list_mates(self) -> list[str]:
+        """The members of this worker's cluster."""
+        clusters = self._run.workers
+        return [each for each in self.members if clusters.get(each) == clusters.get(self.worker)]
 
     def restore(self, source: Source, variables: Mapping[str, Any]) -> list[str]:
         """Give variables, or this worker's pieces of them, the saved values by their names; gives the names of which
@@ -145,16 +161,13 @@ class Group:
         kept = self._find_kept(variable)
         return kept is None or self.worker in kept.holders
 
+    def knows_holders(self, variable: Any) -> bool:
+        """Whether this is a variable of a program: others are alike in all processes."""
+        return self._run.alone or self._find_kept(variable) is not None
+
     def _find_kept(self, variable: Any) -> Any:
         """What the run knows of who holds a variable; None where each process has it whole."""
         return None if self._run.alone else self._run.ledger.kept.get(id(variable))
-
-
-def whole_entry(name: str, value: Any) -> Entry:
-    """A tensor all of which is here."""
-    tensor = tf.convert_to_tensor(value)
-    shape = tuple(tensor.shape.as_list())
-    return Entry(name, Tensor(tensor.dtype.name, shape), Slice((0,) * len(shape), shape), tensor)
 
 
 class Arriving:
@@ -197,9 +210,11 @@ def _to_key(told: Any) -> tuple[Any, ...]:
         raise RemoteProtocolError("another process tells of a slice in words that are not known") from None
 
 
-def choose_source(group: Group, list_found: Callable[[], Sequence[Found]]) -> Source | None:
+def choose_source(
+    group: Group, list_found: Callable[[], Sequence[Found]], folder: Folder | None = None
+) -> Source | None:
     """The newest checkpoint of which all parts are there, which all processes choose alike; None where there is none.
-    What is damaged is told, and passed over.
+    What is damaged is told, and passed over. A host that has nothing of it is sent its part, into this `folder`.
     """
     whole: list[Found] = []
     for each in sorted(list_found(), key=lambda found: -found.step) if group.commits else ():
@@ -207,10 +222,22 @@ def choose_source(group: Group, list_found: Callable[[], Sequence[Found]]) -> So
             whole.append(each)
     offers = group.exchange("the checkpoints that there are", offer_checkpoints(whole))
     chosen = choose_checkpoint(list(offers.values()))
-    for each in list_found() if chosen is not None else ():
-        if chosen is not None and chosen[1] in [manifest.identity for manifest in each.manifests.values()]:
-            return Source(each, chosen[1])
-    return None
+    if chosen is None:
+        return None
+    found = _find_checkpoint(list_found(), chosen[1])
+    if group.label and folder is not None and fetch_parts(group, chosen[1], found, folder):
+        found = _find_checkpoint(list_found(), chosen[1])
+    return None if found is None else Source(found, chosen[1])
+
+
+def _find_checkpoint(several: Sequence[Found], identity: str) -> Found | None:
+    """Of those that are here the one of this identity, where most of it is."""
+
+    def count(found: Found) -> int:
+        return [manifest.identity for manifest in found.manifests.values()].count(identity)
+
+    best = max(several, key=count, default=None)
+    return best if best is not None and count(best) else None
 
 
 def begin_manifest(run: Run, position: Position, aliases: Mapping[str, Mapping[str, str]]) -> Manifest:

@@ -17,6 +17,7 @@ from whale_nebula.checkpoint.manifest import Manifest, Part
 from whale_nebula.errors import CheckpointError, NebulaWarning
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.faults import failpoint
+from whale_nebula.runtime.checkpoint.copies import Copies
 from whale_nebula.runtime.checkpoint.group import Group
 from whale_nebula.runtime.checkpoint.writing import Snapshot, Writer, commit_parts, write_part
 
@@ -36,7 +37,8 @@ class _Pending:
 class Level:
     """Writes checkpoints to a folder, as often as its `pace` says, and keeps the newest.
 
-    One on a disk is `durable`. One in memory that has no room is given up (`usable`); on a disk it is tried again.
+    One on a disk is `durable`. One in memory that has no room is given up (`usable`); on a disk it is tried again. What
+    a host has in memory may have `copies` in that of another one.
     """
 
     folder: Folder
@@ -46,6 +48,7 @@ class Level:
     durable: bool = True
     usable: bool = True
     due: bool = False
+    copies: Copies | None = None
     _writer: Writer = field(default_factory=Writer)
     _pending: _Pending | None = None
     _committing: Future[None] | None = None
@@ -63,24 +66,37 @@ class Level:
             else:
                 files.remove(files.join(self.folder.path, name))
 
+    @property
+    def pending(self) -> int | None:
+        """The step of the checkpoint that waits for parts of it."""
+        return None if self._pending is None else self._pending.manifest.position.step
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step is to be saved, and nothing else is being saved."""
+        idle = self._pending is None and (self._committing is None or self._committing.done())
+        return idle and self.usable and self.pace.is_due(step, time.monotonic())
+
+    def read_part(self, *, wait: bool = False) -> list[Any] | None:
+        """The step and digest of the part that was written here, or "!" and why it was not; None where it is being
+        written, unless it is to `wait`.
+        """
+        if self._pending is None or not (wait or self._pending.part.done()):
+            return None
+        return [self._pending.manifest.position.step, _digest_of(self._pending.part)]
+
     def sheet(self, step: int, decides: bool) -> list[Any]:
         """What is said with a step's sheet: whether a saving is due after it, by who `decides` that; and the step and
         digest of the part that was written here.
         """
-        saved = None
-        if self._pending is not None and self._pending.part.done():
-            saved = [self._pending.manifest.position.step, _digest_of(self._pending.part)]
-        idle = self._pending is None and (self._committing is None or self._committing.done())
-        return [decides and idle and self.usable and self.pace.is_due(step, time.monotonic()), saved]
+        return [decides and self.is_due(step), self.read_part()]
 
     def hear(self, sheets: Mapping[str, Any]) -> None:
         """What all have said with the same step: all conclude the same from it."""
         self.due = any(isinstance(sheet, list) and sheet[:1] == [True] for sheet in sheets.values())
-        if self._pending is not None:
-            step = self._pending.manifest.position.step
-            told = {worker: _read_saved(sheet, step) for worker, sheet in sheets.items()}
-            if set(told) == set(self.group.everyone) and all(told.values()):
-                self._settle({worker: str(said) for worker, said in told.items()})
+        if self.pending is not None:
+            told = {worker: _read_saved(sheet, self.pending) for worker, sheet in sheets.items()}
+            if all(told.values()):
+                self.settle({worker: str(said) for worker, said in told.items()})
 
     def write(self, snapshot: Snapshot) -> None:
         """Write this worker's part, beside what follows."""
@@ -102,23 +118,25 @@ class Level:
     def drain(self) -> None:
         """Wait until what is being written is a checkpoint; all processes call it at the same point."""
         if self._pending is not None:
-            said = [self._pending.manifest.position.step, _digest_of(self._pending.part)]
-            told = self.group.exchange("the parts of a checkpoint", said)
-            self._settle({worker: str(each[1]) for worker, each in told.items()})
+            told = self.group.exchange("the parts of a checkpoint", self.read_part(wait=True))
+            self.settle({worker: str(each[1]) for worker, each in told.items()})
         if self._committing is not None:
             self._committing.result()
 
-    def _settle(self, told: Mapping[str, str]) -> None:
-        """All have written their parts, or could not."""
-        pending, self._pending = self._pending, None
-        if pending is None:
+    def settle(self, told: Mapping[str, str]) -> None:
+        """All have written their parts, or could not, as they have told."""
+        pending = self._pending
+        if pending is None or set(told) != set(self.group.everyone):
             return
+        self._pending = None
         failpoint("checkpoint.said")
         failed = {worker: said[1:] for worker, said in sorted(told.items()) if said.startswith("!")}
         if failed:
             why = "; ".join(f"{worker}: {escape_foreign_text(said)}" for worker, said in failed.items())
             self._tell_failure(pending.manifest.position.step, why)
         elif self.group.commits:
+            if self.copies is not None:
+                self.copies.expect(pending.manifest.position.step)
             self._committing = self._writer.submit(self._commit, pending, dict(told))
 
     def _conclude(self, pending: _Pending) -> None:
@@ -137,6 +155,8 @@ class Level:
             _LOG.info("%s: step %d is saved%s", self.group.worker, step, "" if self.durable else " in memory")
         except Exception as error:
             self._tell_failure(step, _explain(error))
+        if self.copies is not None:
+            self.copies.send(step)
         self.pace.note_cost(time.perf_counter() - pending.began)
 
     def _tell_failure(self, step: int, why: str) -> None:

@@ -9,11 +9,27 @@ from typing import Any
 
 from whale_nebula.runtime.checkpoint.codec_states import decode_state, encode_state
 from whale_nebula.runtime.checkpoint.fitting import remember_callbacks, restore_callbacks
-from whale_nebula.runtime.checkpoint.group import whole_entry
-from whale_nebula.runtime.checkpoint.objects import check_object, decode_value, encode_value, read_object, write_object
-from whale_nebula.runtime.checkpoint.slices import Entry, Source
+from whale_nebula.runtime.checkpoint.objects import (
+    Put,
+    check_object,
+    decode_value,
+    encode_value,
+    read_object,
+    write_object,
+)
+from whale_nebula.runtime.checkpoint.slices import Entry, Source, whole_entry
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
+
+
+def keep_arrays(worker: str, entries: list[Entry]) -> Put:
+    """What makes an array an entry of a worker's own; it gives its name."""
+
+    def put(array: Any) -> str:
+        entries.append(whole_entry(f"memory/{worker}/{len(entries)}", array))
+        return entries[-1].name
+
+    return put
 
 
 @dataclass
@@ -33,11 +49,7 @@ class Memories:
 
     def encode(self, entries: list[Entry]) -> dict[str, Any]:
         """All of it as documents; their arrays become entries of this worker's own."""
-
-        def put(array: Any) -> str:
-            entries.append(whole_entry(f"memory/{self.worker}/{len(entries)}", array))
-            return entries[-1].name
-
+        put = keep_arrays(self.worker, entries)
         return {
             "codecs": {name: encode_state(state, put) for name, state in sorted(self.channels.items())},
             "callbacks": remember_callbacks(self.callbacks, put),

@@ -110,6 +110,13 @@ class Entry(NamedTuple):
     value: Any
 
 
+def whole_entry(name: str, value: Any) -> Entry:
+    """A tensor all of which is here."""
+    tensor = tf.convert_to_tensor(value)
+    shape = tuple(tensor.shape.as_list())
+    return Entry(name, Tensor(tensor.dtype.name, shape), Slice((0,) * len(shape), shape), tensor)
+
+
 def write_entries(prefix: str, entries: Sequence[Entry]) -> dict[str, tuple[str, ...]]:
     """Write a bundle; gives the slices of each tensor in it."""
     names, specs, tensors = [], [], []

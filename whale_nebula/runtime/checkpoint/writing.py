@@ -23,6 +23,8 @@ from whale_nebula.checkpoint.manifest import File, Manifest, Part, Tensor
 from whale_nebula.errors import CheckpointError
 from whale_nebula.faults import failpoint
 from whale_nebula.plain import from_plain, to_plain
+from whale_nebula.runtime.checkpoint.memories import keep_arrays
+from whale_nebula.runtime.checkpoint.objects import Put
 from whale_nebula.runtime.checkpoint.slices import Entry, write_entries
 
 T = TypeVar("T")
@@ -64,13 +66,16 @@ class Writer:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one worker writes of a step, and what the manifest says beside it."""
+    """What one worker writes of a step, and what the manifest says beside it. What it remembers may be told `late`, in
+    the thread that writes, where that has to wait.
+    """
 
     manifest: Manifest
     worker: str
     entries: Sequence[Entry]
     memory: Mapping[str, Any]
     batch: str = ""
+    late: Callable[[Put], Mapping[str, Any]] | None = None
 
     @property
     def step(self) -> int:
@@ -93,8 +98,10 @@ def write_part(folder: Folder, snapshot: Snapshot) -> Part:
     files.make_folder(path)
     failpoint("checkpoint.before")
     slices: dict[str, tuple[str, ...]] = {}
-    written = []
-    for number, entries in enumerate(_divide_entries(snapshot.entries)):
+    written, every, memory = [], list(snapshot.entries), snapshot.memory
+    if snapshot.late is not None:
+        memory = {**memory, **snapshot.late(keep_arrays(snapshot.worker, every))}
+    for number, entries in enumerate(_divide_entries(every)):
         prefix = files.join(path, f"{_STATE}-{number:05d}")
         slices |= write_entries(prefix, entries)
         data = f"{prefix}.data-00000-of-00001"
@@ -102,8 +109,8 @@ def write_part(folder: Folder, snapshot: Snapshot) -> Part:
         written.append(File(os.path.basename(prefix), files.size(data) or 0, files.digest(data)))
     files.sync_folder(path)
     failpoint("checkpoint.written")
-    part = Part(snapshot.worker, slices, tuple(written), snapshot.memory, snapshot.batch)
-    tensors = {entry.name: entry.tensor for entry in snapshot.entries}
+    part = Part(snapshot.worker, slices, tuple(written), memory, snapshot.batch)
+    tensors = {entry.name: entry.tensor for entry in every}
     document = json.dumps(to_plain(_Written(part, tensors)))
     files.write(files.join(path, _PART), document.encode())
     return part

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -177,16 +177,17 @@ class Pushed(NamedTuple):
 class Pushes(Meetings):
     """One cluster's side. The first cluster's first worker has the `server`."""
 
+    waits_for_all: ClassVar[bool] = True
     every: int = field(kw_only=True)
     server: Server | None = None
     _on_way: Pushed | None = None
     _agreed: int = 0
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-pushes"))
 
-    def begin(self) -> None:
+    def begin(self, shared: Numbers | None = None) -> None:
         """The server begins with what all share, too."""
         begun = self._shared is not None
-        super().begin()
+        super().begin(shared)
         if not begun and self.server is not None and self._shared is not None:
             self.server.begin(self._shared)
 
@@ -217,6 +218,15 @@ class Pushes(Meetings):
         super().restart()
         if self.server is not None and self._shared is not None:
             self.server.again(self._shared)
+
+    def capture(self) -> Callable[[], dict[str, Any]]:
+        """Take the state, which is empty when all have met but for how many steps that took."""
+        steps = self.steps
+        return lambda: {"steps": steps}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on after so many steps."""
+        self.steps = self._told = int(state["steps"])
 
     def digest(self) -> int:
         """A checksum of what all had when they met last."""

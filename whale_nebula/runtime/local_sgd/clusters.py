@@ -21,6 +21,7 @@ from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import NebulaWarning, NotYetError, PlanMismatchError
 from whale_nebula.ir.canonical import digest_lines, first_difference
 from whale_nebula.ir.cut import Cut
+from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import ASYNC, Apart
 from whale_nebula.runtime.local_sgd.async_mode import Pushes, Server
 from whale_nebula.runtime.local_sgd.step import Asked, Copies, LeavesTogether, TakesTurns, TrainsApart
@@ -61,7 +62,27 @@ class Opened:
     _known: dict[frozenset[int], Mapping[str, Meetings]] = field(default_factory=dict)
     _said: dict[frozenset[int], Apart] = field(default_factory=dict)
     _variables: dict[int, Any] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
     _made: int = 0
+
+    @property
+    def own_cluster(self) -> str:
+        """The cluster whose copy is in the variables of this process: its own, or where it has all, the first."""
+        return self.names[0] if self.run.alone else self.run.here().cluster
+
+    def list_rounds(self) -> list[Mapping[str, Meetings]]:
+        """The rounds of each set of weights, by the clusters that are in this process."""
+        return list(self._known.values())
+
+    def read_shared(self) -> dict[int, Numbers]:
+        """The weights that all clusters know of, by the ids of the variables of this process."""
+        firsts = [next(iter(rounds.values())) for rounds in self._known.values()]
+        return {
+            id(variable): numbers.copy()
+            for first in firsts
+            if first.shared is not None
+            for variable, numbers in first.flat.divide(first.shared)
+        }
 
     @cached_property
     def asked(self) -> Asked:
@@ -82,7 +103,7 @@ class Opened:
             for each in self._known.pop(key).values():
                 each.close()
         if key not in self._known:
-            self._said[key] = said
+            self._said[key], self.names = said, sites.names
             self._check(key, weights, apart)
             fresh = {path: variable for path, variable in variables.items() if id(variable) not in self._variables}
             self._variables.update({id(variable): variable for variable in fresh.values()})
@@ -99,6 +120,11 @@ class Opened:
             if not self.run.alone:
                 self.run.ledger.session.fail(failure)
             raise
+
+    def settle_to_leave(self) -> None:
+        """All leave after this step: what is on its way is not lost, or else checkpoints have it."""
+        if self.run.checkpoints is None:
+            self.settle()
 
     def _settle(self) -> None:
         self.copies.follow(self._variables.values())
@@ -311,7 +337,14 @@ class OfClusters:
         own, session = run.here().cluster, run.ledger.session
         leaving = LeavesTogether(opened.asked, run.programs, self.apart.every, self.apart.staleness)
         return TrainsApart(
-            inner, program.leaves, self.sites, make, cluster=own, session=session, leaving=leaving, settle=opened.settle
+            inner,
+            program.leaves,
+            self.sites,
+            make,
+            cluster=own,
+            session=session,
+            leaving=leaving,
+            settle=opened.settle_to_leave,
         )
 
 

@@ -84,8 +84,12 @@ class LeavesTogether:
         """
         departure.begin()
         if departure.asked is not None:
-            self.asked.tell(self.program, (steps // self.every + 2 + self.ahead) * self.every, departure.asked)
+            self.asked.tell(self.program, steps + self.count_to_common(steps), departure.asked)
         self.asked.hear()
+
+    def count_to_common(self, steps: int) -> int:
+        """After so many steps: how many more until a step that nobody takes without having heard what is said now."""
+        return (steps // self.every + 2 + self.ahead) * self.every - steps
 
     def now(self, steps: int) -> bool:
         """After a step: whether it was the last one."""
@@ -150,6 +154,10 @@ class TrainsApart(BetweenClusters):
     session: Session = field(kw_only=True)
     leaving: LeavesTogether = field(kw_only=True)
     settle: Callable[[], None] = field(kw_only=True)
+
+    def count_to_common(self) -> int:
+        """How many steps from now on there is one that nobody begins without having heard what is said now."""
+        return self.leaving.count_to_common(self.rounds[self.cluster].steps)
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step; what fails here is told to all."""

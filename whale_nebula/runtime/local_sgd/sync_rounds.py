@@ -10,13 +10,14 @@ much as the shared ones differ from those that it had sent.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
 from whale_nebula.ir.outer_optimizer import Numbers, Outer
 from whale_nebula.runtime.local_sgd.topology import Meetings, Range, naming
@@ -69,6 +70,29 @@ class Rounds(Meetings):
         for sent in self._on_way[:]:
             self._take(sent.fragment, exactly=True)
         self._told = self.steps
+
+    def capture(self) -> Callable[[], dict[str, Any]]:
+        """Take the state; the threads that tell and hear say theirs when they have done what was sent before."""
+        plain = {"steps": self.steps, "when": self._when, "met": self.met, "told": self._told}
+        narrow = any(variable.dtype != tf.float32 for variable in self.flat.variables)
+        shared = None if self._shared is None or not narrow else self._shared.copy()  # variables would round it
+        on_way = list(self._on_way)
+        left = self._telling.submit(lambda: self.differences.left)
+        states = self._hearing.submit(lambda: dict(self._states))
+
+        def collect() -> dict[str, Any]:
+            sent = [[each.fragment, each.own, each.shared.result()] for each in on_way]
+            return {**plain, "shared": shared, "sent": sent, "left": left.result(), "states": states.result()}
+
+        return collect
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; what was on its way has arrived."""
+        self.steps, self._when, self.met, self._told = (int(state[name]) for name in ("steps", "when", "met", "told"))
+        self._shared = self._shared if state["shared"] is None else state["shared"]
+        self.differences.resume(state["left"])
+        self._states = dict(state["states"])
+        self._on_way = [Sent(int(fragment), own, _complete(shared)) for fragment, own, shared in state["sent"]]
 
     def restart(self) -> None:
         """The outer optimizer begins anew, too."""
@@ -149,3 +173,9 @@ class Rounds(Meetings):
         else:
             self.flat.add(where, shared - sent.own)
         self.met += 1
+
+
+def _complete(numbers: Numbers) -> Future[Numbers]:
+    found: Future[Numbers] = Future()
+    found.set_result(numbers)
+    return found

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -22,11 +22,13 @@ from whale_nebula.codec.way import Way
 from whale_nebula.errors import ConfigError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import Apart, Program
-from whale_nebula.runtime.run import Run
 from whale_nebula.schedule.rounds import GRAIN, shared_out
 from whale_nebula.scopes.identity import LOCAL
 from whale_nebula.transport import Key, Link, LinkTotals
 from whale_nebula.wire.tensor import Bytes
+
+if TYPE_CHECKING:
+    from whale_nebula.runtime.run import Run
 
 PROGRAMS = 1 << 20
 """What rounds are numbered as is above all numbers of programs: what crosses in them is part of no program."""
@@ -238,6 +240,15 @@ class Differences:
         found, _ = (self._codec(size) or PLAIN).restore(payload.data, dims, "float32")
         return np.asarray(found, np.float32).reshape(-1)[:size]
 
+    @property
+    def left(self) -> Mapping[int, Numbers]:
+        """What was left out so far, by fragment."""
+        return dict(self._left)
+
+    def resume(self, left: Mapping[int, Numbers]) -> None:
+        """What was left out before."""
+        self._left = dict(left)
+
     def forget(self) -> None:
         """The weights were replaced: nothing of what was left out belongs to them."""
         self._left.clear()
@@ -318,6 +329,11 @@ class Flat:
         """Add these numbers to what is there."""
         self.write(where, self.read(where) + numbers)
 
+    def divide(self, numbers: Numbers) -> Iterator[tuple[Any, Numbers]]:
+        """All the variables, each with its part of all numbers."""
+        for variable, _, inside in self._parts((0, self.total)):
+            yield variable, numbers[inside]
+
     def _parts(self, where: Range) -> Iterator[tuple[Any, slice, slice]]:
         """The variables that a range touches: which of their numbers, and which of the range's these are."""
         begin, end = where
@@ -376,10 +392,12 @@ class Meetings(ABC):
     _shared: Numbers | None = None
     _told: int = 0
 
-    def begin(self) -> None:
-        """Take the current weights, once, as those that all clusters share; from here on they train apart."""
+    def begin(self, shared: Numbers | None = None) -> None:
+        """Take these weights, or the current ones, once, as those that all clusters share; from here on they train
+        apart.
+        """
         if self._shared is None:
-            self._shared = self._read_all()
+            self._shared = self._read_all() if shared is None else shared.copy()
 
     @abstractmethod
     def tell(self) -> None:
@@ -406,6 +424,24 @@ class Meetings(ABC):
     def fragments(self) -> int:
         """How many exchanges tell the others of all weights once."""
         return 1
+
+    waits_for_all: ClassVar[bool] = False
+    """Whether it has a state to save only when all clusters have met, and nothing is on its way."""
+
+    @property
+    def shared(self) -> Numbers | None:
+        """The weights that all clusters know of; None before the first step."""
+        return self._shared
+
+    @abstractmethod
+    def capture(self) -> Callable[[], dict[str, Any]]:
+        """Take the state between two steps, but for the weights; gives what waits for what is on its way, in any
+        thread, and then gives that state as plain values and arrays.
+        """
+
+    @abstractmethod
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that was captured; the weights that all know of are those that `begin` has taken."""
 
     def restart(self) -> None:
         """The weights were replaced, in all clusters by the same ones: what was remembered belongs to others."""

@@ -19,7 +19,7 @@ from whale_nebula.capture import tracing
 from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.step import Captured, Signature, fill_layout
-from whale_nebula.errors import GradientError, NebulaWarning, NotYetError, StageFailedError
+from whale_nebula.errors import GradientError, NebulaWarning, StageFailedError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.feed.checks import compared_by, refuse_unshared
 from whale_nebula.feed.inputs import whole
@@ -281,13 +281,6 @@ def engine(
     """
     run = current_run()
     program, given, watch = captured.program, prepare_compilation(captured, run), _watch_plan(captured, run, name)
-    if program.apart is not None and run.checkpoints is not None:
-        raise NotYetError(
-            "a checkpoint of clusters that train apart",
-            where=program.apart.where,
-            why="what they have not told each other yet would be lost",
-            mend='model.save_weights("model.weights.h5"), and nb.init without checkpoint=',
-        )
     run.programs += 1
     cut: Cut = run_passes(given).known("cut")
     xla = Xla(program.graph, program.stages) if jit else None

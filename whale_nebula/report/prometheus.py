@@ -1,0 +1,251 @@
+"""What a run measures, in the text format of Prometheus: of one process, or of all workers of a launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from whale_nebula.errors import ConfigError
+from whale_nebula.report.report import Report
+from whale_nebula.report.saved import document, line
+from whale_nebula.site import script_site
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_WRITE_SECONDS = 1.0
+Document = Mapping[str, Any]
+"""A report as JSON has it."""
+
+
+class Sample(NamedTuple):
+    """A number with its labels."""
+
+    value: float | None
+    labels: Mapping[str, str]
+
+
+class Metric(NamedTuple):
+    """A metric: what it is called and means, and its samples in the last report of a worker."""
+
+    name: str
+    kind: str
+    text: str
+    read: Callable[[Document], Iterable[Sample]]
+
+
+def _read_time(report: Document) -> Iterator[Sample]:
+    goodput = report.get("goodput") or {}
+    spent = {name: goodput[name] for name in ("steps", "saving", "lost", "recovery") if name in goodput}
+    for name, seconds in spent.items():
+        yield Sample(seconds, {"spent": name})
+    if spent:
+        yield Sample(max(0.0, goodput["total"] - sum(spent.values())), {"spent": "other"})
+
+
+def _read_scalars(report: Document) -> Iterator[Sample]:
+    for name, value in (report.get("scalars") or {}).items():
+        yield Sample(value, {"program": report["program"], "name": name})
+
+
+def _read_links(report: Document) -> Iterator[Sample]:
+    for name, totals in report["run"]["links"].items():
+        yield Sample(totals["bytes"], {"link": name})
+
+
+def _read_stages(report: Document) -> Iterator[Sample]:
+    for name, stage in report["stages"].items():
+        for kind in ("compute", "wait", "codec"):
+            yield Sample(stage.get(f"{kind}_seconds"), {"stage": name, "kind": kind})
+
+
+def _name_program(report: Document) -> Mapping[str, str]:
+    return {"program": report["program"]}
+
+
+def _read_own(key: str) -> Callable[[Document], Iterator[Sample]]:
+    def read(report: Document) -> Iterator[Sample]:
+        own = (report.get("workers") or {}).get(report["worker"], {})
+        yield Sample(own.get(key), {})
+
+    return read
+
+
+METRICS = (
+    Metric("steps_total", "counter", "Steps since this start.", lambda r: [Sample(r["run"]["steps"], {})]),
+    Metric("step_seconds", "gauge", "The last step.", lambda r: [Sample(r["step_seconds"], _name_program(r))]),
+    Metric("step_number", "gauge", "Its number in its program.", lambda r: [Sample(r["step"], _name_program(r))]),
+    Metric("report_timestamp_seconds", "gauge", "When it ended, since 1970.", lambda r: [Sample(r["time"], {})]),
+    Metric("time_seconds_total", "counter", "What the time of the run went to, over all starts.", _read_time),
+    Metric("stage_seconds", "gauge", "What a stage did in the last step.", _read_stages),
+    Metric("link_bytes_total", "counter", "Bytes sent since this start.", _read_links),
+    Metric("scalar", "gauge", "Loss and metrics of the last step.", _read_scalars),
+    Metric("variable_bytes", "gauge", "Variables that the worker holds.", _read_own("variable_bytes")),
+    Metric("peak_bytes", "gauge", "The most memory that the process has had.", _read_own("peak_bytes")),
+)
+
+
+def render_metrics(reports: Iterable[Document], others: Iterable[tuple[Metric, Iterable[Sample]]] = ()) -> str:
+    """The last reports of workers as Prometheus reads them, and other metrics with their samples.
+
+    >>> metric = Metric("workers", "gauge", "Workers that run.", lambda report: ())
+    >>> print(render_metrics([], [(metric, [Sample(2, {"cluster": "gpu"})])]), end="")
+    # HELP nebula_workers Workers that run.
+    # TYPE nebula_workers gauge
+    nebula_workers{cluster="gpu"} 2.0
+    """
+    known = list(reports)
+    found = [
+        (
+            metric,
+            [each._replace(labels={"worker": r["worker"], **each.labels}) for r in known for each in metric.read(r)],
+        )
+        for metric in METRICS
+    ]
+    return "".join(_render(metric, samples) for metric, samples in [*others, *found])
+
+
+def _add_worker(sample: Sample, report: Document) -> Sample:
+    return sample._replace(labels={"worker": report["worker"], **sample.labels})
+
+
+def _render(metric: Metric, samples: Iterable[Sample]) -> str:
+    name = f"nebula_{metric.name}"
+    lines = [f"{name}{_render_labels(each.labels)} {float(each.value)!r}" for each in samples if each.value is not None]
+    return "\n".join([f"# HELP {name} {metric.text}", f"# TYPE {name} {metric.kind}", *lines, ""]) if lines else ""
+
+
+def _render_labels(labels: Mapping[str, str]) -> str:
+    pairs = [f"{name}={json.dumps(str(value), ensure_ascii=False)}" for name, value in labels.items()]
+    return f"{{{','.join(pairs)}}}" if pairs else ""
+
+
+# ------------------------------------------------------------------ served
+def parse_address(text: str) -> tuple[str, int]:
+    """The host and port at which metrics are served.
+
+    >>> parse_address("127.0.0.1:9464"), parse_address(":9464")
+    (('127.0.0.1', 9464), ('', 9464))
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
+        raise ConfigError(
+            f"{text!r} is no address at which metrics can be served",
+            where=str(script_site()),
+            why="it is a host and a port",
+            mend="127.0.0.1:9464",
+        )
+    return host.strip("[]"), int(port)
+
+
+@contextlib.contextmanager
+def serve_metrics(address: str, render: Callable[[], str]) -> Iterator[int]:
+    """Answer GET /metrics at an address while this is open; gives the port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        server_version, sys_version = "whale-nebula", ""
+
+        def do_GET(self) -> None:
+            found = self.path.partition("?")[0] in ("/metrics", "/")
+            content = render().encode() if found else b"there is GET /metrics\n"
+            self.send_response(200 if found else 404)
+            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as its base class has it
+            """Say nothing: who asks gets the answer."""
+
+    try:
+        server = ThreadingHTTPServer(parse_address(address), Handler)
+    except OSError as error:
+        raise ConfigError(
+            "metrics cannot be served",
+            where=address,
+            why=error.strerror or str(error),
+            mend="a free port; the workers of a launcher are served by it: whale-nebula run --metrics 127.0.0.1:9464",
+        ) from None
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, name="nebula-metrics", daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class Prometheus:
+    """Serves the last report of this process: `nb.init(outputs={"prometheus": "127.0.0.1:9464"})`."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._last: Report | None = None
+        self._open = contextlib.ExitStack()
+        self.port = self._open.enter_context(serve_metrics(address, self._render))
+
+    def _render(self) -> str:
+        last = self._last
+        return render_metrics([] if last is None else [json.loads(line(last))])
+
+    def step(self, report: Report) -> None:
+        """A step has ended."""
+        self._last = report
+
+    def tick(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._open.close()
+
+    def __str__(self) -> str:
+        return f"the metrics at {self.address}"
+
+
+# ------------------------------------------------------------------ from workers to their launcher
+class LastReport:
+    """Keeps the last report of a worker in a file of its launcher's, at most once a second."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._due: Report | None = None
+        self._written = 0.0
+
+    def step(self, report: Report) -> None:
+        """A step has ended."""
+        self._due = report
+        self.tick()
+
+    def tick(self) -> None:
+        """Write what is due."""
+        if self._due is not None and time.monotonic() >= self._written + _WRITE_SECONDS:
+            self.close()
+
+    def close(self) -> None:
+        """Write what was not written yet."""
+        if self._due is not None:
+            path = self._folder / f"{self._due.worker.replace('/', '-')}.json"
+            beside = path.with_suffix(".new")
+            beside.write_text(json.dumps(document(self._due)), "utf-8")
+            beside.replace(path)
+            self._due, self._written = None, time.monotonic()
+
+    def __str__(self) -> str:
+        return f"the launcher's folder {self._folder}"
+
+
+def read_reports(folder: str | os.PathLike[str]) -> list[Document]:
+    """The last reports of the workers of a launcher."""
+    found = []
+    for path in sorted(Path(folder).glob("*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(json.loads(path.read_text("utf-8")))
+    return found

@@ -1,0 +1,155 @@
+"""Checkpoints of clusters that train apart: the copy that each of them has, and where they stand with each other.
+
+The weights that all clusters know of are saved under the names of their variables, beside the optimizer's slots of the
+first cluster: that is the model, for any other plan. What each cluster has itself is saved under names of its own, and
+so are the differences that are on their way, what codecs have left out, and the outer optimizer's state. A run of the
+same clusters goes on from there to the bit; one of others begins with the model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from whale_nebula.runtime.checkpoint.objects import Put, decode_value, encode_value
+from whale_nebula.runtime.checkpoint.slices import Entry, Source
+from whale_nebula.runtime.local_sgd.topology import offset_seeds, seeds_of
+
+if TYPE_CHECKING:
+    from whale_nebula.runtime.checkpoint.group import Group
+    from whale_nebula.runtime.local_sgd.clusters import Opened
+    from whale_nebula.runtime.local_sgd.step import BetweenClusters
+
+_LOG = logging.getLogger("whale_nebula.runtime.run")
+_KIND = "rounds"
+
+
+def name_copy(cluster: str, name: str) -> str:
+    """What a cluster has of a variable, in checkpoints.
+
+    >>> name_copy("gpu", "dense/kernel")
+    'apart/gpu/dense/kernel'
+    """
+    return f"apart/{cluster}/{name}"
+
+
+def list_copies(
+    opened: Opened, group: Group, entries: Iterable[Entry], variables: Mapping[str, Any]
+) -> Iterator[Entry]:
+    """The entries of this process's variables, as a checkpoint of clusters that train apart has them."""
+    shared, first = opened.read_shared(), opened.names[:1]
+    cluster = opened.own_cluster
+    for entry in entries:
+        variable = variables[entry.name]
+        if not group.knows_holders(variable) or (cluster in first and id(variable) not in shared):
+            yield entry
+        elif cluster not in first:
+            yield entry._replace(name=name_copy(cluster, entry.name))
+        else:
+            numbers = tf.cast(tf.reshape(shared[id(variable)], variable.shape), variable.dtype)
+            yield entry._replace(value=numbers)
+            yield entry._replace(name=name_copy(cluster, entry.name))
+        for other, copies in opened.copies.kept.items():
+            if id(variable) in copies:
+                yield entry._replace(name=name_copy(other, entry.name), value=copies[id(variable)].read_value())
+
+
+def capture_rounds(opened: Opened, names: Mapping[int, str]) -> Callable[[Put], dict[str, Any]]:
+    """Take where the clusters of this process stand; gives what encodes that, in any thread. `names` are those of
+    variables in checkpoints, by their ids.
+    """
+    taken = []
+    for meetings in opened.list_rounds():
+        weights = _name_weights(next(iter(meetings.values())).flat.variables, names)
+        begun = ((cluster, rounds) for cluster, rounds in meetings.items() if rounds.shared is not None)
+        taken += [(cluster, weights, rounds.capture()) for cluster, rounds in begun]
+
+    def encode(put: Put) -> dict[str, Any]:
+        found: dict[str, list[Any]] = {}
+        for cluster, weights, collect in taken:
+            found.setdefault(cluster, []).append({"weights": weights, "state": encode_value(collect(), put)})
+        return {_KIND: {"clusters": list(opened.names), "of": found}}
+
+    return encode
+
+
+def _name_weights(variables: Sequence[Any], names: Mapping[int, str]) -> list[str]:
+    return [names.get(id(variable), "") for variable in variables]
+
+
+class SavedRounds:
+    """Where clusters stood with each other, as a checkpoint has it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        found = [part.memory[_KIND] for part in source.parts.values() if _KIND in part.memory]
+        self._clusters = tuple(found[0]["clusters"]) if found else ()
+        self._of: dict[str, Sequence[Mapping[str, Any]]] = {}
+        for each in found:
+            self._of.update(each["of"])
+
+    def has(self, clusters: tuple[str, ...], here: Iterable[str], weights: Sequence[str]) -> bool:
+        """Whether it was a run of these very clusters, and the state of those of this process is here."""
+        return self._clusters == clusters and all(self._find(cluster, weights) is not None for cluster in here)
+
+    def read(self, cluster: str, weights: Sequence[str]) -> Any:
+        """The state of a cluster in the rounds of these weights."""
+        return decode_value(self._find(cluster, weights), self._source.read)
+
+    def _find(self, cluster: str, weights: Sequence[str]) -> Any:
+        documents = self._of.get(cluster, ())
+        return next((each["state"] for each in documents if each["weights"] == list(weights)), None)
+
+
+def restore_apart(
+    group: Group, source: Source, runner: BetweenClusters, opened: Opened, named: Mapping[str, Any]
+) -> list[str]:
+    """Give the variables of a step that clusters train apart, by their names in checkpoints, and the copies that other
+    clusters of this process have of them, what was saved; gives the names of which nobody has a value. All processes
+    call it at the same point.
+    """
+    rounds, clusters, kept = runner.rounds, runner.sites.names, opened.copies.kept
+    own = opened.own_cluster
+    flat = rounds[own].flat.variables
+    weights = _name_weights(flat, {id(variable): name for name, variable in named.items()})
+    saved = SavedRounds(source)
+    exact = all(group.exchange("whether all clusters go on", saved.has(clusters, rounds, weights)).values())
+    missing = group.restore(source, named)
+    for copies in kept.values():
+        for variable in named.values():
+            if id(variable) in copies:
+                copies[id(variable)].assign(variable)
+    for each in rounds.values():
+        each.begin()
+    if not exact:
+        _LOG.info("%s: all clusters begin with the weights that are in %s", group.worker, source.path)
+        for place, cluster in enumerate(clusters):
+            held = {n: v for n, v in named.items() if cluster == own} or _pick(kept.get(cluster, {}), named)
+            offset_seeds(seeds_of(held), place)
+        return missing
+    trained = {id(variable) for variable in flat}
+    copied = {name: v for name, v in named.items() if own != clusters[0] or id(v) in trained}
+    _restore_copy(group, source, own, copied)
+    for cluster, copies in kept.items():
+        _restore_copy(group, source, cluster, _pick(copies, named))
+    for cluster, each in rounds.items():
+        each.resume(saved.read(cluster, weights))
+    return missing
+
+
+def _pick(copies: Mapping[int, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The copies of variables, by the variables' names."""
+    return {name: copies[id(variable)] for name, variable in named.items() if id(variable) in copies}
+
+
+def _restore_copy(group: Group, source: Source, cluster: str, variables: Mapping[str, Any]) -> None:
+    group.restore(source, {name_copy(cluster, name): variable for name, variable in variables.items()})
+
+
+def must_meet(opened: Opened) -> bool:
+    """Whether some clusters of this run must meet before they are saved."""
+    every = (rounds for meetings in opened.list_rounds() for rounds in meetings.values())
+    return any(rounds.waits_for_all and rounds.shared is not None for rounds in every)

@@ -1,0 +1,214 @@
+"""Copies of a host's part of a checkpoint in the memory of another host of its cluster, and back where that is new.
+
+Hosts of a cluster stand in a ring: each sends what it has written in its memory to the next one, which keeps it beside
+its own, as if both shared a folder. A host whose memory and disk have nothing of the checkpoint that a run goes on from
+is sent its part by the one that has it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from whale_nebula.checkpoint import files
+from whale_nebula.checkpoint.folder import Folder, Found
+from whale_nebula.errors import CheckpointError, NebulaError, RemoteProtocolError
+from whale_nebula.runtime.checkpoint.writing import Writer
+from whale_nebula.transport import Key
+
+if TYPE_CHECKING:
+    from whale_nebula.runtime.checkpoint.group import Group
+    from whale_nebula.runtime.session.session import Session
+
+_LOG = logging.getLogger("whale_nebula.runtime.run")
+_PROGRAM = 1 << 21
+"""What copies are numbered as is above all numbers of programs and of rounds."""
+_BLOCK = 4 << 20
+_NAME = re.compile(r"\w[\w.-]*")
+_SAVING, _RESTORING = 0, 2
+"""The phases of keys: their answers are in the phase after."""
+
+
+def admit_copies(session: Session) -> None:
+    """Let blocks of copies come."""
+    session.expected.add_round(_PROGRAM, _BLOCK)
+
+
+@dataclass(frozen=True)
+class Way:
+    """From one worker to another: what is sent of a checkpoint, a block at a time, each answered before the next."""
+
+    session: Session
+    source: str
+    destination: str
+    number: int
+    phase: int
+
+    def send(self, blocks: Iterator[bytes]) -> None:
+        """Send all of these."""
+        link = self.session.links[self.destination]
+        for slot, block in enumerate(blocks):
+            link.send(self._key(slot), np.frombuffer(block, np.uint8))
+            link.receive(self._answer(slot), self.session.patience)
+
+    def receive(self) -> Iterator[bytes]:
+        """What comes, block by block; whoever takes it knows when there is no more."""
+        link, slot = self.session.links[self.source], 0
+        while True:
+            block = np.asarray(link.receive(self._key(slot), self.session.patience)).tobytes()
+            link.send(self._answer(slot), np.zeros(1, np.uint8))
+            yield block
+            slot += 1
+
+    def _key(self, slot: int) -> Key:
+        return Key("round", _PROGRAM, self.number, self.phase, -1, slot, self.source, self.destination)
+
+    def _answer(self, slot: int) -> Key:
+        return Key("round", _PROGRAM, self.number, self.phase + 1, -1, slot, self.destination, self.source)
+
+
+def send_part(way: Way, found: Found | None, group: str) -> None:
+    """Send what a group has written of a checkpoint; where that is nothing, say so."""
+    way.send(_read_part(found, group))
+
+
+def _read_part(found: Found | None, group: str) -> Iterator[bytes]:
+    if found is None or group not in found.manifests:
+        yield json.dumps({}).encode()
+        return
+    manifest = found.manifests[group]
+    listed = [[file.name, file.size] for file in manifest.files]
+    yield json.dumps({"step": found.step, "group": group, "files": listed}).encode()
+    yield from _divide(manifest.encode())
+    for file in manifest.files:
+        yield from files.read_blocks(files.join(found.path, file.name), _BLOCK)
+
+
+def _divide(content: bytes) -> Iterator[bytes]:
+    yield len(content).to_bytes(8, "little")
+    for begin in range(0, len(content), _BLOCK):
+        yield content[begin : begin + _BLOCK]
+
+
+def receive_part(way: Way, folder: Folder) -> bool:
+    """Write what another host sends of a checkpoint; whether it has sent something. The manifest is written last."""
+    blocks = way.receive()
+    try:
+        said = json.loads(next(blocks))
+        step, group = int(said.get("step", 0)), str(said.get("group", ""))
+        listed = [(str(name), int(size)) for name, size in said.get("files", [])]
+        known = all(_NAME.fullmatch(name) for name, _ in [(group or "a", 0), *listed])
+    except (ValueError, AttributeError, TypeError):
+        known = False
+    if not known:
+        raise RemoteProtocolError(f"worker '{way.source}' sends a copy of a checkpoint in words that are not known")
+    if not said:
+        return False
+    manifest = b"".join(_take(blocks, int.from_bytes(next(blocks), "little")))
+    if not folder.has_room(2 * sum(size for _, size in listed)):
+        raise CheckpointError("there is no room for a copy of another host's checkpoint", where=folder.path)
+    path = folder.step_path(step)
+    files.make_folder(path)
+    for name, size in listed:
+        files.write_blocks(files.join(path, name), _take(blocks, size))
+    files.write(folder.manifest_path(step, group), manifest)
+    return True
+
+
+def _take(blocks: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """Blocks of so many bytes together."""
+    while size > 0:
+        block = next(blocks)
+        size -= len(block)
+        yield block
+    if size:
+        raise RemoteProtocolError("a copy of a checkpoint has more bytes than was said")
+
+
+@dataclass
+class Copies:
+    """The copies of what one host has in its memory: they are sent `to` the first worker of another host of the
+    cluster, and those `of` another one are kept in `folder`.
+    """
+
+    session: Session
+    folder: Folder
+    to: str
+    of: str
+    _thread: Writer = field(default_factory=Writer)
+    _usable: bool = True
+
+    def expect(self, step: int) -> None:
+        """All have written a step: keep the other host's part of it, when it comes."""
+        way = Way(self.session, self.of, self.session.worker, step, _SAVING)
+        self._thread.submit(self._guard, lambda: receive_part(way, self.folder))
+
+    def send(self, step: int) -> None:
+        """Send what was written of a step, if it was; it returns when the other host has it."""
+        way = Way(self.session, self.session.worker, self.to, step, _SAVING)
+        found = next((each for each in self.folder.scan() if each.step == step), None)
+        self._guard(lambda: send_part(way, found, self.folder.group))
+
+    def _guard(self, act: Callable[[], object]) -> None:
+        """Do it; where that fails nothing is copied any more, and training goes on."""
+        try:
+            if self._usable:
+                act()
+        except (NebulaError, OSError) as error:
+            self._usable = False
+            _LOG.info("%s: checkpoints are not copied to other hosts any more: %s", self.session.worker, error)
+
+
+def find_ring(labels: Mapping[str, str], clusters: Mapping[str, str], worker: str) -> tuple[str, str] | None:
+    """To whom a worker sends the copies of its host, and whose it keeps: the first workers of the hosts of its cluster
+    stand in a ring. None where there is one host, and for all others of a host. `labels` are those of hosts, by worker.
+
+    >>> hosts = {"npu/0": "a", "npu/1": "a", "npu/2": "b", "npu/3": "c"}
+    >>> [find_ring(hosts, dict.fromkeys(hosts, "npu"), worker) for worker in ("npu/0", "npu/1", "npu/3")]
+    [('npu/2', 'npu/3'), None, ('npu/0', 'npu/2')]
+    """
+    firsts = sorted({label: each for each, label in sorted(labels.items(), reverse=True)}.values())
+    ring = [each for each in firsts if clusters[each] == clusters[worker]]
+    if worker not in ring or len(ring) < 2:
+        return None
+    place = ring.index(worker)
+    return ring[(place + 1) % len(ring)], ring[place - 1]
+
+
+def fetch_parts(group: Group, identity: str, found: Found | None, folder: Folder) -> bool:
+    """Let hosts that have nothing of a checkpoint, or not what they wrote of it, be sent it; whether one was. All
+    processes call it at the same point, `found` is what is here, and `folder` where this host keeps what it is sent.
+    """
+    manifests = {} if found is None else found.manifests
+    has = sorted(name for name, manifest in manifests.items() if manifest.identity == identity)
+    told = group.exchange("who has which part of the checkpoint", [group.label, has] if group.commits else None)
+    hosts = {worker: (str(each[0]), list(map(str, each[1]))) for worker, each in sorted(told.items()) if each}
+    needs = [need for worker in hosts if (need := _find_need(worker, hosts)) is not None]
+    for number, (worker, label, source) in enumerate(needs):
+        way = Way(group.session, source, worker, number, _RESTORING) if group.worker in (worker, source) else None
+        if way is not None and group.worker == source:
+            send_part(way, found, label)
+        elif way is not None:
+            receive_part(way, folder)
+            _LOG.info("%s: %s has sent what was written of the checkpoint", worker, source)
+    if needs:
+        group.exchange("the end of that", None)
+    return bool(needs)
+
+
+def _find_need(worker: str, hosts: Mapping[str, tuple[str, Sequence[str]]]) -> tuple[str, str, str] | None:
+    """What a host needs of a checkpoint, and who has it: its own part, or, if nobody has that, any, for what all parts
+    say alike.
+    """
+    label, has = hosts[worker]
+    if label in has:
+        return None
+    holders = {name: each for each in sorted(hosts, reverse=True) for name in hosts[each][1]}
+    wanted = label if label in holders else min(holders, default=None) if not has else None
+    return None if wanted is None else (worker, wanted, holders[wanted])
