@@ -41,10 +41,10 @@ class Sizes:
         leaving = next((name for name, limits in self.config.elastic.items() if not limits.least), None)
         if leaving is not None and self.config.private:
             raise ConfigError(
-                f"cluster {leaving!r} may leave the run, in which clusters have inputs, results or weights of their own",
+                f"cluster {leaving!r} may leave a run in which clusters have inputs, results or weights of their own",
                 where=f"elastic.{leaving}.min",
                 why="what it alone has nobody else can train with",
-                mend=f"elastic: {{{leaving}: {{min: 1}}}}, or leave 'inputs', 'results' and 'weights' out of the config",
+                mend=f"elastic: {{{leaving}: {{min: 1}}}}, or leave 'inputs', 'results' and 'weights' out",
             )
         for name, limits in self.config.elastic.items():
             listed = self.now.get(name, 0)
@@ -63,10 +63,7 @@ class Sizes:
         with self._lock:
             asked = {**self.asked, **counts}
             if not any(asked.values()):
-                raise OptionError(
-                    f"no worker would be left: the others have {', '.join(f'{n} in {name}' for name, n in asked.items())}",
-                    mend=", ".join(f"{name}=1" for name in list(counts)[:1]),
-                )
+                raise OptionError("no worker would be left in any cluster", mend=f"{next(iter(counts))}=1")
             self.asked = asked
             return self.asked != self.now
 

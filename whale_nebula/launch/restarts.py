@@ -72,7 +72,7 @@ class Rule:
         return Verdict(True, wait, self._made)
 
     def is_further(self, failure: Failure) -> bool:
-        """Whether the start that has failed makes up for those before: a newer step was saved, or it trained for long."""
+        """Whether a start that has failed makes up for those before: a newer step was saved, or it trained for long."""
         saved, trained = failure.saved, failure.trained
         return (saved is not None and saved > self._saved) or (trained is not None and trained >= LONG_SECONDS)
 
