@@ -119,7 +119,7 @@ def pretrain(model: Pretraining, mixtures: dict[str, Mixture], options: argparse
     """All steps; what crosses is packed into the bits that it needs, as under any `nb.compress`."""
 
     @nb.function
-    def step(texts: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
+    def step(numbers: dict[str, Any], texts: dict[str, Any]) -> dict[str, Any]:
         with tf.GradientTape(persistent=True) as tape, nb.cluster(), nb.compress(fp16=True):
             losses = model.losses(texts, numbers, around=lambda name: around(name, options))
         model.update(tape, losses)
@@ -129,7 +129,7 @@ def pretrain(model: Pretraining, mixtures: dict[str, Mixture], options: argparse
     for number in range(options.steps):
         drawn = {name: mixture.batch(number) for name, mixture in mixtures.items()}
         texts = {name: tokens if nb.here().runs(name) else None for name, (tokens, _) in drawn.items()}
-        losses = step(texts, {name: numbers for name, (_, numbers) in drawn.items()})
+        losses = step({name: numbers for name, (_, numbers) in drawn.items()}, texts)
         if number % every == every - 1:  # a number is waited for only where it is read
             said = ", ".join(f"{name} {float(loss):.3f}" for name, loss in losses.items() if name != DISCRIMINATOR)
             if nb.here().lead:

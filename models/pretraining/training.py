@@ -31,12 +31,13 @@ DISCRIMINATOR = "discriminator"
 class Pretraining:
     """Generators by the name of their family, one discriminator, and what they learn; all have one vocabulary.
 
-    `losses` belongs into the tape of a step, `update` behind it. `around` gives the scope of each network, by the
+    `losses` belongs into the tape of a step, `update` behind it. Numbers of rows come first, as every process has them,
+    and the rows of an input that all have are what processes compare. `around` gives the scope of each network, by the
     name of a generator and by "discriminator":
 
     ```python
     @nb.function
-    def step(texts, numbers):
+    def step(numbers, texts):
         with tf.GradientTape(persistent=True) as tape, nb.cluster():
             losses = pretraining.losses(texts, numbers, around=lambda name: nb.stage(cluster=name))
         pretraining.update(tape, losses)

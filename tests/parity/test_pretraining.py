@@ -18,8 +18,8 @@ def trained(names: tuple[str, ...], counts: tuple[int, ...], around: Any, object
     model = pretraining(names, objectives)
     step = make_step(model, around)
     losses = [
-        {name: float(each) for name, each in step(texts, numbers).items()}
-        for texts, numbers in batches(names, counts, STEPS)
+        {name: float(each) for name, each in step(numbers, texts).items()}
+        for numbers, texts in batches(names, counts, STEPS)
     ]
     variables = [each.numpy() for network in model.networks.values() for each in network.variables]
     return losses, variables + [each.numpy() for adam in model.optimizers.values() for each in adam.variables]

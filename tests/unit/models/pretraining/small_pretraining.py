@@ -31,19 +31,21 @@ def rows(count: int, seed: int = 0, *, pairs: bool = True) -> np.ndarray:
     return found
 
 
-def pretraining(names: tuple[str, ...] = ("all",), objectives: Objectives | None = None) -> Pretraining:
+def pretraining(
+    names: tuple[str, ...] = ("all",), objectives: Objectives | None = None, sizes: BertSizes = SIZES
+) -> Pretraining:
     """Networks with optimizers, the same each time."""
     keras.utils.set_random_seed(1)
-    generators = {name: masked_lm(Bert(SIZES, name=f"generator_{name}")) for name in names}
+    generators = {name: masked_lm(Bert(sizes, name=f"generator_{name}")) for name in names}
     objectives = objectives or Objectives()
-    discriminator = Discriminator(Bert(SIZES, name="kept"), corrects=objectives.originals)
+    discriminator = Discriminator(Bert(sizes, name="kept"), corrects=objectives.originals)
     networks = {**generators, DISCRIMINATOR: discriminator}
     adams = {name: make_adam(each, 0.01, steps=STEPS) for name, each in networks.items()}
     return Pretraining(generators, discriminator, HOW, objectives, adams)
 
 
 def batches(names: tuple[str, ...], counts: tuple[int, ...], steps: int) -> list[Batch]:
-    """So many rows for each generator in each step."""
+    """So many rows for each generator in each step: their numbers, and the texts."""
     whole = sum(counts)
     found = []
     for step in range(steps):
@@ -53,7 +55,7 @@ def batches(names: tuple[str, ...], counts: tuple[int, ...], steps: int) -> list
             name: (step * whole + first + np.arange(count)).astype(np.int32)
             for name, count, first in zip(names, counts, firsts, strict=True)
         }
-        found.append((texts, numbers))
+        found.append((numbers, texts))
     return found
 
 
@@ -77,7 +79,7 @@ def make_step(model: Pretraining, around: Callable[[str], Any] | None = None) ->
     if around is None:
 
         @tf.function
-        def plain(texts: Any, numbers: Any) -> Any:
+        def plain(numbers: Any, texts: Any) -> Any:
             with tf.GradientTape(persistent=True) as tape:
                 losses = model.losses(texts, numbers)
             model.update(tape, losses)
@@ -86,7 +88,7 @@ def make_step(model: Pretraining, around: Callable[[str], Any] | None = None) ->
         return plain
 
     @nb.function
-    def step(texts: Any, numbers: Any) -> Any:
+    def step(numbers: Any, texts: Any) -> Any:
         with tf.GradientTape(persistent=True) as tape, nb.cluster(), nb.compress(fp16=True):
             losses = model.losses(texts, numbers, around)
         model.update(tape, losses)

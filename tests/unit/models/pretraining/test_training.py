@@ -14,8 +14,8 @@ HOW = Corruption(mask=4, end=3, special=(0, 2, 3))
 @pytest.mark.parametrize("correction", [1.0, 0.0])
 def test_nothing_but_ids_and_bits_crosses_and_nothing_comes_back(correction: float) -> None:
     model = pretraining(objectives=Objectives(correction=correction))
-    ((texts, numbers),) = batches(("all",), (6,), 1)
-    plan = nb.plan(make_step(model, stages()), texts, numbers)
+    ((numbers, texts),) = batches(("all",), (6,), 1)
+    plan = nb.plan(make_step(model, stages()), numbers, texts)
     crossing = [("bool", (None, LENGTH)), ("int32", (None, LENGTH))]
     crossing += [("int32", (None, model.corruption.count(LENGTH)))] if correction else []
     assert sorted((each.dtype, each.shape) for each in plan.boundaries) == sorted(crossing)
