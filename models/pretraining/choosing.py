@@ -31,10 +31,16 @@ def encode_choices(
 
 
 def choice_model(bert: Bert) -> keras.Model:
-    """The BERT, which is trained in place, with a number for each pair: how much its second half says the first."""
-    pooled = keras.layers.Dense(bert.sizes.width, "tanh", kernel_initializer=near_zero(0.02), name="pooled")
+    """The BERT, which is trained in place, with a number for each pair: how much its second half says the first.
+
+    It is the mean over a row's tokens of a number for each, as what a discriminator knows of a row it knows by token.
+    """
+    width = bert.sizes.width
+    dense = keras.layers.Dense(width, "tanh", kernel_initializer=near_zero(width**-0.5), name="dense")
     score = keras.layers.Dense(1, kernel_initializer=near_zero(0.02), name="score")
-    return keras.Model(bert.input, ops.squeeze(score(pooled(bert.output[:, 0])), -1), name="choice")
+    each = ops.squeeze(score(dense(bert.output)), -1)
+    there = ops.cast(bert.visible(bert.input), each.dtype)
+    return keras.Model(bert.input, ops.sum(each * there, axis=1) / ops.sum(there, axis=1), name="choice")
 
 
 def tune_choice(
