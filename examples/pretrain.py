@@ -61,7 +61,7 @@ def sizes(options: argparse.Namespace, width: int, layers: int) -> BertSizes:
     """A pre-normalised BERT of the one vocabulary."""
     return BertSizes(
         vocabulary=options.words, length=LENGTH, width=width, heads=4, layers=layers, inner=2 * width, dropout=0.0,
-        norm="pre",
+        norm="pre", spread=0.1,
     )  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def mix(options: argparse.Namespace, corpus: Corpus, words: text.Tokenizer) -> d
         alone,
         batch=options.batch,
         pairs=pairs if "trtd" in options.objectives else None,
-        of_pairs=0.5 if "mrtd" in options.objectives else 1.0,
+        of_pairs=0.9 if "mrtd" in options.objectives else 1.0,
         temperature=options.temperature,
     )
 
@@ -96,13 +96,13 @@ def mix(options: argparse.Namespace, corpus: Corpus, words: text.Tokenizer) -> d
 def networks(options: argparse.Namespace, words: text.Tokenizer) -> Pretraining:
     """A generator for each family and one discriminator, which is larger, each with its own optimizer."""
     keras.utils.set_random_seed(1)
-    small, large = sizes(options, 64, 1), sizes(options, 96, 3)
+    small, large = sizes(options, 64, 1), sizes(options, 96, 2)
     generators = {name: masked_lm(Bert(small, name=f"generator_{name}")) for name in options.families}
-    objectives = Objectives(correction=1.0 if "clm" in options.objectives else 0.0)
+    objectives = Objectives(10.0, 50.0 if "clm" in options.objectives else 0.0)
     discriminator = Discriminator(Bert(large, name="kept"), corrects=objectives.originals)
     found = {**generators, DISCRIMINATOR: discriminator}
     adams = {name: make_adam(each, 2e-3, steps=options.steps) for name, each in found.items()}
-    return Pretraining(generators, discriminator, Corruption.of(words), objectives, adams)
+    return Pretraining(generators, discriminator, Corruption.of(words, heat=1.5), objectives, adams)
 
 
 def around(name: str, options: argparse.Namespace) -> ExitStack:
@@ -153,7 +153,7 @@ def ask(bert: Bert, corpus: Corpus, words: text.Tokenizer, options: argparse.Nam
         found = corpus.choices(split, first, second, count)
         return encode_choices(words, found.sentences, found.right, found.wrong, LENGTH)
 
-    tune_choice(model, rows("train", *options.tune_on, options.rows), steps=options.tune)
+    tune_choice(model, rows("train", *options.tune_on, options.rows), steps=options.tune, rate=3e-4)
     pairs = [tuple(options.tune_on), *(p for p in combinations(options.languages, 2) if p != tuple(options.tune_on))]
     return {f"{a}-{b}": choice_accuracy(model, rows("test", a, b, options.test)) for a, b in pairs}
 
@@ -173,9 +173,9 @@ def asked() -> argparse.Namespace:
     add("--temperature", type=float, default=2.0, help="by which languages are mixed (%(default)s)")
     add("--line", help="to emulate between the clusters of one process (60mbit,10ms)")
     add("--rows", type=int, default=4000, help="sentences of each language alone, and pairs (%(default)s)")
-    add("--batch", type=int, default=64, help="rows of a step, of all generators together (%(default)s)")
-    add("--steps", type=int, default=2000, help="of pretraining (%(default)s)")
-    add("--tune", type=int, default=600, metavar="STEPS", help="of fine-tuning (%(default)s)")
+    add("--batch", type=int, default=32, help="rows of a step, of all generators together (%(default)s)")
+    add("--steps", type=int, default=6000, help="of pretraining (%(default)s)")
+    add("--tune", type=int, default=500, metavar="STEPS", help="of fine-tuning (%(default)s)")
     add("--tune-on", nargs=2, metavar=("FROM", "TO"), help="the languages of fine-tuning (the first two)")
     add("--test", type=int, default=400, metavar="ROWS", help="to ask about in each pair of languages (%(default)s)")
     add("--out", type=Path, default=Path("build/pretrain"), help="where the BERT goes (%(default)s)")

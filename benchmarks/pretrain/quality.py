@@ -52,7 +52,7 @@ from whale_nebula.models.pretraining import (
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "quality.jsonl"
-LENGTH, BATCH, SHARE, HEAT, TUNED = 32, 64, 0.2, 2.0, ("en", "es")
+LENGTH, BATCH, HEAT, TUNED = 32, 32, 1.5, ("en", "es")
 CONTENDERS = {
     "one generator": "MRTD + TRTD + CLM, one generator",
     "families": "the same, a generator for each family (M3)",
@@ -67,7 +67,15 @@ Step = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 def sizes(words: int, width: int, layers: int) -> BertSizes:
     """A pre-normalised BERT."""
     return BertSizes(
-        vocabulary=words, length=LENGTH, width=width, heads=4, layers=layers, inner=2 * width, dropout=0.0, norm="pre"
+        vocabulary=words,
+        length=LENGTH,
+        width=width,
+        heads=4,
+        layers=layers,
+        inner=2 * width,
+        dropout=0.0,
+        norm="pre",
+        spread=0.1,
     )
 
 
@@ -135,7 +143,7 @@ def pretrain(contender: str, corpus: Corpus, words: text.Tokenizer, seed: int, s
     languages = list(corpus.pairs)
     keras.utils.set_random_seed(seed)
     small, large = sizes(words.size, 64, 1), sizes(words.size, 96, 2)
-    how = Corruption.of(words, share=SHARE, heat=HEAT, seed=seed)
+    how = Corruption.of(words, heat=HEAT, seed=seed)
     bert = Bert(large, name="kept")
     if contender == "fresh":
         return bert, {"steps": 0}
@@ -151,7 +159,7 @@ def pretrain(contender: str, corpus: Corpus, words: text.Tokenizer, seed: int, s
     generators = {name: masked_lm(Bert(small, name=f"generator_{name}")) for name in families}
     networks = {**generators, DISCRIMINATOR: Discriminator(bert)}
     adams = {name: make_adam(each, 2e-3, steps=steps) for name, each in networks.items()}
-    model = Pretraining(generators, networks[DISCRIMINATOR], how, Objectives(50.0, 10.0), adams)
+    model = Pretraining(generators, networks[DISCRIMINATOR], how, Objectives(10.0, 50.0), adams)
     return bert, {"steps": steps, "losses": train(by_generators(model), mix(corpus, words, families, seed), steps)}
 
 
@@ -211,8 +219,8 @@ def main() -> None:
     add("--seeds", nargs="+", type=int, default=list(SEEDS))
     add("--rows", type=int, default=4000)
     add("--words", type=int, default=512)
-    add("--steps", type=int, default=5000)
-    add("--tune", type=int, default=400)
+    add("--steps", type=int, default=6000)
+    add("--tune", type=int, default=500)
     add("--test", type=int, default=400)
     options = parser.parse_args()
     if options.quick:

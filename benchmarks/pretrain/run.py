@@ -29,13 +29,13 @@ from two_sites import CLI, ROOT, run
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"
 SHARE_BAR, STEP_BAR, BYTES_BAR, DEADLINE = 0.97, 1.10, 1.01, 900
-SLOW = {"170 Mbit/s, 20 ms": "170mbit 20ms", "60 Mbit/s, 20 ms": "60mbit 20ms"}
-LINES = [{"kind": "line", "generators": count, "line": line} for count in (1, 2, 3) for line in SLOW]
+SLOW = {"60 Mbit/s, 20 ms": "60mbit 20ms", "170 Mbit/s, 20 ms": "170mbit 20ms"}
+LINES = [{"kind": "line", "generators": count, "line": line} for line in SLOW for count in (1, 2, 3)]
 ROUTED = [
     {"kind": "routed", "generators": 1, "discriminators": 8, "rows": 200, "generator": 0.1, "discriminator": 0.8,
      "micro_batch": 200, "warm": 2, "steps": 4},
-    *({"kind": "routed", "generators": count, "discriminators": 1, "rows": 120, "generator": 0.02 * count,
-       "discriminator": 0.02, "micro_batch": 120 // count, "warm": 3, "steps": 10} for count in (1, 2, 3)),
+    *({"kind": "routed", "generators": count, "discriminators": 1, "rows": 60, "generator": 0.05 * count,
+       "discriminator": 0.05, "micro_batch": 60 // count, "warm": 3, "steps": 8} for count in (1, 2, 3)),
 ]  # fmt: skip
 Found = dict[str, Any]
 
