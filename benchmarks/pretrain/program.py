@@ -17,7 +17,7 @@ from whale_nebula.models import Bert, BertSizes, masked_lm
 from whale_nebula.models.pretraining import DISCRIMINATOR, Corruption, Discriminator, Pretraining, make_adam
 
 FREE = "100gbit 0ms"
-READ_EVERY = 5
+READ_EVERY = 10
 
 
 def networks(names: list[str], words: int, length: int, width: int) -> Pretraining:
@@ -39,8 +39,8 @@ def main() -> None:
     parser.add_argument("--line", type=Path, required=True, help="the file that the line follows")
     parser.add_argument("--slow", required=True, help="the slow line: '60mbit 20ms'")
     parser.add_argument("--generators", nargs="+", required=True)
-    parser.add_argument("--pairs", type=int, default=6, help="of windows of steps, one over either line")
-    parser.add_argument("--rows", type=int, default=48)
+    parser.add_argument("--pairs", type=int, default=4, help="of windows of steps, one over either line")
+    parser.add_argument("--rows", type=int, default=96)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--words", type=int, default=2048)
     parser.add_argument("--width", type=int, default=192)

@@ -34,8 +34,8 @@ LINES = [{"kind": "line", "generators": count, "line": line} for line in SLOW fo
 ROUTED = [
     {"kind": "routed", "generators": 1, "discriminators": 8, "rows": 200, "generator": 0.1, "discriminator": 0.8,
      "micro_batch": 200, "warm": 2, "steps": 4},
-    *({"kind": "routed", "generators": count, "discriminators": 1, "rows": 60, "generator": 0.05 * count,
-       "discriminator": 0.05, "micro_batch": 60 // count, "warm": 3, "steps": 8} for count in (1, 2, 3)),
+    *({"kind": "routed", "generators": count, "discriminators": 1, "rows": 60, "generator": 0.15 * count,
+       "discriminator": 0.15, "micro_batch": 60 // count, "warm": 2, "steps": 4} for count in (1, 2, 3)),
 ]  # fmt: skip
 Found = dict[str, Any]
 

@@ -45,13 +45,8 @@ def test_it_pretrains_saves_a_bert_and_asks_it_about_other_languages(tmp_path: P
     check(tmp_path, said, ["en-de", "en-es", "en-fr", "de-es", "de-fr", "es-fr"])
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ("pretrain_families", FAMILIES),
-        pytest.param("pretrain", (), marks=pytest.mark.grid),
-    ],
-)
+@pytest.mark.grid
+@pytest.mark.parametrize(("config", "words"), [("pretrain_families", FAMILIES), ("pretrain", ())])
 def test_a_process_for_each_cluster_trains_it(tmp_path: Path, config: str, words: tuple[str, ...]) -> None:
     said = ran(tmp_path, *CLI, str(EXAMPLES / f"{config}.yaml"), str(EXAMPLE), *words)
     check(tmp_path, said, ["en-de", "en-es", "en-fr", "de-es", "de-fr", "es-fr"])
