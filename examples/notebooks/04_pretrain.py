@@ -35,7 +35,6 @@ from whale_nebula.models.pretraining import (
     Objectives,
     Pretraining,
     encode_alone,
-    encode_sentences,
     encode_with_pivot,
     make_adam,
     mix_families,
@@ -115,17 +114,3 @@ plt.show()
 link = nb.last_report().links["germanic->discriminator"]
 bits = 8 * link.payload_bytes / (mixtures["germanic"].rows * LENGTH)
 print(f"{bits:.2f} bits a token, {np.log2(WORDS):.0f} of them an id")
-
-# %% [markdown]
-# What the discriminator takes to be replaced: in the second and third sentence there is a word that does not belong.
-
-# %%
-sentences = ["There are three red cats in the garden.", "There are three red than in the garden.",
-             "Ana ve los tres gatos el en el jardín."]  # fmt: skip
-rows = encode_sentences(words, sentences, LENGTH)
-doubts = tf.sigmoid(networks[DISCRIMINATOR](rows)["replaced"]).numpy()
-for row, doubt in zip(rows, doubts, strict=True):
-    shown = [
-        (words.vocabulary.tokens[each], round(float(d), 2)) for each, d in zip(row, doubt, strict=True) if each > 4
-    ]
-    print("  ".join(f"{token} {d}" for token, d in shown))
