@@ -28,7 +28,7 @@ def trained(names: tuple[str, ...], counts: tuple[int, ...], around: Any, object
 @pytest.mark.parametrize(
     ("names", "counts", "objectives"),
     [
-        (("all",), (6,), Objectives(correction=0)),
+        pytest.param(("all",), (6,), Objectives(correction=0), marks=pytest.mark.grid),
         (THREE, (2, 4, 3), Objectives()),
         pytest.param(("all",), (6,), Objectives(), marks=pytest.mark.grid),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
 
 import pytest
 
@@ -16,13 +16,6 @@ DEADLINE = 180.0
 
 
 @pytest.fixture(scope="module")
-def four() -> tuple[Ended, dict[str, Any]]:
-    """What three generators and a discriminator told, each in its own cluster, and in one process."""
-    workers = {f"{name}/0": name for name in (*THREE, DISCRIMINATOR)}
-    return beside("pretraining", workers, "learn", alone=lambda: told_alone(train), deadline=DEADLINE)
-
-
-@pytest.fixture(scope="module")
 def two() -> Ended:
     """What a generator and a discriminator told of a step with many rows."""
     found = run("pretraining", {"all/0": "all", "discriminator/0": DISCRIMINATOR}, "look", deadline=DEADLINE)
@@ -30,13 +23,16 @@ def two() -> Ended:
     return found
 
 
-def test_three_generators_and_a_discriminator_end_with_the_bits_of_one_process(four: Any) -> None:
-    ended, alone = four
+@pytest.mark.parametrize("names", [THREE[:2], pytest.param(THREE, marks=pytest.mark.grid)], ids=["two", "three"])
+def test_generators_and_a_discriminator_end_with_the_bits_of_one_process(names: tuple[str, ...]) -> None:
+    workers = {f"{name}/0": name for name in (*names, DISCRIMINATOR)}
+    alone_by = partial(told_alone, partial(train, names))
+    ended, alone = beside("pretraining", workers, "learn", alone=alone_by, deadline=DEADLINE)
     ended.result.check()
     assert ended.same("losses") == alone["losses"]
-    for name in (*THREE, DISCRIMINATOR):
+    for name in (*names, DISCRIMINATOR):
         assert ended.told[f"{name}/0"][name] == alone[name]
-        assert set(ended.told[f"{name}/0"]) & {*THREE, DISCRIMINATOR} == {name}
+        assert set(ended.told[f"{name}/0"]) & {*names, DISCRIMINATOR} == {name}
 
 
 def test_ids_marks_and_hidden_originals_cross_in_the_bits_that_they_need(two: Ended) -> None:

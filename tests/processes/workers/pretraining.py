@@ -45,12 +45,12 @@ def read(batch: Batch) -> Batch:
     return numbers, {name: rows if nb.here().runs(name) else None for name, rows in texts.items()}  # type: ignore[misc]
 
 
-def train() -> None:
-    """Three generators and a discriminator, each in its own cluster; tells losses, and the network that is here."""
-    model = pretraining(THREE)
+def train(names: tuple[str, ...] = THREE) -> None:
+    """Generators and a discriminator, each in its own cluster; tells losses, and the network that is here."""
+    model = pretraining(names)
     step = make_step(model, stages())
     losses = []
-    for batch in batches(THREE, COUNTS, STEPS):
+    for batch in batches(names, COUNTS[: len(names)], STEPS):
         losses.append({name: float(each).hex() for name, each in step(*read(batch)).items()})
     tell("losses", losses)
     for name, network in model.networks.items():
@@ -62,7 +62,7 @@ def train() -> None:
 def learn() -> None:
     """The same between processes."""
     nb.init(config(THREE, LENGTH))
-    train()
+    train(tuple(name for name in THREE if name in nb.here().clusters))
 
 
 def look() -> None:
