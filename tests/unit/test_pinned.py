@@ -110,8 +110,10 @@ def test_a_step_of_another_model_and_a_pin_without_a_step_are_told(pin: Path) ->
     with pytest.warns(NebulaWarning, match="other.train_step has no pinned plan") as caught:
         made.fit(X, Y, verbose=0)
     assert len(caught) == 1
-    with pytest.warns(NebulaWarning, match="small.train_step has a pinned plan, and no such step was run"):
+    with pytest.warns(NebulaWarning, match="small.train_step has a pinned plan, and no such step was run") as caught:
         nb.shutdown()
+    assert "the steps that ran with scopes are" in str(caught[0].message)
+    assert "other.train_step" in str(caught[0].message)
 
 
 def unnamed(micro_batch: int = 2) -> Any:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from whale_nebula.cli import arguments, certs_shown
-from whale_nebula.cli.arguments import Options, Parser, remark, tell
+from whale_nebula.cli.arguments import Options, Parser, remark, split, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, NebulaError
 from whale_nebula.errors.text import did_you_mean
-from whale_nebula.security import GATEWAY, WORKER, Identity, authority, issue
+from whale_nebula.security import GATEWAY, WORKER, Identity, authority, issue, owners
 from whale_nebula.security.authority import AUTHORITY_DAYS, Authority
 from whale_nebula.security.identity import ROLES
 from whale_nebula.security.issue import DAYS, Issued
 
 _DESCRIPTION = """\
 Certificates say who a process is. One host has the run's authority: a folder with its key, made once by "init".
-There all certificates are issued, and copied to the hosts of their owners: "issue" prints which files go where."""
+There all certificates are issued, and copied to the hosts of their owners: "issue" prints which files go where.
+
+Clusters of several owners have an authority each, which speaks for its clusters alone: "init --cluster". There each
+host makes its key by itself ("request"), the owner signs ("sign"), and everybody trusts all owners ("trust")."""
 
 _EPILOG = """\
 commands:
@@ -30,6 +33,9 @@ commands:
   show     who has a certificate, until when, and in which state
   renew    a new certificate for the key that is there: only its .pem must be copied again, while the run goes on
   revoke   put a certificate on the deny list
+  request  make a key that stays on this host, and a request for the authority to sign
+  sign     certificates for requests
+  trust    add the authority of another owner, for its clusters, with its deny list
 
 examples:
   whale-nebula certs init --config clusters.yaml
@@ -41,6 +47,10 @@ examples:
   whale-nebula certs renew --ca
   whale-nebula certs renew --revoked
   whale-nebula certs revoke --cluster npu --index 1 --why "the host was sold"
+  whale-nebula certs init --run mt --cluster gpu
+  whale-nebula certs request --run mt --cluster gpu --index 1
+  whale-nebula certs sign gpu-worker-1.csr
+  whale-nebula certs trust --ca from-npu/ca.pem --list from-npu/revoked.json
 
 whale-nebula certs COMMAND --help says more of each.
 
@@ -59,6 +69,12 @@ _TEXT = {
     "revoke": "Put certificates on the deny list, revoked.json; every process reads it again when it changes. Copy it "
     "to every host.",
 }
+_TEXT |= {
+    "request": "Make a key for a process of this host, unless it has one, and a request: a file for the owner of the "
+    "authority. The key stays here.",
+    "sign": "Make certificates for requests. Compare the digest of the key with whoever sent the file.",
+    "trust": "Trust the authority of another owner, for its clusters and no others.",
+}
 _OPTIONS: Options = {
     "--run": ("NAME", "the run's name, if the config names none"),
     "--config": ("FILE", "clusters.yaml: the run's name, which clusters there are, and where certs lies"),
@@ -69,6 +85,7 @@ _OPTIONS: Options = {
     "--all": (None, "every worker of the config, and every gateway that it names"),
     "--ca": (None, "the authority's own certificate: new dates for the same key"),
     "--revoked": (None, "the deny list: signed anew, with the next number"),
+    "--list": ("FILE", "the deny list of the other owner: his revoked.json"),
     "--forget-revocations": (None, "with --revoked: where the list is lost, and nobody was ever on it"),
     "--serial": ("HEX", "one certificate, by the first digits of its serial number"),
     "--why": ("TEXT", "what to remember about it"),
@@ -78,20 +95,30 @@ _OPTIONS: Options = {
 }
 _WHO = ("--cluster", "--role", "--index", "--count")
 _TAKES = {
-    "init": ("--run", "--config", "--days", "--folder", "--json"),
+    "init": ("--run", "--config", "--cluster", "--days", "--folder", "--json"),
     "issue": (*_WHO, "--all", "--config", "--days", "--folder", "--json"),
     "show": ("--config", "--folder", "--json"),
     "renew": (*_WHO, "--ca", "--revoked", "--forget-revocations", "--config", "--days", "--folder", "--json"),
     "revoke": (*_WHO, "--serial", "--why", "--config", "--folder", "--json"),
+    "request": ("--run", *_WHO, "--config", "--folder", "--json"),
+    "sign": ("--days", "--config", "--folder", "--json"),
+    "trust": ("--list", "--config", "--folder", "--json"),
 }
+_SPECIAL: Mapping[str, Options] = {
+    "init": {"--cluster": ("NAMES", "an authority that speaks for these clusters alone: gpu, or gpu,tpu")},
+    "trust": {"--ca": ("FILE", "the certificate of the other owner's authority: his ca.pem")},
+}
+"""What means something else in one of the commands."""
 
 
 def parser(command: str = "") -> Parser:
     """The options of `certs`, or of one of its commands."""
     if not command:
-        usage = "whale-nebula certs init|issue|show|renew|revoke [options]"
+        usage = "whale-nebula certs init|issue|show|renew|revoke|request|sign|trust [options]"
         return Parser("certs", _DESCRIPTION, {}, usage=usage, epilog=_EPILOG)
-    return Parser(f"certs {command}", _TEXT[command], {name: _OPTIONS[name] for name in _TAKES[command]})
+    options = {**{name: _OPTIONS[name] for name in _TAKES[command]}, **_SPECIAL.get(command, {})}
+    usage = f"whale-nebula certs {command} [options]{' FILE ...' * (command == 'sign')}"
+    return Parser(f"certs {command}", _TEXT[command], options, usage=usage)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -104,7 +131,12 @@ def main(argv: Sequence[str]) -> int:
             made.error(f"which of {', '.join(_COMMANDS)}?")
         made.error(f"there is no command {command!r}: {did_you_mean(command, _COMMANDS)}")
     made = parser(command)
-    given = made.read(argv[1:])
+    words = split(argv[1:], {**_OPTIONS, **_SPECIAL.get(command, {})})
+    paths = [each for each in (words.script, *words.arguments) if each is not None] if command == "sign" else []
+    given = made.read(words.options if command == "sign" else argv[1:])
+    given.paths = paths
+    if any(each.startswith("-") for each in paths):
+        made.error(f"there is no option {next(each for each in paths if each.startswith('-'))!r}")
     try:
         document, text = _COMMANDS[command](given, made)
     except NebulaError as error:
@@ -126,7 +158,8 @@ def _init(given: argparse.Namespace, made: Parser) -> Answer:
         made.error('which run? --run mt, or --config clusters.yaml with "run: mt" in it')
     if given.run and config.run not in (None, given.run):
         made.error(f"the config's run is {config.run!r}: leave --run out")
-    new = Authority.fresh(run, authority.clusters_of(config), _days(given, made, AUTHORITY_DAYS))
+    bound = [each.strip() for each in given.cluster.split(",")] if given.cluster else []
+    new = Authority.fresh(run, authority.clusters_of(config), _days(given, made, AUTHORITY_DAYS), bound=bound)
     authority.create(folder, new)
     return certs_shown.authority_document(folder), certs_shown.describe_authority(new, folder)
 
@@ -181,8 +214,39 @@ def _revoke(given: argparse.Namespace, made: Parser) -> Answer:
     return {"revoked": [each._asdict() for each in new]}, text
 
 
+def _request(given: argparse.Namespace, made: Parser) -> Answer:
+    config, folder, wanted = _config(given), _folder(given), _wanted_certificates(given, made)
+    run = given.run or config.run
+    if not run or not wanted:
+        made.error("for whom? --run mt --cluster gpu --index 0, or --config clusters.yaml with the run in it")
+    found = [owners.request(folder, Identity(run, *each)) for each in wanted]
+    document = [
+        {"uri": each.identity.uri, **{n: str(v) for n, v in each._asdict().items() if n != "identity"}}
+        for each in found
+    ]
+    return {"requested": document}, certs_shown.describe_requests(found)
+
+
+def _sign(given: argparse.Namespace, made: Parser) -> Answer:
+    if not given.paths:
+        made.error("which requests? whale-nebula certs sign gpu-worker-0.csr")
+    folder, config = _folder(given), _config(given)
+    signs = _with_config(authority.load(folder), config, folder)
+    signed = owners.sign(folder, signs, [Path(each) for each in given.paths], _days(given, made, DAYS))
+    return _describe_issued(signed, given, "signed", certs_shown.describe_signed)
+
+
+def _trust(given: argparse.Namespace, made: Parser) -> Answer:
+    if given.ca is None:
+        made.error("whom? --ca his-ca.pem --list his-revoked.json")
+    changed = owners.trust_owner(_folder(given), Path(given.ca), given.list and Path(given.list))
+    text = "\n".join(["copy to every host of yours:", *(f"  {path}" for path in changed)])
+    return {"changed": changed}, text
+
+
 _COMMANDS: dict[str, Callable[[argparse.Namespace, Parser], Answer]] = {
-    "init": _init, "issue": _issue, "show": _show, "renew": _renew, "revoke": _revoke,
+    "init": _init, "issue": _issue, "show": _show, "renew": _renew, "revoke": _revoke, "request": _request,
+    "sign": _sign, "trust": _trust,
 }  # fmt: skip
 
 

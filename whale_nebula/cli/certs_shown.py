@@ -13,6 +13,7 @@ from whale_nebula.security import Identity, Peer, authority, files, issue, trust
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.identity import command_options
 from whale_nebula.security.issue import Issued
+from whale_nebula.security.owners import Requested
 from whale_nebula.security.trust import Revocation, SignedList
 
 STATES = {"good": "green", "replaced": "dim", "revoked": "red", "expired": "red"}
@@ -143,7 +144,11 @@ def table(folder: Path) -> str:
     said = state(certificate.not_valid_before_utc, end, at)
     where = "" if (folder / authority.KEY).exists() else "; its key is on another host"
     run = files.authority_run(certificate)
-    ours = f"run {run}: authority good until {moment(end)} ({describe_time(end - at)}, {said}){where}"
+    own, others = files.authority_clusters(certificate), authority.authorities(folder)[1:]
+    speaks = f" for {', '.join(own)}" * bool(own)
+    ours = f"run {run}: authority{speaks} good until {moment(end)} ({describe_time(end - at)}, {said}){where}"
+    trusted = [name for each in others for name in files.authority_clusters(each)]
+    ours += f"\nfurther authorities: for {', '.join(trusted)}" * bool(trusted)
     denied = deny_list(folder)
     theirs = f"no deny list here: copy {files.REVOKED} from where certificates are issued"
     if denied is not None:
@@ -159,7 +164,8 @@ def table(folder: Path) -> str:
 def describe_authority(new: Authority, folder: Path) -> str:
     """After init, and after the authority was renewed."""
     until = moment(new.certificate.not_valid_after_utc)
-    ca = f"{folder / authority.CA}   the authority of run {new.run}, good until {until}: every host gets a copy"
+    speaks = f" for {', '.join(new.bound)}" * bool(new.bound)
+    ca = f"{folder / authority.CA}   the authority of run {new.run}{speaks}, good until {until}: every host gets a copy"
     return f"{ca}\n{folder / authority.KEY}   its key: it stays on this host"
 
 
@@ -188,6 +194,27 @@ def only_pem(made: Sequence[Issued]) -> str:
     """What must be copied after a renewal."""
     lines = [f"  {each.files.cert}   to the host of {each.peer.identity.worker}" for each in made]
     return "\n".join(["", "the keys are the same; copy these, if they are for another host:", *lines])
+
+
+def describe_requests(found: Sequence[Requested]) -> str:
+    """After keys and requests were made."""
+    lines = []
+    for each in found:
+        lines += [
+            f"requested {each.identity.worker}   key {each.digest}",
+            f"  {each.key}   stays on this host",
+            f"  {each.path}   to the owner of {each.identity.cluster}, with the digest of the key by another way",
+        ]
+    return "\n".join(lines)
+
+
+def describe_signed(made: Sequence[Issued]) -> str:
+    """Which files go back, and what is to be compared first."""
+    lines = ["", "are these the digests that the hosts say? Then to each of them:"]
+    for each in made:
+        lines.append(f"  {each.files.cert}   key {each.peer.key[:32]}")
+    folder = made[0].files.ca.parent
+    return "\n".join([*lines, f"  {made[0].files.ca}", *(f"  {path}" for path in sorted(folder.glob("revoked*.json")))])
 
 
 def describe_revocation(new: Sequence[Revocation], present: SignedList | None, folder: Path) -> str:

@@ -52,23 +52,29 @@ def show_script(given: argparse.Namespace, words: Words, command: str = "show") 
     if path.endswith(".json"):
         _print([Plan.load(path)], given)
         return exits.DONE
-    check_script(path)
     onlooker = Onlooker(math.inf if given.all else int(given.steps or 1), given.config, given.links)
-    if given.config is not None:  # what is wrong with it is said before a script runs for minutes
-        load(given.config)
-    if given.links is not None:
-        parse_links(given.links)
-    with contextlib.closing(onlooker):
-        ending = _run_script(path, words.arguments, onlooker)
+    ending = collect_plans(path, words.arguments, onlooker)
     if onlooker.plans:
-        if onlooker.ended:
-            remark(f"{onlooker.ended}: it was ended here")
         _print(onlooker.plans, given, explained=command == "plan")
         return exits.DONE
-    return _nothing(path, ending, onlooker, given.json, command)
+    return tell_nothing(path, ending, onlooker, given.json, command)
 
 
-def _nothing(path: str, ending: Ending, onlooker: Onlooker, as_json: bool, command: str) -> int:
+def collect_plans(path: str, arguments: Sequence[str], onlooker: Onlooker) -> Ending:
+    """Run a script, and let the onlooker plan its steps."""
+    check_script(path)
+    if onlooker.config is not None:  # what is wrong with it is said before a script runs for minutes
+        load(onlooker.config)
+    if onlooker.links is not None:
+        parse_links(onlooker.links)
+    with contextlib.closing(onlooker):
+        ending = _run_script(path, arguments, onlooker)
+    if onlooker.plans and onlooker.ended:
+        remark(f"{onlooker.ended}: it was ended here")
+    return ending
+
+
+def tell_nothing(path: str, ending: Ending, onlooker: Onlooker, as_json: bool, command: str) -> int:
     """The script ended, and there is no plan."""
     kind = "step with scopes" if command == "show" else "step"
     if isinstance(ending.error, KeyboardInterrupt):

@@ -15,6 +15,7 @@ from whale_nebula.config import quantities
 from whale_nebula.config.place import Place, address, device
 from whale_nebula.config.schema import (
     CHECKPOINT_OVERHEAD,
+    DEPENDS,
     GATEWAY_GRACE_SECONDS,
     KEPT_CHECKPOINTS,
     MEASURE_SECONDS,
@@ -25,6 +26,7 @@ from whale_nebula.config.schema import (
     Cluster,
     Config,
     Elastic,
+    Forbid,
     InputSpec,
     Line,
     Links,
@@ -138,7 +140,27 @@ def _config(place: Place) -> Config:
         outputs=outputs,
         elastic=_elastic(root.key("elastic"), clusters),
         checkpoint=root.key("checkpoint").read_or(parse_checkpoint, None),
+        approvals=root.key("approvals").read_or(Place.text, None),
+        forbid=tuple(_forbid(each, clusters) for each in root.key("forbid").items()),
     )
+
+
+def _forbid(place: Place, clusters: Mapping[str, Cluster]) -> Forbid:
+    """A rule as "y -> npu", or as a table that says what may go there nevertheless."""
+    if isinstance(place.value, str):
+        words = [word.strip() for word in place.value.split("->")]
+        if len(words) != 2 or not all(words):
+            raise place.wrong(f"{place.value!r} does not say which input may not go where", mend="forbid: [y -> npu]")
+        said = Place({"input": words[0], "cluster": words[1]}, place.path, place.source, place.lines)
+        return _forbid(said, clusters)
+    table = place.table(("input", "cluster", "allow"))
+    name, cluster = table.key("input").text(), table.key("cluster")
+    if clusters and cluster.text() not in clusters:
+        raise cluster.wrong(f"no cluster is called {cluster.value!r}", mend=did_you_mean(cluster.value, list(clusters)))
+    allow = table.key("allow")
+    if isinstance(allow.value, str):
+        allow = Place([allow.value], allow.path, allow.source, allow.lines)
+    return Forbid(name, cluster.text(), tuple(each.choice(DEPENDS) for each in allow.items()))
 
 
 def _elastic(place: Place, clusters: Mapping[str, Cluster]) -> dict[str, Elastic]:

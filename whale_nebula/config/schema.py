@@ -242,6 +242,28 @@ class Elastic:
     most: int
 
 
+ITSELF, DERIVED, GRADIENT, NUMBER = DEPENDS = ("itself", "derived", "gradient", "number")
+"""How something depends on an input: it is the input, or made of inputs alone; it is made of it with the model's
+weights; it is a gradient of what is; or it is a single number made of it, such as a loss or a norm.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Forbid:
+    """An input of which nothing may go to a cluster, but in the ways that `allow` has; "*" is every input.
+
+    >>> str(Forbid("y", "npu", (GRADIENT,)))
+    'y -> npu, but gradient'
+    """
+
+    input: str
+    cluster: str
+    allow: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.input} -> {self.cluster}" + f", but {' and '.join(self.allow)}" * bool(self.allow)
+
+
 @dataclass(frozen=True)
 class Config:
     """All of clusters.yaml; each part has a value that means nothing special.
@@ -267,6 +289,8 @@ class Config:
     outputs: Mapping[str, str] = field(default_factory=dict)
     checkpoint: Checkpointing | None = None
     elastic: Mapping[str, Elastic] = field(default_factory=dict)
+    forbid: tuple[Forbid, ...] = ()
+    approvals: str | None = None
 
     @property
     def run_name(self) -> str:
@@ -287,4 +311,4 @@ class Config:
     @property
     def private(self) -> bool:
         """Whether inputs, results or weights stay in the cluster that has them."""
-        return bool(self.inputs) or self.results == "owner" or self.weights == "own"
+        return bool(self.inputs or self.forbid) or self.results == "owner" or self.weights == "own"

@@ -251,6 +251,20 @@ class PlacementError(PlanError):
     usual_mend = "name a cluster for it: nb.stage(cluster=...)"
 
 
+class ForbiddenCrossingError(PlanError):
+    """A step in which something would go to a cluster that depends on an input which the config forbids to go there."""
+
+    code = "NB-213"
+    usual_mend = "keep the stages that read it in its own cluster, or allow in the config what may go there"
+
+
+class NotApprovedError(PlanError):
+    """A program that the owner of this cluster has not approved: the message says in what it differs first."""
+
+    code = "NB-214"
+    usual_mend = "whale-nebula approve SCRIPT --config clusters.yaml, where the authority's key is"
+
+
 class DataError(NebulaError):
     """Text to learn from, or a vocabulary, that is not as it must be: files that are missing or do not fit together.
 
@@ -548,6 +562,20 @@ class NotAllowedError(IdentityError):
 
     code = "NB-429"
     usual_mend = "issue a certificate of the role that may: whale-nebula certs issue --role ..."
+
+
+class AccountError(NebulaError):
+    """An account, or the registry of accounts, that is not as it must be."""
+
+    code, recurs = "NB-431", True
+    usual_mend = "whale-nebula accounts --help"
+
+
+class LoginError(AccountError):
+    """Somebody who may not log in. He is not told why: `reason` is for the log of the owner."""
+
+    code, reason = "NB-432", ""
+    usual_mend = "try again in some minutes, or ask the owner of the cluster"
 
 
 class AuditError(TransportError):

@@ -81,6 +81,7 @@ class Journal:
                 dialled=half.dialled,
                 connection=half.connection.name,
                 serial=next((guest.serial for guest in half.guests), ""),
+                account=next((guest.account for guest in half.guests), ""),
             )
         except AuditError as error:
             self._forget(half)

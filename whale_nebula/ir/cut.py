@@ -135,6 +135,22 @@ class Worker:
     stages: tuple[int, ...]
 
 
+EVERY = "*"
+"""The destination of what goes to every other cluster."""
+
+
+@dataclass(frozen=True)
+class InputCrossing:
+    """Something that goes from one cluster to another in a step, and how it depends on the inputs of the step, by their
+    names (`passes.dependences`). Of an input that a cluster reads, `source` is empty.
+    """
+
+    name: str
+    source: str
+    destination: str
+    depends: Mapping[str, str]
+
+
 def rank_workers(workers: Iterable[Worker]) -> dict[str, str]:
     """By the name of each worker, what TensorFlow sorts the members of a collective by: the text of its number in its
     cluster.
@@ -188,6 +204,7 @@ class Cut:
     owners: Mapping[Value, tuple[str, ...]] = field(default_factory=dict)
     orders: tuple[Order, ...] = ()
     layouts: Mapping[int, Layouts] = field(default_factory=dict)
+    input_crossings: tuple[InputCrossing, ...] = ()
 
     @cached_property
     def routing(self) -> Routing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import statistics
@@ -10,9 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
 from importlib import metadata
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +20,7 @@ from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, Rem
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.launch.link_advice import DIRECT, THROUGH, Crossing, LineFound
 from whale_nebula.report.records import size
+from whale_nebula.security.code import code_digest
 from whale_nebula.transport import Key, Link
 from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
@@ -286,17 +284,6 @@ def unlike(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tupl
     """
     pairs = {name: (ours.get(name), theirs.get(name)) for name in ALIKE}
     return {name: both for name, both in pairs.items() if None not in both and both[0] != both[1]}
-
-
-@cache
-def code_digest() -> str:
-    """The first digits of the SHA-256 of this package's source: the same where the code is."""
-    root = Path(whale_nebula.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        data = path.read_bytes()
-        digest.update(f"{path.relative_to(root).as_posix()} {len(data)}\n".encode() + data)
-    return digest.hexdigest()[:12]
 
 
 def _version(package: str) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from whale_nebula.errors import NotYetError
-from whale_nebula.ir.cut import Boundary, Crossing, Cut, Exchange, Fragment, PhasePlan, StagePhase, Worker
+from whale_nebula.ir.cut import Boundary, Crossing, Cut, Fragment, PhasePlan, StagePhase, Worker
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.batch import BatchFolds
 from whale_nebula.passes.codec_options import (
@@ -21,7 +21,7 @@ from whale_nebula.passes.codec_options import (
 )
 from whale_nebula.passes.cut import Cutter, Draft, Key
 from whale_nebula.passes.effects import is_effect, written_handles
-from whale_nebula.passes.exchange import clusters_apart, exchanges
+from whale_nebula.passes.exchange import clusters_apart
 from whale_nebula.passes.owners import Homes
 from whale_nebula.passes.parting import Parting
 from whale_nebula.passes.phases import Parts
@@ -47,15 +47,15 @@ def map_workers(
     return _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
 
 
-def list_exchange(
-    cut: Cut, parts: Parts, folds: BatchFolds, results: str, apart: Collection[str]
-) -> tuple[Exchange, ...]:
-    """What updates would exchange if each cluster were a process; nothing where that is not built for this step."""
+def between_clusters(cut: Cut, parts: Parts, folds: BatchFolds, results: str, apart: Collection[str]) -> Cut:
+    """The cut with a process for each cluster, where it is one for several; the same where that is not built for this
+    step.
+    """
     workers = clusters_apart(cut.program)
     if len(workers) > len(cut.workers) or (len(cut.workers) == 1 and len(workers) > 1):
         with contextlib.suppress(NotYetError):
-            return exchanges(map_workers(cut.program, workers, parts, folds, results, apart))
-    return exchanges(cut)
+            return map_workers(cut.program, workers, parts, folds, results, apart)
+    return cut
 
 
 @dataclass

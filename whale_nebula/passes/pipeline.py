@@ -27,7 +27,9 @@ from whale_nebula.ir.text import to_text
 from whale_nebula.passes.batch import BatchFolds, fold_batch, with_merges
 from whale_nebula.passes.checks import check_draws, check_order, check_shared, one_in_flight, python_notes
 from whale_nebula.passes.codec_options import check_crossable
-from whale_nebula.passes.mapping import EVERYWHERE, list_exchange, map_workers
+from whale_nebula.passes.dependences import list_crossings
+from whale_nebula.passes.exchange import exchanges
+from whale_nebula.passes.mapping import EVERYWHERE, between_clusters, map_workers
 from whale_nebula.passes.phases import Parts, split_parts
 from whale_nebula.passes.replicas import notes as sum_notes
 from whale_nebula.passes.split import complete_stages
@@ -223,9 +225,10 @@ def _complete_layouts(given: Compilation) -> Compilation:
 
 
 def _list_exchange(given: Compilation) -> Compilation:
-    """List what updates of several clusters send each other, once a step."""
-    cut, phases, folds = given.known("cut"), given.known("phases"), given.known("folds")
-    return replace(given, cut=replace(cut, exchange=list_exchange(cut, phases, folds, given.results, given.apart)))
+    """List what clusters exchange for updates, and on which inputs all that crosses between them depends."""
+    cut = given.known("cut")
+    parted = between_clusters(cut, given.known("phases"), given.known("folds"), given.results, given.apart)
+    return replace(given, cut=replace(cut, exchange=exchanges(parted), input_crossings=list_crossings(parted)))
 
 
 PIPELINE: tuple[Pass, ...] = (

@@ -73,7 +73,12 @@ SHOWN = "whale_nebula shown plan 1"
 
 def save(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a plan."""
-    Path(path).write_text(json.dumps(_document(plan, FORMAT), indent=1) + "\n", encoding="utf-8")
+    Path(path).write_text(to_text(plan), encoding="utf-8")
+
+
+def to_text(plan: Plan) -> str:
+    """The text of a plan's file."""
+    return json.dumps(_document(plan, FORMAT), indent=1) + "\n"
 
 
 def to_json(plan: Plan) -> str:
@@ -103,11 +108,20 @@ def _document(plan: Plan, form: str) -> dict[str, Any]:
 def load(kind: type[Plan], path: str | os.PathLike[str]) -> Plan:
     """Read a plan, and see that it is what was written."""
     try:
-        plan, digest = _read(kind, Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
         raise PlanError("this file holds no plan", where=str(path), why=_why(error), mend=_MEND) from None
+    return parse(kind, text, str(path))
+
+
+def parse(kind: type[Plan], text: str, where: str) -> Plan:
+    """The plan in the text of a file."""
+    try:
+        plan, digest = _read(kind, text)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise PlanError("this file holds no plan", where=where, why=_why(error), mend=_MEND) from None
     if plan.digest != digest:
-        raise PlanError("this plan was changed after it was saved", where=str(path), mend=_MEND)
+        raise PlanError("this plan was changed after it was saved", where=where, mend=_MEND)
     return plan
 
 

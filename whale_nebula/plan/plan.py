@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from whale_nebula.config.schema import Forbid
 from whale_nebula.errors import OptionError, StateError
 from whale_nebula.errors.text import Named, did_you_mean
 from whale_nebula.ir.canonical import digest_lines
+from whale_nebula.ir.cut import InputCrossing
 from whale_nebula.plan import file
 from whale_nebula.plan.file import plan_difference
 from whale_nebula.plan.records import (
@@ -36,6 +38,8 @@ class Plan:
     the example; `lines` is the canonical text of the program, which `program_digest` is the hash of;
     `exchange_seconds` is how long clusters wait, once a step, for what their updates need of each other. Of stages that
     are split, `layouts` says by its name how a tensor lies on the devices, and `collectives` what crosses between them.
+    `crossings` says of all that goes from cluster to cluster on which inputs it depends, and how; `protected` are the
+    inputs that the config's `inputs` and `forbid` name.
     Of a plan that the planner has chosen, `considered` are the best that it has found, the chosen one first.
 
     >>> import json
@@ -74,6 +78,9 @@ class Plan:
     passes: Callable[[str], str] | None = field(default=None, repr=False, compare=False)
     decision: Any = field(default=None, repr=False, compare=False)
     considered: tuple[Considered, ...] = field(default=(), repr=False, compare=False)
+    crossings: tuple[InputCrossing, ...] = ()
+    forbid: tuple[Forbid, ...] = ()
+    protected: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("stages", "links"):

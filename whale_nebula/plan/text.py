@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from whale_nebula.codec.way import describe_bytes, details, has_open_size, words
 from whale_nebula.ir.routing import take_counts, times_of_shares
+from whale_nebula.plan.forbidden import find_breaches
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage
 from whale_nebula.plan.splits import list_device_facts
 from whale_nebula.plan.timing import PhaseTimes, count_phases, duration, step_text, times
@@ -72,6 +73,7 @@ def sections(plan: Plan) -> dict[str, Section]:
         "boundaries": _boundaries(plan),
         "split stages": _pieces(plan),
         "between the devices of split stages": _collectives(plan),
+        "what crosses of protected inputs": _crossings(plan),
         "links": _links(plan),
         "tied variables": Section(lines=list(_tied_lines(plan))),
         "once a step": Section(lines=list(_once_lines(plan))),
@@ -200,6 +202,25 @@ def _boundaries(plan: Plan) -> Section:
         rows.append((name, str(Spec(each.dtype, each.shape)), *ends, *sent[: 3 + timed]))
     lines = [f"{each.name}: {line}" for each in plan.boundaries for line in codec_lines(each)]
     return Section((*head, *["they are held"] * timed), rows, lines=_wrap(lines))
+
+
+def _crossings(plan: Plan) -> Section:
+    """What tells clusters of the inputs that the config names, and what of it the config forbids."""
+    return list_dependences(plan, plan.protected)
+
+
+def list_dependences(plan: Plan, inputs: Sequence[str]) -> Section:
+    """What goes from cluster to cluster and depends on any of these inputs, and how."""
+    breaches = find_breaches(plan.crossings, plan.forbid)
+    rules = {(each.crossing.name, each.crossing.source, each.crossing.destination): each.rule for each in breaches}
+    rows = []
+    for each in plan.crossings:
+        ways = [each.depends.get(name, "-") for name in inputs]
+        rule = rules.get((each.name, each.source, each.destination))
+        ends = (each.name, each.source or "-", each.destination)
+        if any(way != "-" for way in ways):
+            rows.append((*ends, *ways, "" if rule is None else f"forbidden: {rule}"))
+    return Section(("", "from", "to", *inputs, ""), rows)
 
 
 def crossing_facts(each: PlanBoundary) -> list[tuple[str, str]]:

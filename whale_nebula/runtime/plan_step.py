@@ -24,6 +24,7 @@ from whale_nebula.ir.program import Program
 from whale_nebula.passes.pipeline import run_passes, text_after
 from whale_nebula.passes.readings import check_here
 from whale_nebula.plan.codec_advice import fallbacks
+from whale_nebula.plan.forbidden import forbidden_inputs
 from whale_nebula.plan.overview import Overview
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanLink
@@ -113,6 +114,8 @@ def _plan(
     traffic = Traffic(cut, [stage.cluster for stage in cut.program.stages], run.links, shapes)
     crossed = Crossed(cut, rows, shapes)
     decision = None if captured.decision is None else captured.decision.tell_of(name)
+    inputs = [leaf.name for leaf in cut.program.leaves]
+    forbidden = forbidden_inputs(run.config.forbid, inputs)
     plan = Plan(
         name=name,
         stages=overview.stages(),
@@ -140,6 +143,9 @@ def _plan(
         definition=functools.partial(_graph_def, cut, workshop),
         decision=decision,
         considered=() if decision is None else decision.considered,
+        crossings=cut.input_crossings,
+        forbid=run.config.forbid,
+        protected=tuple(each for each in inputs if each in run.config.inputs or each in forbidden),
     )  # fmt: skip
     return replace(plan, notes=(*plan.notes, *fallbacks(plan), *overview.advice(plan)))
 
@@ -163,13 +169,21 @@ def _graph_def(cut: Cut, workshop: Callable[[], Workshop], stage: str) -> Any:
 
 
 def check_pinned(name: str, captured: Captured, layout: Signature) -> None:
-    """Refuse a step that is not planned as it was pinned; without pins do nothing."""
-    pins = current_run().pins
-    pin = pins.pin_of(name)
-    if pin is not None:
-        pins.check(plan_step(name, captured, [_example(spec) for spec in layout.specs]), pin)
-    elif pins and any(stage.where for stage in captured.program.stages):
+    """Refuse a step that is not planned as it was pinned, or as the owner of this cluster has approved; without pins
+    and approvals do nothing.
+    """
+    run = current_run()
+    pins, scoped = run.pins, any(stage.where for stage in captured.program.stages)
+    pin, approvals = pins.pin_of(name), run.approvals if scoped or not run.alone else None
+    if pin is None and pins and scoped:
         pins.miss(name)
+    if pin is None and approvals is None:
+        return
+    plan = plan_step(name, captured, [_example(spec) for spec in layout.specs])
+    if pin is not None:
+        pins.check(plan, pin)
+    if approvals is not None:
+        approvals.check(plan)
 
 
 def _example(spec: tf.TensorSpec) -> tf.Tensor:

@@ -20,6 +20,7 @@ from whale_nebula.errors.text import closest, did_you_mean, list_names
 from whale_nebula.feed.checks import compared_by, names_any
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.seeding import keep_generators, seed_all
+from whale_nebula.plan.approved import Approvals
 from whale_nebula.plan.pins import Pinned, Pins, pins
 from whale_nebula.report.published import forget, watch
 from whale_nebula.report.watchers import OUTPUTS, Seen, audience
@@ -28,6 +29,8 @@ from whale_nebula.scopes.auto import set_limits
 from whale_nebula.scopes.identity import LOCAL, deal_to
 from whale_nebula.scopes.observer import observer
 from whale_nebula.scopes.options import check_signature, scope
+from whale_nebula.security.files import Files
+from whale_nebula.security.identity import Identity
 from whale_nebula.site import calling_site, script_site, short_traceback
 
 
@@ -88,6 +91,7 @@ class Run:
     hosts: dict[str, str] = field(default_factory=dict)
     site: str = ""
     pins: Pins = field(default_factory=Pins)
+    approvals: Approvals | None = None
     links_checked: bool = False
     channels: dict[str, Any] = field(default_factory=dict)
     models: Any = None
@@ -310,6 +314,8 @@ def init(
         held = pins(plan if plan is not None else loaded.plan, site)
         run = Run(loaded, joined, _seed(seed), _ids(ids), attachment, site=str(script_site()), pins=held)
         run.source = str(config) if isinstance(config, str | os.PathLike) else ""
+        if loaded.approvals is not None and watching is None:
+            run.approvals = _open_approvals(run, loaded.approvals)
         if held:
             run.closers.append(held.close)
             atexit.register(_shut_down_at_exit)
@@ -326,6 +332,18 @@ def init(
         _sow(run)
         _run = run
         return run
+
+
+def _open_approvals(run: Run, folder: str) -> Approvals:
+    """Read the approvals, and see that there is one of the code of this process. The authority is the one that the
+    config names, also where a launcher has made certificates for one run (`--all`).
+    """
+    base = Path(run.source).parent
+    files = Files.of(run.config.security, Identity(run.config.run_name, "any"), base)
+    cluster = None if run.attachment is None else run.attachment.cluster
+    found = Approvals.open(base / os.path.expanduser(folder), files, run.config.run, cluster)
+    found.check_code()
+    return found
 
 
 def _checkpointing(checkpoint: Any, site: str) -> Checkpointing:

@@ -34,7 +34,7 @@ from whale_nebula.config.schema import Config
 from whale_nebula.errors import CredentialsError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security import files, trust
-from whale_nebula.security.identity import GATEWAY, WORKER, Identity, name, run_uri
+from whale_nebula.security.identity import GATEWAY, WORKER, Identity, cluster_uri, name, run_uri
 from whale_nebula.security.trust import check_dates
 
 SKEW = timedelta(minutes=5)
@@ -58,10 +58,15 @@ def certificate_bytes(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def authority_certificate(run: str, key: ec.EllipticCurvePrivateKey, until: datetime, at: datetime) -> x509.Certificate:
-    """The certificate of a run's authority. It signs processes and nothing else: no authority stands below it."""
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"whale_nebula {run}")])
-    uri = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(run_uri(run))])
+def authority_certificate(
+    run: str, key: ec.EllipticCurvePrivateKey, until: datetime, at: datetime, bound: Sequence[str] = ()
+) -> x509.Certificate:
+    """The certificate of a run's authority, or of one that is `bound` to some of its clusters. It signs processes and
+    nothing else: no authority stands below it.
+    """
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, " ".join(["whale_nebula", run, *bound]))])
+    names = [run_uri(run), *(cluster_uri(run, cluster) for cluster in bound)]
+    uri = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(each) for each in names])
     key_identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     return _sign((name, name), key.public_key(), key, (until, at), [uri, key_identifier], signs_certificates=True)
 
@@ -73,12 +78,15 @@ def process_certificate(
     authority_key: ec.EllipticCurvePrivateKey,
     until: datetime,
     at: datetime,
+    account: str = "",
 ) -> x509.Certificate:
     """The certificate of one process: client and server in one, as peers dial each other either way.
 
-    Who it is stands in the alternative names; the common name is for people who look at it with other tools.
+    Who it is stands in the alternative names; the common name is for people who look at it with other tools. The
+    `account` that it was given to stands in the subject, too.
     """
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)])
+    parts = [x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)]
+    name = x509.Name([*parts, *[x509.NameAttribute(NameOID.USER_ID, account)] * bool(account)])
     uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
     names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)])
     own = x509.SubjectKeyIdentifier.from_public_key(public)
@@ -143,18 +151,35 @@ class Authority:
     clusters: Clusters
 
     @classmethod
-    def fresh(cls, run: str, clusters: Clusters, days: float = AUTHORITY_DAYS, at: datetime | None = None) -> Authority:
-        """A new authority, in memory."""
+    def fresh(
+        cls,
+        run: str,
+        clusters: Clusters,
+        days: float = AUTHORITY_DAYS,
+        at: datetime | None = None,
+        bound: Sequence[str] = (),
+    ) -> Authority:
+        """A new authority, in memory; one that is `bound` to clusters speaks for no others."""
         moment = at or files.now()
         key = new_key()
-        for cluster in clusters:
+        for cluster in (*clusters, *bound):
             name(cluster, "cluster")
-        return cls(run, authority_certificate(run, key, moment + span(days), moment), key, dict(clusters))
+        return cls(run, authority_certificate(run, key, moment + span(days), moment, bound), key, dict(clusters))
+
+    @property
+    def bound(self) -> tuple[str, ...]:
+        """The clusters that it speaks for; none where it speaks for all."""
+        return files.authority_clusters(self.certificate)
 
     def check(self, identity: Identity) -> None:
         """Whether this is somebody whom the authority may name."""
         if identity.run != self.run:
             raise CredentialsError(f"the authority is that of run {self.run!r}, and not of {identity.run!r}")
+        if self.bound and identity.cluster not in self.bound:
+            raise CredentialsError(
+                f"the authority speaks for {', '.join(self.bound)}, and not for {identity.cluster}",
+                mend=f"have the owner of {identity.cluster} sign it",
+            )
         if not self.clusters:
             return
         if identity.cluster not in self.clusters:
@@ -202,7 +227,7 @@ def everyone(run: str, config: Config) -> list[Identity]:
 # ---------------------------------------------------------------------- the folder
 def create(folder: Path, authority: Authority) -> None:
     """Put a new authority into a folder; one that is there already is left alone, with an error."""
-    _prepare(folder)
+    prepare(folder)
     with files.lock_folder(folder):
         if (folder / CA).exists():
             raise CredentialsError(
@@ -224,7 +249,8 @@ def create(folder: Path, authority: Authority) -> None:
         files.write(folder / CA, certificate_bytes(authority.certificate), files.PUBLIC, replace=False)
 
 
-def _prepare(folder: Path) -> None:
+def prepare(folder: Path) -> None:
+    """Make a folder for keys, unless it is there; one that others can enter is refused."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / ISSUED).mkdir(mode=0o700, exist_ok=True)
@@ -247,7 +273,7 @@ def save_clusters(folder: Path, authority: Authority) -> None:
 
 def load(folder: Path) -> Authority:
     """The authority in a folder, with its key: only the host where it was made has that."""
-    certificate = load_certificate(folder)
+    known = authorities(folder)
     if not (folder / KEY).exists():
         raise CredentialsError(
             "this host does not have the authority's key",
@@ -256,8 +282,10 @@ def load(folder: Path) -> Authority:
             mend="run this command there",
         )
     key = files.private_key(files.read(folder / KEY, "the authority's key", secret=True), str(folder / KEY))
-    if key.public_key() != certificate.public_key():
+    own = [each for each in known if each.public_key() == key.public_key()]
+    if not own:
         raise CredentialsError(f"{KEY} is not the key of {CA}", where=str(folder))
+    certificate = max(own, key=lambda each: each.not_valid_after_utc)
     run = files.authority_run(certificate)
     if run is None:
         raise CredentialsError("this is no authority of ours", where=str(folder / CA), mend="whale-nebula certs init")

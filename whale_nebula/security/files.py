@@ -16,10 +16,12 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+from cryptography.x509.oid import NameOID
 
 from whale_nebula.config.schema import Security
 from whale_nebula.errors import CredentialsError, IdentityError, WrongNameError
-from whale_nebula.security.identity import Identity, run_of
+from whale_nebula.security.identity import Identity, cluster_of_uri, run_of
 
 SECRET = 0o600
 PUBLIC = 0o644
@@ -88,7 +90,7 @@ def _path(text: str, identity: Identity, base: str | os.PathLike[str]) -> Path:
     return Path(base) / os.path.expanduser(text)
 
 
-def read(path: str | os.PathLike[str], what: str, *, secret: bool = False) -> bytes:
+def read(path: str | os.PathLike[str], what: str, *, secret: bool = False, most: int | None = _MOST) -> bytes:
     """The bytes of a file; a secret that others can read is refused, with the line that mends it."""
     try:
         with open(path, "rb") as file:
@@ -100,7 +102,7 @@ def read(path: str | os.PathLike[str], what: str, *, secret: bool = False) -> by
                     why=f"its mode is {stat.S_IMODE(found.st_mode):04o}; who can read a key can be its owner",
                     mend=f"chmod 600 {path}, and issue a new one if others were on this host",
                 )
-            return file.read(_MOST)
+            return file.read(most)
     except OSError as error:
         mend, beside = None, Path("certs") / Path(path).name  # where `certs` was called
         if beside.exists() and not Path(path).exists():
@@ -185,7 +187,9 @@ SIGNATURE = ec.ECDSA(hashes.SHA256())
 
 
 class Peer(NamedTuple):
-    """Who a certificate says somebody is; `fingerprint` is the SHA-256 of the whole certificate, `key` of its key."""
+    """Who a certificate says somebody is; `fingerprint` is the SHA-256 of the whole certificate, `key` of its key. The
+    `account` is that which it was given to, where its owner has accounts.
+    """
 
     certificate: x509.Certificate
     identity: Identity
@@ -194,6 +198,7 @@ class Peer(NamedTuple):
     not_after: datetime
     fingerprint: str
     key: str
+    account: str = ""
 
 
 UNREADABLE = (
@@ -246,10 +251,13 @@ def _look_at_all(found: x509.Certificate) -> None:
 
 def public_key_digest(found: x509.Certificate) -> str:
     """The SHA-256 of the public key of a certificate: renewed certificates have the same."""
+    return digest_public_key(found.public_key())
+
+
+def digest_public_key(key: CertificatePublicKeyTypes) -> str:
+    """The SHA-256 of a public key."""
     digest = hashes.Hash(hashes.SHA256())
-    digest.update(
-        found.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    )
+    digest.update(key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo))
     return digest.finalize().hex()
 
 
@@ -278,8 +286,15 @@ def peer(found: x509.Certificate) -> Peer:
     if identity.dns not in alternative_names(found, x509.DNSName):
         raise WrongNameError(f"the certificate of {identity.worker} lacks the host name {identity.dns}")
     dates = found.not_valid_before_utc, found.not_valid_after_utc
+    accounts = found.subject.get_attributes_for_oid(NameOID.USER_ID)
     return Peer(
-        found, identity, serial(found), *dates, found.fingerprint(hashes.SHA256()).hex(), public_key_digest(found)
+        found,
+        identity,
+        serial(found),
+        *dates,
+        found.fingerprint(hashes.SHA256()).hex(),
+        public_key_digest(found),
+        str(accounts[0].value) if len(accounts) == 1 else "",
     )
 
 
@@ -288,9 +303,15 @@ def serial(found: x509.Certificate) -> str:
     return f"{found.serial_number:040x}"
 
 
+def authority_clusters(found: x509.Certificate) -> tuple[str, ...]:
+    """The clusters that an authority speaks for; none where it speaks for all."""
+    return tuple(filter(None, map(cluster_of_uri, alternative_names(found))))
+
+
 def authority_run(found: x509.Certificate) -> str | None:
     """The run of an authority's certificate."""
-    runs = [run_of(uri) for uri in alternative_names(found)]
+    names = alternative_names(found)
+    runs = [run_of(uri) for uri in names if cluster_of_uri(uri) is None]
     return runs[0] if len(runs) == 1 else None
 
 

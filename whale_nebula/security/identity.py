@@ -18,6 +18,7 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}"
 _INDEX = r"0|[1-9][0-9]{0,4}"
 _URI = re.compile(rf"nebula://({_NAME})/({_NAME})/({'|'.join(ROLES)})/({_INDEX})")
 _RUN = re.compile(rf"nebula://({_NAME})")
+_CLUSTER = re.compile(rf"nebula://({_NAME})/({_NAME})")
 _WORKER = re.compile(rf"({_NAME})/(?:({_INDEX})|({GATEWAY})|{OPERATOR}-({_INDEX}))")
 
 
@@ -129,6 +130,21 @@ def command_options(identity: Identity) -> str:
 def run_uri(run: str) -> str:
     """The name of a run's authority."""
     return f"nebula://{name(run, 'run')}"
+
+
+def cluster_uri(run: str, cluster: str) -> str:
+    """The name of a cluster of a run, as an authority has it that speaks for that cluster."""
+    return f"{run_uri(run)}/{name(cluster, 'cluster')}"
+
+
+def cluster_of_uri(uri: str) -> str | None:
+    """The cluster that is called so, if it is one.
+
+    >>> cluster_of_uri("nebula://mt/gpu"), cluster_of_uri("nebula://mt")
+    ('gpu', None)
+    """
+    match = _CLUSTER.fullmatch(uri)
+    return match[2] if match else None
 
 
 def run_of(uri: str) -> str | None:

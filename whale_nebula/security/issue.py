@@ -42,18 +42,47 @@ def issue(
         revoked, known = _deny_list(folder, authority).revoked, list_issued(folder)
         for identity in wanted:
             authority.check(identity)
-            for peer in known:
-                # a process may hold the first key, on whatever host, so nobody gets a second while that is good
-                if peer.identity != identity or peer.serial in revoked or peer.not_after < moment:
-                    continue
-                named = command_options(identity)
-                raise CredentialsError(
-                    f"{identity.worker} has a certificate already",
-                    where=f"serial {peer.serial[:16]}",
-                    why=f"it is good until {peer.not_after:%Y-%m-%d %H:%M} UTC, wherever it was copied or moved to",
-                    mend=f"whale-nebula certs renew {named}; for a new key, whale-nebula certs revoke {named} first",
-                )
+            _refuse_second_key(identity, known, revoked, moment)
         return [_issue(folder, authority, identity, days, moment) for identity in wanted]
+
+
+def _refuse_second_key(
+    identity: Identity, known: Iterable[Peer], revoked: Iterable[str], at: datetime, key: str | None = None
+) -> None:
+    """Nobody gets a certificate for a second key while the first is good: a process may hold it, on whatever host."""
+    for peer in known:
+        if peer.identity != identity or peer.serial in revoked or peer.not_after < at or peer.key == key:
+            continue
+        named = command_options(identity)
+        raise CredentialsError(
+            f"{identity.worker} has a certificate already",
+            where=f"serial {peer.serial[:16]}",
+            why=f"it is good until {peer.not_after:%Y-%m-%d %H:%M} UTC, wherever it was copied or moved to",
+            mend=f"whale-nebula certs renew {named}; for a new key, whale-nebula certs revoke {named} first",
+        )
+
+
+def certify(
+    folder: Path,
+    authority: Authority,
+    identity: Identity,
+    public: ec.EllipticCurvePublicKey,
+    days: float,
+    at: datetime,
+    where: str,
+    account: str = "",
+) -> Issued:
+    """A certificate for a key that was made elsewhere; the folder is locked."""
+    authority.check(identity)
+    if identity.run != authority.run:
+        raise CredentialsError(f"this request is of run {identity.run!r}", where=where)
+    revoked, known = _deny_list(folder, authority).revoked, list_issued(folder)
+    key = files.digest_public_key(public)
+    if taken := [peer for peer in known if peer.key == key and peer.serial in revoked]:
+        mend = "the host makes a new one: rm its .key and .csr, then whale-nebula certs request"
+        raise CredentialsError(f"the key of {taken[0].identity.worker} was revoked", where=where, mend=mend)
+    _refuse_second_key(identity, known, revoked, at, key)
+    return _certify(folder, authority, identity, public, days, at, account=account)
 
 
 def _issue(folder: Path, authority: Authority, identity: Identity, days: float, at: datetime) -> Issued:
@@ -69,18 +98,21 @@ def _certify(
     days: float,
     at: datetime,
     key: ec.EllipticCurvePrivateKey | None = None,
+    account: str = "",
 ) -> Issued:
-    """Make a certificate for a key, and write both. Every certificate is remembered before it is given away, so that it
-    can be revoked.
+    """Make a certificate for a key, and write both; one of an `account` is written nowhere but where every certificate
+    is remembered before it is given away, so that it can be revoked.
     """
     wanted, most = at + home.span(days), authority.certificate.not_valid_after_utc
-    made = home.process_certificate(identity, public, authority.certificate, authority.key, min(wanted, most), at)
+    signed_by = authority.certificate, authority.key
+    made = home.process_certificate(identity, public, *signed_by, min(wanted, most), at, account)
     paths, pem = Files.under(folder, identity), home.certificate_bytes(made)
     (folder / home.ISSUED).mkdir(mode=0o700, exist_ok=True)
     files.write(folder / home.ISSUED / f"{files.serial(made)}.pem", pem, files.PUBLIC)
     if key is not None:
         files.write(paths.key, home.key_bytes(key), files.SECRET)
-    files.write(paths.cert, pem, files.PUBLIC)
+    if not account:
+        files.write(paths.cert, pem, files.PUBLIC)
     return Issued(files.peer(made), paths, clipped=wanted > most)
 
 
@@ -136,8 +168,9 @@ def renew_authority(folder: Path, days: float = home.AUTHORITY_DAYS, at: datetim
     """New dates for the authority's key: what it signed stays good."""
     moment = at or files.now()
     old = home.load(folder)
-    made = home.authority_certificate(old.run, old.key, moment + home.span(days), moment)
-    files.write(folder / home.CA, home.certificate_bytes(made), files.PUBLIC)
+    made = home.authority_certificate(old.run, old.key, moment + home.span(days), moment, old.bound)
+    others = [each for each in home.authorities(folder) if each.public_key() != made.public_key()]
+    files.write(folder / home.CA, b"".join(map(home.certificate_bytes, [made, *others])), files.PUBLIC)
     return replace(old, certificate=made)
 
 
@@ -145,19 +178,33 @@ def revoke(
     folder: Path, authority: Authority, serials: Sequence[str], why: str, at: datetime | None = None
 ) -> list[Revocation]:
     """Put certificates on the deny list, and all others of the same keys; gives those that were not on it yet."""
-    moment = f"{at or files.now():%Y-%m-%dT%H:%M:%SZ}"
+    with files.lock_folder(folder):
+        return revoke_locked(folder, authority, serials, why, at or files.now())
+
+
+def revoke_locked(
+    folder: Path, authority: Authority, serials: Sequence[str], why: str, at: datetime
+) -> list[Revocation]:
+    """The same where the folder is locked already."""
+    present = _deny_list(folder, authority)
+    revoked = present.revoked
+    known = {peer.serial: peer for peer in list_issued(folder)}
+    if unknown := [each for each in serials if each not in known]:
+        raise CredentialsError(f"no certificate has the serial {unknown[0]!r}", mend="whale-nebula certs show")
+    keys = {known[each].key for each in serials}
+    same = [peer for peer in known.values() if peer.key in keys and peer.serial not in revoked]
+    new = [Revocation(peer.serial, peer.identity.uri, f"{at:%Y-%m-%dT%H:%M:%SZ}", why) for peer in same]
+    if new:
+        _sign_list(folder, authority, present.number + 1, {**revoked, **{each.serial: each for each in new}})
+    return new
+
+
+def withdraw(folder: Path, authority: Authority, serial: str, what: str, why: str, at: datetime | None = None) -> None:
+    """Put an approval on the deny list, by its serial number."""
+    found = Revocation(serial, what, f"{at or files.now():%Y-%m-%dT%H:%M:%SZ}", why)
     with files.lock_folder(folder):
         present = _deny_list(folder, authority)
-        revoked = present.revoked
-        known = {peer.serial: peer for peer in list_issued(folder)}
-        if unknown := [each for each in serials if each not in known]:
-            raise CredentialsError(f"no certificate has the serial {unknown[0]!r}", mend="whale-nebula certs show")
-        keys = {known[each].key for each in serials}
-        same = [peer for peer in known.values() if peer.key in keys and peer.serial not in revoked]
-        new = [Revocation(peer.serial, peer.identity.uri, moment, why) for peer in same]
-        if new:
-            _sign_list(folder, authority, present.number + 1, {**revoked, **{each.serial: each for each in new}})
-    return new
+        _sign_list(folder, authority, present.number + 1, {**present.revoked, serial: found})
 
 
 def _deny_list(folder: Path, authority: Authority) -> SignedList:

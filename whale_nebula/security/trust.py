@@ -21,6 +21,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,7 +86,25 @@ def stamp(path: Path | None) -> Stamp:
 # ---------------------------------------------------------------------- the file
 def load(path: Path, authorities: Iterable[x509.Certificate]) -> SignedList:
     """The deny list in a file, if one of these authorities signed it."""
-    said = _document(path)
+    if not path.exists():
+        raise CredentialsError(
+            "there is no deny list",
+            where=str(path),
+            why="without it nobody is denied, not even who was revoked",
+            mend=f"copy {files.REVOKED} from where certificates are issued; if this run has none: "
+            "security: {revoked: none}",
+        )
+    return parse(files.read(path, "the deny list"), str(path), authorities)
+
+
+def parse(data: bytes, where: str, authorities: Iterable[x509.Certificate]) -> SignedList:
+    """The deny list in these bytes, if one of these authorities signed it."""
+    try:
+        said = json.loads(data)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise _unreadable(where)
     try:
         signature = base64.b64decode(said.pop("signature", None), validate=True)
     except (ValueError, TypeError):
@@ -98,13 +117,13 @@ def load(path: Path, authorities: Iterable[x509.Certificate]) -> SignedList:
         if said["format"] != FORMAT or said.keys() != {"format", "run", "number", "revoked"}:
             raise ValueError(said["format"])
     except _GARBLED:
-        raise _unreadable(path) from None
+        raise _unreadable(where) from None
     for authority in authorities:
         if files.authority_run(authority) == said["run"] and files.verify_signature(authority, signature, message):
             return found._replace(signer=files.public_key_digest(authority))
     raise CredentialsError(
         "the deny list is not signed by the run's authority",
-        where=str(path),
+        where=where,
         why="it was changed, or it is that of another run or authority than ca.pem",
         mend=_COPY,
     )
@@ -123,26 +142,8 @@ def save(path: Path, run: str, key: ec.EllipticCurvePrivateKey, number: int, rev
     files.write(path, f"{json.dumps(said, indent=1, sort_keys=True)}\n".encode(), files.PUBLIC)
 
 
-def _document(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise CredentialsError(
-            "there is no deny list",
-            where=str(path),
-            why="without it nobody is denied, not even who was revoked",
-            mend=f"copy {files.REVOKED} from where certificates are issued; if this run has none: "
-            "security: {revoked: none}",
-        )
-    try:
-        said = json.loads(files.read(path, "the deny list"))
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
-        raise _unreadable(path)
-    return said
-
-
-def _unreadable(path: Path) -> CredentialsError:
-    return CredentialsError("the deny list does not read", where=str(path), mend=_COPY)
+def _unreadable(where: str) -> CredentialsError:
+    return CredentialsError("the deny list does not read", where=where, mend=_COPY)
 
 
 def _revocations(said: Any) -> Revocations:
@@ -170,12 +171,17 @@ def highest_number(path: Path, signer: str) -> int:
 
 def remember_number(path: Path, found: SignedList) -> None:
     """Keep the number of a list beside it, for processes that start later, unless nothing may be written there."""
-    if found.number <= max(1, highest_number(path, found.signer)):
+    remember_highest(path, found.signer, found.number)
+
+
+def remember_highest(path: Path, signer: str, number: int) -> None:
+    """Keep beside a file the number that its signer has given it, if it is the highest so far."""
+    if number <= max(1, highest_number(path, signer)):
         return
     with contextlib.suppress(OSError):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         with open(os.open(_record(path), flags, files.PUBLIC), "ab") as file:
-            file.write(f"{found.signer} {found.number}\n".encode())
+            file.write(f"{signer} {number}\n".encode())
 
 
 def _record(path: Path) -> Path:
@@ -184,9 +190,13 @@ def _record(path: Path) -> Path:
 
 # ---------------------------------------------------------------------- in a process
 class DenyList:
-    """The deny list of a process, read again whenever its file has changed. Any thread may ask.
+    """The deny lists of a process, read again whenever their files have changed. Any thread may ask.
 
-    A file that stops to read, goes back to an older number, or vanishes, takes nothing off the list: what was denied
+    At `path` lies the list of the run's authority; where clusters have owners with an authority each, the lists of the
+    others lie beside it, as `revoked-NAME.json`. The list of an authority that speaks for some clusters denies what it
+    has signed itself, and nobody else's.
+
+    A file that stops to read, goes back to an older number, or vanishes, takes nothing off a list: what was denied
     stays denied, and the log says so once. Without a path nobody is denied.
 
     >>> DenyList(None).find("00ff", []) is None
@@ -201,52 +211,79 @@ class DenyList:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path, self._now = path, now
-        self._again: float | None = None  # when a file that was refused is read again: it may just not have been read
         self._lock = threading.Lock()
         self._lists: dict[str, SignedList] = {}
-        self._tried = set(authorities)
-        self._stamp = stamp(path)
-        if path is not None:
-            self._take(load(path, self._tried))
+        self._files: dict[Path, _ListFile] = {}
+        known = set(authorities)
+        for each in self._find_paths():
+            self._files[each] = _ListFile(stamp(each), known)
+            self._take(each, load(each, known))
+        self._refuse_missing(known)
+
+    def _refuse_missing(self, authorities: Iterable[x509.Certificate]) -> None:
+        """An owner whose list is not here could revoke nobody."""
+        for each in authorities if self.path is not None else ():
+            clusters = files.authority_clusters(each)
+            if clusters and files.public_key_digest(each) not in self._lists:
+                raise CredentialsError(
+                    f"there is no deny list of the authority that speaks for {', '.join(clusters)}",
+                    where=str((self.path or Path()).parent),
+                    why="whom its owner has revoked would still be let in",
+                    mend=f"ask him for his ca.pem and {files.REVOKED}, then: "
+                    f"whale-nebula certs trust --ca his-ca.pem --list his-{files.REVOKED}",
+                )
+
+    def _find_paths(self) -> list[Path]:
+        if self.path is None:
+            return []
+        return [self.path, *sorted(self.path.parent.glob(f"{self.path.stem}-*{self.path.suffix}"))]
 
     @property
     def number(self) -> int | None:
-        """The number of the list that holds; None without a list."""
+        """The number of the list that holds, the highest of several; None without a list."""
         with self._lock:
             return max((each.number for each in self._lists.values()), default=None)
 
-    def find(self, serial: str, authorities: Iterable[x509.Certificate]) -> Revocation | None:
-        """Why a certificate is denied, if it is. A new list counts if one of these authorities signed it."""
+    def find(
+        self, serial: str, authorities: Iterable[x509.Certificate], signer: x509.Certificate | None = None
+    ) -> Revocation | None:
+        """Why a certificate, or what else one of these authorities has signed, is denied, if it is. A new list counts
+        if one of the authorities signed it.
+        """
+        known = set(authorities)
+        bound = {files.public_key_digest(each) for each in known if files.authority_clusters(each)}
+        own = "" if signer is None or not bound else files.public_key_digest(signer)
         with self._lock:
-            self._read_again(set(authorities))
-            return next((each.revoked[serial] for each in self._lists.values() if serial in each.revoked), None)
+            for path in dict.fromkeys([*self._files, *self._find_paths()]):
+                self._read_again(path, known)
+            lists = [each for each in self._lists.values() if each.signer == own or each.signer not in bound]
+            return next((each.revoked[serial] for each in lists if serial in each.revoked), None)
 
-    def _read_again(self, authorities: set[x509.Certificate]) -> None:
+    def _read_again(self, path: Path, authorities: set[x509.Certificate]) -> None:
         """A list that was refused is tried again once there are other authorities, as a renewed one may have signed it,
         and once a second, as it may be that only the reading failed; the log says so once.
         """
-        found = stamp(self.path)
-        due = self._again is not None and self._now() >= self._again
-        if self.path is None or (found == self._stamp and authorities <= self._tried and not due):
+        found, file = stamp(path), self._files.setdefault(path, _ListFile(None, set()))
+        due = file.again is not None and self._now() >= file.again
+        if found == file.stamp and authorities <= file.tried and not due:
             return
-        new = found != self._stamp or not authorities <= self._tried
-        if found != self._stamp:
-            self._tried.clear()
-        self._stamp, self._again = found, None
-        self._tried |= authorities
+        new = found != file.stamp or not authorities <= file.tried
+        if found != file.stamp:
+            file.tried.clear()
+        file.stamp, file.again = found, None
+        file.tried |= authorities
         if found is None:
-            _LOG.warning("the deny list %s is gone; what it held stays denied", self.path)
+            _LOG.warning("the deny list %s is gone; what it held stays denied", path)
             return
         try:
-            self._take(load(self.path, authorities))
+            self._take(path, load(path, authorities))
         except CredentialsError as error:
-            self._again = self._now() + _AGAIN_SECONDS
+            file.again = self._now() + _AGAIN_SECONDS
             if new:
                 _LOG.warning("the deny list stays as it was: %s", error)
 
-    def _take(self, found: SignedList) -> None:
+    def _take(self, path: Path, found: SignedList) -> None:
         """Use a list, unless it is an older one of the same authority than was used before."""
-        path = self.path or Path()
         before = self._lists.get(found.signer)
         highest = max(before.number if before else 0, highest_number(path, found.signer))
         if found.number < highest:
@@ -258,6 +295,20 @@ class DenyList:
             )
         self._lists[found.signer] = found
         remember_number(path, found)
+
+
+@dataclass
+class _ListFile:
+    """The file of a deny list: as it was when it was read, by which authorities, and when a file that was refused is
+    read again.
+    """
+
+    stamp: Stamp
+    tried: set[x509.Certificate]
+    again: float | None = None
+
+    def __post_init__(self) -> None:
+        self.tried = set(self.tried)
 
 
 _USES = {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
@@ -296,7 +347,8 @@ class Trust:
 
     def check_denied(self, peer: Peer) -> None:
         """Whether a certificate was taken back: asked again while a channel lives."""
-        revoked = self.denied.find(peer.serial, self.authorities)
+        signer = next((each for each in self.authorities if files.signed_by(peer.certificate, each)), None)
+        revoked = self.denied.find(peer.serial, self.authorities, signer)
         if revoked is not None:
             raise RevokedError(
                 f"the certificate of {peer.identity.worker} was revoked",
@@ -361,7 +413,13 @@ _RENEW_CA = "whale-nebula certs renew --ca, where the authority is; then copy ca
 
 
 def _check_made_for(found: x509.Certificate, authority: x509.Certificate, identity: Identity) -> None:
-    run = files.authority_run(authority)
+    run, bound = files.authority_run(authority), files.authority_clusters(authority)
+    if bound and identity.cluster not in bound:
+        raise WrongNameError(
+            f"{identity.uri} is of another cluster than its authority speaks for",
+            why=f"the authority that signed it speaks for {', '.join(bound)}",
+            mend=f"have the owner of {identity.cluster} sign it: whale-nebula certs sign",
+        )
     if run is not None and run != identity.run:
         raise WrongNameError(
             f"{identity.uri} is of another run than its authority", why=f"the authority is that of {run!r}"

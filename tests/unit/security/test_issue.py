@@ -136,6 +136,12 @@ class TestIssuing:
         third = home.files(GPU).key.read_bytes()
         assert len({first, second, third}) == 3
 
+    def test_at_its_last_moment_the_first_is_still_good(self, home: Home) -> None:
+        end = issue.issue(home.folder, home.authority, [GPU], 1, files.now() - 3 * DAY)[0].peer.not_after
+        with pytest.raises(CredentialsError, match="has a certificate already"):
+            home.files(GPU, at=end)
+        assert home.files(GPU, at=end + DAY)
+
     def test_it_ends_with_its_authority_at_the_latest(self, tmp_path: Path) -> None:
         home = Home.at(tmp_path / "certs", days=2)
         made = issue.issue(home.folder, home.authority, [GPU], 7)[0]

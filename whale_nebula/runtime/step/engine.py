@@ -31,6 +31,7 @@ from whale_nebula.passes.pipeline import Compilation, run_passes
 from whale_nebula.passes.readings import check_here, readers_of
 from whale_nebula.passes.replicas import check_hosts, spread, sums_of
 from whale_nebula.passes.split import check_devices, check_held, hosts_of_splits
+from whale_nebula.plan.forbidden import check_forbidden, forbidden_inputs
 from whale_nebula.report.published import begin, publish
 from whale_nebula.report.records import StageReport
 from whale_nebula.report.report import Report
@@ -286,6 +287,8 @@ def engine(
     xla = Xla(program.graph, program.stages) if jit else None
     copied = None if program.apart is None else of_clusters(program.apart, captured, run, name, models)
     with contextlib.nullcontext() if run.alone else run.ledger.tell_failures():
+        inputs = [leaf.name for leaf in program.leaves]
+        check_forbidden(name, cut.input_crossings, run.config.forbid, inputs, trains=bool(program.requests))
         if not run.alone:  # what this cluster reads, and what replicas add up, must be here, or nobody begins
             here = run.ledger.session.worker
             check_here(cut, here, layout.absent, given.where)
@@ -401,7 +404,9 @@ def _together(
     session = run.ledger.session if copied is None else copied.near
     lines = canonical_lines(captured.program)
     session.expected.add(run.programs, cut)
-    ids, readers = frozenset(compared_by(run.ids)), readers_of(cut, run.config.inputs)
+    leaves = [leaf.name for leaf in captured.program.leaves]
+    secret = {*run.config.inputs, *forbidden_inputs(run.config.forbid, leaves)}
+    ids, readers = frozenset(compared_by(run.ids)), readers_of(cut, secret)
     try:
         clusters = {worker.name: worker.cluster for worker in cut.workers}
         refuse_unshared(ids, readers, clusters)

@@ -1,0 +1,250 @@
+"""The registry of accounts: what was changed by other means, or is an older copy, is not used."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from whale_nebula.accounts.registry import (
+    DISABLED,
+    ENABLED,
+    FILE,
+    INVITATION,
+    PASSWORD,
+    TOKEN,
+    Certified,
+    Registry,
+    refuse_login,
+)
+from whale_nebula.errors import AccountError, LoginError
+from whale_nebula.security import authority, files
+from whale_nebula.security.authority import Authority
+
+GOOD = "a sentence to remember"
+
+
+class Clock:
+    """The present, which tests move."""
+
+    def __init__(self) -> None:
+        self.at = files.now()
+
+    def __call__(self) -> datetime:
+        return self.at
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    authority.create(tmp_path / "certs", Authority.fresh("mt", {}, bound=["gpu"]))
+    return tmp_path / "certs"
+
+
+@pytest.fixture
+def registry(folder: Path, clock: Clock) -> Iterator[Registry]:
+    opened = Registry(folder, authority.load(folder), clock)
+    opened.add("ana", workers=2, password=GOOD)
+    yield opened
+    opened.close()
+
+
+def change(folder: Path, query: str) -> None:
+    """By somebody who can write the file, and has no key."""
+    with sqlite3.connect(folder / FILE) as database:
+        database.execute(query)
+    database.close()
+
+
+def bring_back(folder: Path, act: Callable[[], object]) -> None:
+    """Let something happen, and put the file back as it was before."""
+    kept = folder / "kept.db"
+    shutil.copy(folder / FILE, kept)
+    act()
+    shutil.move(kept, folder / FILE)
+
+
+CHANGES = {
+    "a role": "update account set role = 'owner'",
+    "another password": "update account set password = 'scrypt$1$8$1$00$00'",
+    "a state": "update account set state = 'enabled', failures = 0",
+    "more workers": "update account set workers = 99",
+    "an account": "insert into account values ('eve', 'owner', 'enabled', '', 1, 0, '', '')",
+    "an account that is gone": "delete from account where name = 'ana'",
+    "one called as a signature": "update account set name = 'signature'",
+    "a secret": "insert into secret values ('00', 'ana', 'token', '00', '3')",
+    "a later end": "update secret set until = '3'",
+    "a certificate": "delete from certificate",
+    "the number": "update about set value = '99' where name = 'number'",
+    "the signature": "update about set value = 'AAAA' where name = 'signature'",
+    "no signature": "delete from about where name = 'signature'",
+    "nothing at all": "delete from about",
+    "events": "delete from event where seq = (select max(seq) from event)",
+    "one event": "update event set line = replace(line, 'add', 'log') where seq = 0",
+    "the last link": "update about set value = '-1 0' where name = 'event'",
+}
+
+
+@pytest.mark.parametrize("query", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("running", [True, False], ids=["running", "opened again"])
+def test_a_change_by_other_means_is_noticed(query: str, running: bool, registry: Registry, folder: Path) -> None:
+    registry.make_secret("ana", TOKEN, 1)
+    registry.set_state("ana", DISABLED)
+    registry.note_certificates([Certified("00", "ana", "nebula://mt/gpu/worker/0", "11", "3000")])
+    change(folder, query)
+    reader = registry if running else Registry(folder, authority.load(folder))
+    with pytest.raises(AccountError, match="changed by somebody else"):
+        reader.list_events()
+        reader.find("ana")
+    reader.close()
+
+
+def test_an_older_copy_is_refused(registry: Registry, folder: Path) -> None:
+    bring_back(folder, lambda: registry.set_state("ana", DISABLED))
+    with pytest.raises(AccountError, match=r"its number is \d+, and this host has had number \d+"):
+        Registry(folder, authority.load(folder)).find("ana")
+
+
+def test_a_registry_that_is_gone_is_not_begun_anew(registry: Registry, folder: Path) -> None:
+    registry.make_secret("ana", TOKEN, 1)
+    (folder / FILE).unlink()
+    with pytest.raises(AccountError, match=r"accounts.db is gone"):
+        Registry(folder, authority.load(folder))
+
+
+def test_that_of_another_authority_is_refused(registry: Registry, folder: Path, tmp_path: Path) -> None:
+    authority.create(tmp_path / "other", Authority.fresh("mt", {}))
+    shutil.copy(folder / FILE, tmp_path / "other")
+    with pytest.raises(AccountError, match="authority's key"):
+        Registry(tmp_path / "other", authority.load(tmp_path / "other")).find("ana")
+
+
+def test_nobody_else_can_read_it(registry: Registry, folder: Path) -> None:
+    assert (folder / FILE).stat().st_mode & 0o777 == 0o600
+    assert GOOD.encode() not in (folder / FILE).read_bytes()
+
+
+def test_two_processes_change_it_in_turn(registry: Registry, folder: Path) -> None:
+    other = Registry(folder, authority.load(folder))
+    for number in range(4):
+        (registry, other)[number % 2].add(f"user{number}")
+    assert [each.name for each in registry.list_accounts()] == [each.name for each in other.list_accounts()]
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda r: r.add("Ana"), "no name of an account"),
+        (lambda r: r.add("../ana"), "no name of an account"),
+        (lambda r: r.add("ana"), "there is an account 'ana' already"),
+        (lambda r: r.add("bob", role="admin"), "no role is called 'admin'"),
+        (lambda r: r.add("bob", password="short"), "too weak"),
+        (lambda r: r.add("bob", password="a" * 40), "too weak"),
+        (lambda r: r.find("anna"), "no account is called 'anna'"),
+        (lambda r: r.set_password("ana", "a" * 2000), "too weak"),
+        (lambda r: r.make_secret("bob", TOKEN, 1), "no account is called 'bob'"),
+    ],
+)
+def test_what_is_wrong_changes_nothing(act: Callable[[Registry], object], said: str, registry: Registry) -> None:
+    before = registry.list_accounts(), len(registry.list_events())
+    with pytest.raises(AccountError, match=said):
+        act(registry)
+    assert (registry.list_accounts(), len(registry.list_events())) == before
+
+
+# ---------------------------------------------------------------------- log in
+def test_each_kind_of_secret_logs_in(registry: Registry, clock: Clock) -> None:
+    assert registry.log_in("ana", PASSWORD, GOOD).name == "ana"
+    token = registry.make_secret("ana", TOKEN, 1)
+    assert registry.log_in("ana", TOKEN, token).name == "ana"
+    invitation = registry.make_secret("ana", INVITATION, 1)
+    assert registry.log_in("ana", INVITATION, invitation, "another sentence").name == "ana"
+    assert registry.log_in("ana", PASSWORD, "another sentence").name == "ana"
+    clock.at += timedelta(days=2)
+    with pytest.raises(LoginError):
+        registry.log_in("ana", TOKEN, token)
+
+
+REFUSED = {
+    "an unknown name": (lambda r, c: None, ("eve", PASSWORD, GOOD), "no such account"),
+    "a wrong password": (lambda r, c: None, ("ana", PASSWORD, GOOD + "."), "wrong password"),
+    "an empty password": (lambda r, c: r.add("bob"), ("bob", PASSWORD, ""), "wrong password"),
+    "a disabled account": (lambda r, c: r.set_state("ana", DISABLED), ("ana", PASSWORD, GOOD), "disabled"),
+    "no token": (lambda r, c: None, ("ana", TOKEN, "token-00-guess"), "wrong token"),
+    "a password as a token": (lambda r, c: None, ("ana", TOKEN, GOOD), "wrong token"),
+    "another kind": (lambda r, c: r.make_secret("ana", INVITATION, 1), ("ana", TOKEN, "last"), "wrong token"),
+    "another's token": (
+        lambda r, c: (r.add("bob"), r.make_secret("bob", TOKEN, 1))[1], ("ana", TOKEN, "last"), "wrong token"
+    ),
+    "an old token": (
+        lambda r, c: (r.make_secret("ana", TOKEN, 1), setattr(c, "at", c.at + timedelta(days=1)))[0],
+        ("ana", TOKEN, "last"), "wrong token",
+    ),
+    "a token of before the password": (
+        lambda r, c: (r.make_secret("ana", TOKEN, 1), r.set_password("ana", "another sentence"))[0],
+        ("ana", TOKEN, "last"), "wrong token",
+    ),
+    "an account that is gone": (lambda r, c: r.remove("ana"), ("ana", PASSWORD, GOOD), "no such account"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("prepare", "given", "reason"), REFUSED.values(), ids=REFUSED)
+def test_whoever_may_not_log_in_is_told_nothing_else(
+    prepare: Callable[[Registry, Clock], str | None],
+    given: tuple[str, str, str],
+    reason: str,
+    registry: Registry,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The text is the same, and so is the work: one password is hashed, whatever is wrong."""
+    made, hashed = prepare(registry, clock), []
+    scrypt = hashlib.scrypt
+    monkeypatch.setattr(hashlib, "scrypt", lambda *args, **kwargs: (hashed.append(1), scrypt(*args, **kwargs))[1])
+    name, kind, secret = given
+    with pytest.raises(LoginError) as refused:
+        registry.log_in(name, kind, str(made) if secret == "last" else secret)
+    assert str(refused.value) == str(refuse_login()) and reason in refused.value.reason
+    assert len(hashed) == 1
+
+
+def test_failures_in_a_row_lock_an_account_for_longer_and_longer(registry: Registry, clock: Clock) -> None:
+    def fail() -> str:
+        with pytest.raises(LoginError) as refused:
+            registry.log_in("ana", PASSWORD, "wrong")
+        return refused.value.reason
+
+    token = registry.make_secret("ana", TOKEN, 1)
+    assert [fail() for _ in range(5)] == ["wrong password"] * 5
+    for seconds in (1, 2, 4, 8):
+        assert fail().startswith("the account is locked until")
+        with pytest.raises(LoginError):
+            registry.log_in("ana", PASSWORD, GOOD)
+        clock.at += timedelta(seconds=seconds)
+        assert fail() == "wrong password"
+    assert registry.log_in("ana", TOKEN, token)  # who has a token is not kept out by others
+    clock.at += timedelta(seconds=16)
+    assert registry.log_in("ana", PASSWORD, GOOD).failures == 0
+    assert [fail() for _ in range(5)] == ["wrong password"] * 5 and fail() != "wrong password"
+    registry.set_state("ana", ENABLED)
+    assert registry.log_in("ana", PASSWORD, GOOD)
+
+
+def test_an_invitation_is_good_once(registry: Registry) -> None:
+    invitation = registry.make_secret("ana", INVITATION, 1)
+    with pytest.raises(AccountError, match="too weak"):  # and it is still good after that
+        registry.log_in("ana", INVITATION, invitation, "weak")
+    registry.log_in("ana", INVITATION, invitation, "another sentence")
+    with pytest.raises(LoginError):
+        registry.log_in("ana", INVITATION, invitation, "a third sentence")
+    assert registry.log_in("ana", PASSWORD, "another sentence")

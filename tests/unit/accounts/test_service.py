@@ -1,0 +1,319 @@
+"""Logging in over a line: certificates for whom may have them, and nothing for anybody else."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import ssl
+import threading
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whale_nebula.accounts import service
+from whale_nebula.accounts.login import Asked, Desk
+from whale_nebula.accounts.registry import AUDITOR, DISABLED, OWNER, PASSWORD, TOKEN, Registry, refuse_login
+from whale_nebula.accounts.service import Service, serve
+from whale_nebula.cli.arguments import DONE
+from whale_nebula.cli.login import Login, keep, main
+from whale_nebula.errors import AccountError, LoginError, NebulaError, RevokedError
+from whale_nebula.security import (
+    GATEWAY,
+    OPERATOR,
+    WORKER,
+    Credentials,
+    Files,
+    Identity,
+    Trust,
+    authority,
+    files,
+    issue,
+    owners,
+)
+from whale_nebula.security.authority import Authority
+from whale_nebula.security.trust import DenyList
+
+RUN, GOOD = "mt", "a sentence to remember"
+
+
+@dataclass
+class Site:
+    """An owner's service with an account, and a host from which somebody logs in."""
+
+    desk: Desk
+    host: Path
+    port: int
+
+    @property
+    def ca(self) -> bytes:
+        return (self.desk.folder / authority.CA).read_bytes()
+
+    def request(self, identity: Identity, host: str = "host") -> str:
+        return owners.request(self.host / host, identity).path.read_text()
+
+    def ask(self, *identities: Identity, host: str = "host", **more: Any) -> Any:
+        given = {"account": "ana", "kind": PASSWORD, "secret": GOOD, **more}
+        asked = Asked(requests=[self.request(each, host) for each in identities], **given)
+        return self.service.log_in(asked)
+
+    @property
+    def service(self) -> Service:
+        return Service("127.0.0.1", self.port, self.ca, RUN, "gpu")
+
+    def trust(self) -> Trust:
+        known = authority.authorities(self.desk.folder)
+        return Trust(known, DenyList(self.desk.folder / files.REVOKED, known))
+
+    @property
+    def last(self) -> dict[str, Any]:
+        return self.desk.registry.list_events()[-1]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(service, "_OPEN_RATE", 1000.0)
+    monkeypatch.setattr(service, "_RATE", 1000.0)
+    monkeypatch.setattr(service, "_ALL_RATE", 1000.0)
+    authority.create(tmp_path / "certs", Authority.fresh(RUN, {}, bound=["gpu"]))
+    signs = authority.load(tmp_path / "certs")
+    registry = Registry(tmp_path / "certs", signs)
+    registry.add("ana", workers=2, password=GOOD)
+    desk = Desk(registry, signs, tmp_path / "certs")
+    with serve(desk, "gpu", "127.0.0.1", 0) as port:
+        yield Site(desk, tmp_path, port)
+    registry.close()
+
+
+def worker(index: int, cluster: str = "gpu", role: str = WORKER, run: str = RUN) -> Identity:
+    return Identity(run, cluster, role, index)
+
+
+def test_an_account_gets_certificates_with_its_name_and_keeps_the_keys(site: Site) -> None:
+    answer = site.ask(worker(0), worker(1), hours=3)
+    found = [site.trust().check(pem, worker(number)) for number, pem in enumerate(answer["certificates"])]
+    assert {each.account for each in found} == {"ana"} and answer["role"] == "trainer"
+    assert all(each.key == files.peer(each.certificate).key for each in found)
+    assert not [*site.desk.folder.glob("gpu-worker-*.key")] and not [*site.desk.folder.glob("gpu-worker-*.pem")]
+    assert [each.account for each in site.desk.registry.certificates()] == ["ana", "ana"]
+    assert (site.last["action"], site.last["decision"], len(site.last["serials"])) == ("login", "allow", 2)
+    assert site.ask(worker(0))["account"] == "ana"  # again, with the same key
+    assert GOOD not in json.dumps(site.desk.registry.list_events())
+
+
+def test_the_latest_login_of_an_account_counts(site: Site) -> None:
+    before = site.ask(worker(0))["certificates"][0]
+    after = site.ask(worker(0), host="another")["certificates"][0]
+    assert site.trust().check(after).account == "ana"
+    with pytest.raises(RevokedError, match="a later login of ana"):
+        site.trust().check(before)
+
+
+def test_a_disabled_account_loses_what_it_has(site: Site) -> None:
+    pem = site.ask(worker(0))["certificates"][0]
+    present = site.trust()
+    left = site.desk.registry.set_state("ana", DISABLED)
+    site.desk.end_certificates(left, "account ana was disabled")
+    with pytest.raises(RevokedError, match="account ana was disabled"):
+        present.check(pem)
+    with pytest.raises(LoginError):
+        site.ask(worker(0))
+
+
+def other_account(site: Site) -> None:
+    site.ask(worker(0))
+    site.desk.registry.add("bob", password=GOOD)
+
+
+def owner_issued(site: Site) -> None:
+    """The owner has given the place to a host of his own."""
+    issue.issue(site.desk.folder, site.desk.authority, [worker(0)])
+
+
+def become(role: str) -> Callable[[Site], None]:
+    return lambda site: site.desk.registry.add("bob", role, 9, GOOD)
+
+
+Refusal = tuple[Callable[[Site], object], dict[str, Any], list[Identity], type[NebulaError], str]
+REFUSED: dict[str, Refusal] = {
+    "a wrong password": (lambda s: None, {"secret": "guess"}, [worker(0)], LoginError, "wrong password"),
+    "an unknown account": (lambda s: None, {"account": "eve"}, [worker(0)], LoginError, "no such account"),
+    "a stolen token that has ended": (
+        lambda s: None, {"kind": TOKEN, "secret": "token-00-old"}, [worker(0)], LoginError, "wrong token"
+    ),
+    "too many workers": (lambda s: None, {}, [worker(n) for n in range(3)], AccountError, "may have 2 at a time"),
+    "too many in turn": (
+        lambda s: s.ask(worker(0), worker(1)), {}, [worker(2)], AccountError, "may have 2 at a time"
+    ),
+    "another's worker": (other_account, {"account": "bob"}, [worker(0)], AccountError, "held by another account"),
+    "a worker of the owner": (owner_issued, {}, [worker(0)], AccountError, "has a certificate already"),
+    "a gateway": (lambda s: None, {}, [worker(0, role=GATEWAY)], AccountError, "a gateway it may not be"),
+    "an operator": (lambda s: None, {}, [worker(0, role=OPERATOR)], AccountError, "an? operator it may not be"),
+    "an auditor's worker": (become(AUDITOR), {"account": "bob"}, [worker(0)], AccountError, "role .* is auditor"),
+    "another owner's cluster": (lambda s: None, {}, [worker(0, "npu")], AccountError, "and not for npu"),
+    "another run": (lambda s: None, {}, [worker(0, run="other")], AccountError, "and not of 'other'"),
+    "an owner's tenth": (become(OWNER), {"account": "bob"}, [worker(n) for n in range(10)], AccountError, "have 9"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("refusal", REFUSED.values(), ids=REFUSED)
+def test_nobody_gets_what_he_may_not_have(refusal: Refusal, site: Site) -> None:
+    prepare, given, wanted, kind, said = refusal
+    prepare(site)
+    before = len(site.desk.registry.certificates())
+    with pytest.raises(kind) as refused:
+        site.ask(*wanted, host="attacker", **given)
+    assert kind is not LoginError or str(refused.value) == str(refuse_login())
+    assert (site.last["decision"], site.last["account"]) == ("deny", given.get("account", "ana"))
+    assert len(site.desk.registry.certificates()) == before
+    assert re.search(said, site.last["reason"] if kind is LoginError else str(refused.value))
+
+
+def send(site: Site, data: bytes) -> bytes:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with (
+        socket.create_connection(("127.0.0.1", site.port), 10) as plain,
+        context.wrap_socket(plain) as secured,
+    ):
+        secured.sendall(data)
+        found = b""
+        while part := secured.recv(4096):
+            found += part
+        return found
+
+
+def post(body: bytes, length: int | None = None, path: str = "/login") -> bytes:
+    size = len(body) if length is None else length
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\nConnection: close\r\n\r\n".encode() + body
+
+
+GOOD_REQUEST = {"account": "ana", "kind": "password", "secret": GOOD, "requests": []}
+HOSTILE = {
+    "no JSON": (post(b"{"), b"400"),
+    "deep JSON": (post(b"[" * 100_000), b"400"),
+    "a list": (post(b"[]"), b"400"),
+    "a field more": (post(json.dumps({**GOOD_REQUEST, "role": "owner"}).encode()), b"400"),
+    "another type": (post(json.dumps({**GOOD_REQUEST, "account": {"$ne": 1}}).encode()), b"400"),
+    "a long name": (post(json.dumps({**GOOD_REQUEST, "account": "a" * 5000}).encode()), b"400"),
+    "years": (post(json.dumps({**GOOD_REQUEST, "hours": 1e9}).encode()), b"400"),
+    "not a number": (post(json.dumps({**GOOD_REQUEST, "hours": float("nan")}).encode()), b"400"),
+    "requests that are none": (post(json.dumps({**GOOD_REQUEST, "requests": ["x"]}).encode()), b"403"),
+    "too many requests": (post(json.dumps({**GOOD_REQUEST, "requests": ["x"] * 65}).encode()), b"400"),
+    "SQL in a name": (post(json.dumps({**GOOD_REQUEST, "account": "ana' or '1'='1"}).encode()), b"401"),
+    "too large": (post(b"", 1 << 30), b"413"),
+    "no length": (b"POST /login HTTP/1.1\r\nHost: x\r\n\r\n", b"413"),
+    "another path": (post(b"{}", path="/../certs/ca.key"), b"404"),
+    "another method": (b"PUT /login HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"501"),
+}
+
+
+@pytest.mark.parametrize(("data", "code"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_bytes_get_an_answer_and_nothing_else(data: bytes, code: bytes, site: Site) -> None:
+    answer = send(site, data)
+    assert answer.split()[1] == code and b"Traceback" not in answer
+    assert site.ask(worker(0))["account"] == "ana"
+
+
+def test_who_asks_too_often_waits(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is computed for him meanwhile."""
+    monkeypatch.setattr(service, "_ALL_BURST", 3)
+    monkeypatch.setattr(service, "_ALL_RATE", 0.0)
+    guess = post(json.dumps({**GOOD_REQUEST, "secret": "guess"}).encode())
+    with serve(site.desk, "gpu", "127.0.0.1", 0) as port:
+        codes = [send(replace(site, port=port), guess).split()[1] for _ in range(5)]
+    assert codes == [b"401"] * 3 + [b"429"] * 2
+    assert [each["decision"] for each in site.desk.registry.list_events()].count("deny") == 3
+
+
+def test_a_service_that_is_somebody_else_learns_no_password(site: Site, tmp_path: Path) -> None:
+    """It has a certificate of the same name, by an authority of its own; and one of a worker."""
+    heard: list[bytes] = []
+    authority.create(tmp_path / "false", Authority.fresh(RUN, {}, bound=["gpu"]))
+    false = authority.load(tmp_path / "false")
+    [other] = issue.issue(tmp_path / "false", false, [worker(0, role=OPERATOR)])
+    [known] = issue.issue(site.desk.folder, site.desk.authority, [worker(5)])
+    for paths in (other.files, known.files):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(paths.cert, paths.key)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+
+            def accept(listening: socket.socket = listening, context: ssl.SSLContext = context) -> None:
+                plain, _ = listening.accept()
+                try:
+                    with context.wrap_socket(plain, server_side=True) as secured:
+                        heard.append(secured.recv(4096))
+                except OSError:
+                    heard.append(b"")
+
+            thread = threading.Thread(target=accept)
+            thread.start()
+            asked = Asked("ana", PASSWORD, GOOD, [])
+            with pytest.raises(AccountError, match="does not prove that it is gpu/operator-0"):
+                replace(site, port=listening.getsockname()[1]).service.log_in(asked)
+            thread.join(10)
+    assert heard == [b"", b""]
+
+
+def test_the_command_leaves_what_a_worker_needs(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, secret = tmp_path / "own", tmp_path / "token"
+    folder.mkdir(0o700)
+    secret.touch(0o600)
+    secret.write_text(site.desk.registry.make_secret("ana", TOKEN, 1) + "\n")
+    given = ["--cluster", "gpu", "--at", f"127.0.0.1:{site.port}", "--account", "ana", "--folder", str(folder)]
+    assert main([*given, "--token-file", str(secret)]) == 1 and "ca.pem that came with" in capsys.readouterr().err
+    (folder / "ca.pem").write_bytes(site.ca)
+    assert main([*given, "--token-file", str(secret), "--count", "2"]) == 0
+    assert capsys.readouterr().out.startswith("logged in as ana (trainer): gpu/0, gpu/1, good until ")
+    assert Credentials.of(Files.under(folder, worker(1))).peer.account == "ana"
+    secret.chmod(0o644)
+    assert main([*given, "--token-file", str(secret)]) == 1 and "can be read by others" in capsys.readouterr().err
+
+
+def test_a_login_that_is_kept_renews_and_brings_the_deny_lists(site: Site, tmp_path: Path) -> None:
+    folder, secret = tmp_path / "own", tmp_path / "token"
+    folder.mkdir(0o700)
+    (folder / "ca.pem").write_bytes(site.ca)
+    secret.touch(0o600)
+    secret.write_text(site.desk.registry.make_secret("ana", TOKEN, 1))
+    given = Namespace(
+        config=None, folder=str(folder), run=None, cluster="gpu", token_file=str(secret), account="ana", json=False
+    )
+    login = Login(given, "127.0.0.1", site.port, 4.0, WORKER, [0])
+    until, begun, path = login.log_in(), files.now(), folder / "gpu-worker-0.pem"
+    [other] = issue.issue(site.desk.folder, site.desk.authority, [worker(7)])
+    first, hours, serials = path.read_bytes(), iter([1.0, 2.0, 3.5, 3.6]), []
+
+    def wait(seconds: float) -> bool:
+        serials.append(path.read_bytes() == first)
+        if len(serials) == 2:
+            issue.revoke(site.desk.folder, site.desk.authority, [other.peer.serial], "sold")
+        return len(serials) < 5
+
+    def present() -> datetime:
+        return begun + timedelta(hours=next(hours, 3.6)) if serials else begun
+
+    assert keep(login, until, wait, present) == DONE
+    assert serials[0] and not serials[-1]
+    own = authority.authorities(folder)
+    with pytest.raises(RevokedError):
+        Trust(own, DenyList(folder / files.REVOKED, own)).check(other.peer.certificate)
+    site.desk.registry.set_state("ana", DISABLED)
+    with pytest.raises(LoginError):
+        keep(login, begun, lambda seconds: True, files.now)
+
+
+def test_a_service_that_is_away_is_waited_for(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own").mkdir(0o700)
+    (tmp_path / "own" / "ca.pem").write_bytes(site.ca)
+    given = Namespace(config=None, folder=str(tmp_path / "own"), run=None, cluster="gpu", account="ana", json=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    login, left = Login(given, "127.0.0.1", port, 4.0, WORKER, [0]), iter([True, True, True, False])
+    assert keep(login, files.now() + timedelta(hours=4), lambda seconds: next(left), files.now) == DONE
+    assert capsys.readouterr().err.count("it goes on with what there is") == 1

@@ -1,0 +1,261 @@
+"""`whale-nebula approve`: what was signed runs, and whatever else does not."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.processes import zygote
+from whale_nebula.cli.approve import main
+from whale_nebula.security import approval, authority, files
+from whale_nebula.security.authority import Authority
+
+SCRIPT = """
+import os
+import keras, numpy as np
+import tool
+import whale_nebula as nb
+from helper import WIDTH
+
+if "also.py" in os.listdir("."):
+    import also
+nb.init("clusters.yaml")
+print("begun")
+inputs = keras.Input((4,))
+with nb.cluster(), nb.pipeline(int(os.environ.get("MICRO_BATCHES", "1"))):
+    with nb.stage(cluster="gpu"):
+        hidden = keras.layers.Dense(WIDTH)(inputs)
+    with nb.stage(cluster="npu"):
+        outputs = keras.layers.Dense(1)(hidden)
+model = keras.Model(inputs, outputs, name=os.environ.get("NAME", "net"))
+model.compile("sgd", "mse")
+model.fit(np.ones((4, 4)), np.ones((4, 1)), verbose=0)
+print("trained")
+"""
+CONFIG = "run: mt\nclusters: {gpu: {}, npu: {}}\napprovals: approved\n"
+
+
+def install(folder: Path, version: str, text: str = "VALUE = 1\n") -> None:
+    """Put a package where an installer would have put it."""
+    own = folder / "packages" / "tool-1.dist-info"
+    own.mkdir(parents=True, exist_ok=True)
+    (folder / "packages" / "tool.py").write_text(text)
+    digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+    (own / "RECORD").write_text(f"tool.py,sha256={digest},{len(text)}\n")
+    (own / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tool\nVersion: {version}\n")
+
+
+def call(folder: Path, *words: str, **env: str) -> tuple[int, str, str]:
+    told = {"PYTHONPATH": str(folder / "packages"), **env}
+    code = f"import sys; sys.path.append({str(folder / 'packages')!r}); "
+    if words[0] == "approve":
+        code += "from whale_nebula.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    else:
+        code += "import runpy; sys.path[0] = '.'; runpy.run_path(sys.argv[1], run_name='__main__')"
+    done = zygote.run("-c", code, *words, cwd=folder, env=told)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a script, an authority, and an approval."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "helper.py").write_text("WIDTH = 3\n")
+    (folder / "clusters.yaml").write_text(CONFIG)
+    install(folder, "1.0")
+    authority.create(folder / "certs", Authority.fresh("mt", {}))
+    status, out, err = call(folder, "approve", "train.py", "--config", "clusters.yaml", "--yes", "--why", "seen")
+    assert status == 0, err
+    for said in ("plan of net.train_step", "b0  gpu   npu  derived", "helper", "tool 1.0", "signed: approved/train-"):
+        assert said in re.sub(r"(?<=b0) +", "  ", out), out
+    yield folder
+
+
+@pytest.fixture
+def site(signed: Path, tmp_path: Path) -> Path:
+    """A copy of it, as on the host of a worker."""
+    return Path(shutil.copytree(signed, tmp_path / "site"))
+
+
+def test_what_was_approved_runs(site: Path) -> None:
+    status, out, err = call(site, "train.py")
+    assert status == 0 and out.split() == ["begun", "trained"], err
+
+
+def own(site: Path) -> Path:
+    return next((site / "approved").glob("*/approval.json"))
+
+
+def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def change(site: Path) -> None:
+        path = own(site) if name == "approval" else site / name
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new, 1))
+
+    return change
+
+
+def sign_again(site: Path) -> None:
+    """By an authority of the same name, with a key of its own."""
+    said = json.loads(own(site).read_text())
+    del said["signature"]
+    key = Authority.fresh("mt", {}).key
+    signature = key.sign(b"whale_nebula approval 1\0" + approval.canonical(said), files.SIGNATURE)
+    own(site).write_text(json.dumps({**said, "signature": base64.b64encode(signature).decode()}))
+
+
+def end_early(site: Path) -> None:
+    made = approval.read_all(site / "approved", *trusted(site), None, files.now())[0].approval
+    assert made is not None
+    plans = {"net.train_step": next((site / "approved").glob("*/*.plan.json")).read_bytes()}
+    shutil.rmtree(site / "approved")
+    signs, then = authority.load(site / "certs"), files.now() - timedelta(days=2)
+    approval.save(site / "approved", signs, "train.py", (made.files, made.packages), plans, days=1, at=then)
+
+
+def trusted(site: Path) -> list[approval.Trust]:
+    return [approval.Trust(authority.authorities(site / "certs"))]
+
+
+def withdraw(site: Path) -> None:
+    serial = json.loads(own(site).read_text())["serial"]
+    given = ["--withdraw", serial[:8], "--config", str(site / "clusters.yaml"), "--why", "a mistake"]
+    assert main(given) == 0
+
+
+def bring_old_list_back(site: Path) -> None:
+    kept = (site / "certs" / "revoked.json").read_bytes()
+    withdraw(site)
+    withdraw(site)  # number 3: an older list is told from it by the number that this host has had
+    (site / "certs" / "revoked.json").write_bytes(kept)
+
+
+def other_run(site: Path) -> None:
+    (site / "clusters.yaml").write_text(CONFIG.replace("run: mt", "run: other"))
+
+
+def swap_plan(site: Path) -> None:
+    """A plan that was approved for another program, or was made here."""
+    path = next((site / "approved").glob("*/*.plan.json"))
+    path.write_text(path.read_text().replace('"micro_batch": 1', '"micro_batch": 2'))
+
+
+def add_module(site: Path) -> None:
+    (site / "also.py").write_text("")
+
+
+def change_installed(site: Path) -> None:
+    (site / "packages" / "tool.py").write_text("VALUE = 2\n")
+
+
+def install_and_load(site: Path) -> None:
+    """A package that was not there when the program was approved."""
+    shutil.move(site / "packages" / "tool.py", site / "packages" / "other.py")
+    info = site / "packages" / "tool-1.dist-info"
+    shutil.copytree(info, site / "packages" / "other-1.dist-info")
+    new = site / "packages" / "other-1.dist-info"
+    for name in ("RECORD", "METADATA"):
+        (new / name).write_text((new / name).read_text().replace("tool", "other"))
+    edit("train.py", "import tool", "import other")(site)
+
+
+class Attack(NamedTuple):
+    """What somebody does on the host of a worker, what is said then, and whether the script has begun by then."""
+
+    act: Callable[[Path], object]
+    said: str
+    begun: bool = False
+    env: Mapping[str, str] = {}
+
+
+NOTHING = Attack(lambda site: None, "")
+ATTACKS = {
+    "another script": Attack(edit("train.py", "sgd", "adam"), "the script is .* here, and .* was approved"),
+    "another module": Attack(edit("helper.py", "3", "5"), "helper is .* here, and .* was approved"),
+    "one module more": Attack(add_module, r"also \(.*\) is here, and was not approved"),
+    "another version": Attack(lambda site: install(site, "1.1"), "tool is 1.1 .* here, and 1.0 .* was approved"),
+    "another build": Attack(lambda site: install(site, "1.0", "VALUE = 2\n"), "tool is 1.0 .* here, and 1.0"),
+    "a changed package": Attack(change_installed, r"tool \(.*\) is here, and was not approved"),
+    "one package more": Attack(install_and_load, "the script is"),
+    "another plan": NOTHING._replace(
+        said="micro_batch is 2 here, 1 in the approved plan", begun=True, env={"MICRO_BATCHES": "2"}
+    ),
+    "another step": NOTHING._replace(said="the steps that were approved are", begun=True, env={"NAME": "other"}),
+    "a swapped plan": Attack(swap_plan, "its digest is another one", begun=True),
+    "a plan that is gone": Attack(
+        lambda site: next((site / "approved").glob("*/*.plan.json")).unlink(), "an approved plan cannot be read", True
+    ),
+    "an approval that was changed": Attack(edit("approval", '"why": "seen"', '"why": ""'), "not signed by the run"),
+    "an approval for longer": Attack(edit("approval", '"until": "2', '"until": "3'), "not signed by the run"),
+    "an approval by somebody else": Attack(sign_again, "not signed by the run's authority"),
+    "an approval that is cut": Attack(lambda site: os.truncate(own(site), 99), "it does not read"),
+    "an approval that is over": Attack(end_early, "it ended at"),
+    "an approval that was withdrawn": Attack(withdraw, "it was withdrawn .*: a mistake"),
+    "an older deny list": Attack(bring_old_list_back, "the deny list is an older one"),
+    "no approval": Attack(lambda site: shutil.rmtree(site / "approved"), "the folder has no approval"),
+    "an approval of another run": Attack(other_run, "it is of run 'mt'"),
+    "no authority": Attack(lambda site: (site / "certs" / "ca.pem").unlink(), "authority's certificate cannot be read"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_whatever_else_is_refused(attack: Attack, site: Path) -> None:
+    attack.act(site)
+    status, out, err = call(site, "train.py", **attack.env)
+    assert status == 1 and out.split() == ["begun"] * attack.begun, (out, err)
+    assert re.search(attack.said, err), err
+
+
+def test_a_script_in_no_file_is_refused(site: Path) -> None:
+    told = {"PYTHONPATH": str(site / "packages")}
+    code = "import sys; del sys.modules['__main__'].__file__; import whale_nebula as nb; nb.init('clusters.yaml')"
+    done = zygote.run("-c", code, cwd=site, env=told)
+    assert "what runs here is no script in a file" in done.stderr
+
+
+def test_nothing_is_signed_unless_somebody_says_so(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted((site / "approved").iterdir())
+    dry = call(site, "approve", "train.py", "--config", "clusters.yaml", "--dry", "--json")
+    assert dry[0] == 0 and json.loads(dry[1])["signed"] is False
+    status, _, err = call(site, "approve", "train.py", "--config", "clusters.yaml")
+    assert status == 1 and "there is nobody to ask: --yes signs" in err
+    assert sorted((site / "approved").iterdir()) == before
+    assert main(["--list", "--config", str(site / "clusters.yaml")]) == 0
+    assert "seen" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "a script to approve, --list, or --withdraw"),
+        (["--list", "--withdraw", "1f"], "one of these"),
+        (["train.py", "--days", "many"], "--days takes a number"),
+        (["train.py", "--steps", "0"], "--steps takes a number"),
+        (["train.py", "--folder", "nowhere"], "there is no authority here"),
+        (["train.py", "--days", "0"], "no life of a certificate"),
+        (["missing.py"], "there is no file 'missing.py'"),
+        (["--withdraw", "zz"], "no approval begins with the serial 'zz'"),
+        (["train.py", "--config", "clusters.yml"], "the config cannot be read"),
+    ],
+)
+def test_a_wrong_call_says_what_is_wrong(
+    words: list[str], said: str, site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(site)
+    given = words if "--config" in words else [*words, "--config", "clusters.yaml"]
+    try:
+        assert main(given) not in (0, None)
+    except SystemExit as end:
+        assert end.code == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,235 @@
+"""Owners with an authority each: keys that never travel, and nobody who speaks for the clusters of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from tests.unit.security.made import DAY, GPU, NPU, RUN
+from whale_nebula.errors import CredentialsError, IdentityError, RevokedError, WrongNameError
+from whale_nebula.security import Credentials, Identity, Trust, authority, files, issue, owners, trust
+from whale_nebula.security.authority import Authority
+from whale_nebula.security.trust import DenyList, Revocation
+
+
+class Owner(NamedTuple):
+    """The folder of an owner, and his authority."""
+
+    folder: Path
+    authority: Authority
+
+    @classmethod
+    def of(cls, folder: Path, cluster: str, run: str = RUN) -> Owner:
+        authority.create(folder, Authority.fresh(run, {}, bound=[cluster]))
+        return cls(folder, authority.load(folder))
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / authority.CA
+
+    @property
+    def revoked(self) -> Path:
+        return self.folder / files.REVOKED
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> Owner:
+    return Owner.of(tmp_path / "gpu", "gpu")
+
+
+@pytest.fixture
+def npu(tmp_path: Path) -> Owner:
+    return Owner.of(tmp_path / "npu", "npu")
+
+
+def trust_each_other(one: Owner, other: Owner) -> None:
+    owners.trust_owner(one.folder, other.ca, other.revoked)
+    owners.trust_owner(other.folder, one.ca, one.revoked)
+
+
+def present(folder: Path) -> Trust:
+    known = authority.authorities(folder)
+    return Trust(known, DenyList(folder / files.REVOKED, known))
+
+
+def certificate(owner: Owner, identity: Identity) -> x509.Certificate:
+    """One that the rules of the command would not let him make."""
+    at, key = files.now(), authority.new_key().public_key()
+    own = owner.authority
+    return authority.process_certificate(identity, key, own.certificate, own.key, at + DAY, at)
+
+
+def test_a_key_is_made_where_it_is_used_and_stays_there(gpu: Owner, npu: Owner, tmp_path: Path) -> None:
+    trust_each_other(gpu, npu)
+    host = tmp_path / "host"
+    asked = owners.request(host, GPU)
+    assert {each.name for each in host.iterdir()} == {"issued", "gpu-worker-0.key", "gpu-worker-0.csr"}
+    assert owners.request(host, GPU).digest == asked.digest  # asked again: the same key
+    [signed] = owners.sign(gpu.folder, gpu.authority, [asked.path])
+    assert signed.peer.key.startswith(asked.digest) and not signed.files.key.exists()
+    for path in (signed.files.cert, gpu.ca, *gpu.folder.glob("revoked*.json")):
+        (host / path.name).write_bytes(path.read_bytes())
+    found = Credentials.of(files.Files.under(host, GPU))
+    assert found.identity == GPU
+    assert present(npu.folder).check(found.cert_pem, GPU).serial == found.serial
+    renewed = owners.sign(gpu.folder, gpu.authority, [asked.path], 3)[0]
+    assert renewed.peer.key == signed.peer.key and renewed.peer.serial != signed.peer.serial
+
+
+def test_an_authority_speaks_for_its_own_clusters_alone(gpu: Owner, npu: Owner) -> None:
+    trust_each_other(gpu, npu)
+    both = present(gpu.folder)
+    assert both.check(certificate(gpu, GPU)).identity == GPU and both.check(certificate(npu, NPU)).identity == NPU
+    for owner, identity in ((gpu, NPU), (npu, GPU), (npu, Identity(RUN, "gpu", "gateway"))):
+        with pytest.raises(WrongNameError, match="of another cluster than its authority speaks for"):
+            both.check(certificate(owner, identity))
+        with pytest.raises(CredentialsError, match="and not for"):
+            issue.issue(owner.folder, owner.authority, [identity])
+
+
+def test_an_owner_revokes_his_own_and_nobody_elses(gpu: Owner, npu: Owner) -> None:
+    trust_each_other(gpu, npu)
+    [mine], [his] = issue.issue(gpu.folder, gpu.authority, [GPU]), issue.issue(npu.folder, npu.authority, [NPU])
+    both, kept = present(gpu.folder), gpu.folder / "revoked-npu.json"
+    entries = [Revocation(each.peer.serial, each.peer.identity.uri, "now", "why") for each in (mine, his)]
+    trust.save(kept, RUN, npu.authority.key, 2, {each.serial: each for each in entries})
+    assert both.check(mine.peer.certificate).identity == GPU
+    with pytest.raises(RevokedError, match="npu/0 was revoked"):
+        both.check(his.peer.certificate)
+
+
+def test_lists_are_kept_apart(gpu: Owner, npu: Owner, caplog: pytest.LogCaptureFixture) -> None:
+    """One that vanishes or goes back takes nothing off, and the other goes on."""
+    trust_each_other(gpu, npu)
+    [his], [mine] = issue.issue(npu.folder, npu.authority, [NPU]), issue.issue(gpu.folder, gpu.authority, [GPU])
+    both, kept = present(gpu.folder), gpu.folder / "revoked-npu.json"
+    old = kept.read_bytes()
+    issue.revoke(npu.folder, npu.authority, [his.peer.serial], "sold")
+    owners.trust_owner(gpu.folder, npu.ca, npu.revoked)
+    for change in (lambda: None, lambda: kept.write_bytes(old), kept.unlink):
+        change()
+        with pytest.raises(RevokedError):
+            both.check(his.peer.certificate)
+    assert both.check(mine.peer.certificate).identity == GPU
+    issue.revoke(gpu.folder, gpu.authority, [mine.peer.serial], "sold")
+    with pytest.raises(RevokedError):
+        both.check(mine.peer.certificate)
+    with pytest.raises(CredentialsError, match="no deny list of the authority that speaks for npu"):
+        present(gpu.folder)
+
+
+def test_a_renewed_authority_stands_beside_the_others(gpu: Owner, npu: Owner) -> None:
+    trust_each_other(gpu, npu)
+    issue.renew_authority(gpu.folder)
+    known = authority.authorities(gpu.folder)
+    assert [files.authority_clusters(each) for each in known] == [("gpu",), ("npu",)]
+    assert authority.load(gpu.folder).bound == ("gpu",)
+
+
+def write_request(path: Path, uris: list[str], key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> Path:
+    names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(each) for each in uris])
+    made = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).add_extension(names, critical=False)
+    path.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+def swap_key(path: Path) -> Path:
+    """The words of one request with the signature of another."""
+    one = x509.load_pem_x509_csr(write_request(path, [GPU.uri], authority.new_key()).read_bytes())
+    data = bytearray(one.public_bytes(serialization.Encoding.DER))
+    data[-1] ^= 1
+    path.write_bytes(x509.load_der_x509_csr(bytes(data)).public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+REQUESTS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "no file": (lambda path: path, "cannot be read"),
+    "no request": (lambda path: (path.write_text("hello"), path)[1], "this is no request"),
+    "another's signature": (swap_key, "not signed by its key"),
+    "another kind of key": (
+        lambda path: write_request(path, [GPU.uri], rsa.generate_private_key(65537, 2048)), "not signed by its key"
+    ),
+    "another curve": (
+        lambda path: write_request(path, [GPU.uri], ec.generate_private_key(ec.SECP384R1())), "not signed by its key"
+    ),
+    "no name": (lambda path: write_request(path, ["https://gpu"], authority.new_key()), "names no identity"),
+    "two names": (lambda path: write_request(path, [GPU.uri, NPU.uri], authority.new_key()), "names no identity"),
+    "another run": (
+        lambda path: write_request(path, ["nebula://other/gpu/worker/0"], authority.new_key()), "run 'mt', and not of"
+    ),
+    "another's cluster": (lambda path: write_request(path, [NPU.uri], authority.new_key()), "and not for npu"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "said"), REQUESTS.values(), ids=REQUESTS)
+def test_a_request_that_is_none_is_refused(make: Callable[[Path], Path], said: str, gpu: Owner, tmp_path: Path) -> None:
+    good = owners.request(tmp_path / "host", Identity(RUN, "gpu", "worker", 7)).path
+    with pytest.raises(CredentialsError, match=said):
+        owners.sign(
+            gpu.folder, gpu.authority, [make(tmp_path / "one.csr"), good][:: -1 if said.startswith("no ") else 1]
+        )
+
+
+def test_a_second_key_and_a_revoked_one_are_refused(gpu: Owner, tmp_path: Path) -> None:
+    first, second = (owners.request(tmp_path / name, GPU).path for name in ("host", "thief"))
+    [signed] = owners.sign(gpu.folder, gpu.authority, [first])
+    with pytest.raises(CredentialsError, match="gpu/0 has a certificate already"):
+        owners.sign(gpu.folder, gpu.authority, [second])
+    issue.revoke(gpu.folder, gpu.authority, [signed.peer.serial], "stolen")
+    with pytest.raises(CredentialsError, match="the key of gpu/0 was revoked"):
+        owners.sign(gpu.folder, gpu.authority, [first])
+    assert owners.sign(gpu.folder, gpu.authority, [second])[0].peer.identity == GPU
+
+
+class Untrusted(NamedTuple):
+    """What a folder is asked to trust, and what is said of it."""
+
+    make: Callable[[Path], tuple[Path, Path | None]]
+    said: str
+
+
+def whole_run(folder: Path) -> tuple[Path, Path | None]:
+    authority.create(folder, Authority.fresh(RUN, {}))
+    return folder / authority.CA, None
+
+
+def worker(folder: Path) -> tuple[Path, Path | None]:
+    owner = Owner.of(folder, "npu")
+    return issue.issue(owner.folder, owner.authority, [NPU])[0].files.cert, None
+
+
+def foreign_list(folder: Path) -> tuple[Path, Path | None]:
+    return Owner.of(folder / "a", "npu").ca, Owner.of(folder / "b", "npu").revoked
+
+
+UNTRUSTED = {
+    "of the whole run": Untrusted(whole_run, "this is the authority of a whole run"),
+    "a worker's": Untrusted(worker, "no authority's certificate"),
+    "of our own cluster": Untrusted(lambda folder: (Owner.of(folder, "gpu").ca, None), "speaks for gpu already"),
+    "of another run": Untrusted(lambda folder: (Owner.of(folder, "npu", "other").ca, None), "that of run 'other'"),
+    "with a list of somebody else": Untrusted(foreign_list, "not signed by the run's authority"),
+}
+
+
+@pytest.mark.parametrize("case", UNTRUSTED.values(), ids=UNTRUSTED)
+def test_who_must_not_be_trusted_is_not(case: Untrusted, gpu: Owner, tmp_path: Path) -> None:
+    given, before = case.make(tmp_path / "other"), gpu.ca.read_bytes()
+    with pytest.raises(IdentityError, match=case.said):
+        owners.trust_owner(gpu.folder, *given)
+    assert gpu.ca.read_bytes() == before and not [*gpu.folder.glob("revoked-*")]
+
+
+def test_an_older_list_is_not_taken(gpu: Owner, npu: Owner, tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    old.write_bytes(npu.revoked.read_bytes())
+    issue.revoke(npu.folder, npu.authority, [issue.issue(npu.folder, npu.authority, [NPU])[0].peer.serial], "sold")
+    owners.trust_owner(gpu.folder, npu.ca, npu.revoked)
+    present(gpu.folder)  # a process that has read it
+    with pytest.raises(CredentialsError, match="older one"):
+        owners.trust_owner(gpu.folder, npu.ca, old)

@@ -1,0 +1,131 @@
+"""Log in: an account asks for certificates of workers, for some hours, and keeps the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from whale_nebula.accounts.registry import AUDITOR, INVITATION, OWNER, PASSWORD, TOKEN, Account, Certified, Registry
+from whale_nebula.errors import AccountError, LoginError, NebulaError
+from whale_nebula.security import WORKER, Identity, authority, files, issue, owners
+from whale_nebula.security.authority import Authority
+
+HOURS, MOST_HOURS = 12.0, 168.0
+MOST_REQUESTS = 64
+_LONGEST = 4096
+KINDS = (PASSWORD, TOKEN, INVITATION)
+
+
+class Asked(NamedTuple):
+    """What somebody asks who logs in."""
+
+    account: str
+    kind: str
+    secret: str
+    requests: Sequence[str]
+    hours: float = HOURS
+    password: str | None = None
+
+    @classmethod
+    def parse(cls, said: Any) -> Asked:
+        """Read a message; whatever is not as it must be is refused before anything is looked up."""
+        if not isinstance(said, dict) or not said.keys() <= set(cls._fields):
+            raise AccountError("this is no request to log in", mend=f"an object with {', '.join(cls._fields)}")
+        texts = [said.get(name) for name in ("account", "kind", "secret")]
+        requests, hours, password = said.get("requests"), said.get("hours", HOURS), said.get("password")
+        right = all(isinstance(each, str) and len(each) <= _LONGEST for each in (*texts, password or ""))
+        right = right and isinstance(requests, list) and len(requests) <= MOST_REQUESTS
+        right = right and all(isinstance(each, str) and len(each) <= _LONGEST for each in requests or ())
+        right = right and type(hours) in (int, float) and 0 < hours <= MOST_HOURS and texts[1] in KINDS
+        if not right:
+            raise AccountError(
+                "this is no request to log in",
+                why=f"at most {MOST_REQUESTS} requests, and {MOST_HOURS:g} hours",
+                mend="whale-nebula login",
+            )
+        account, kind, secret = map(str, texts)
+        return cls(account, kind, secret, requests or (), float(hours), password)
+
+
+def read_lists(folder: Path) -> dict[str, str]:
+    """The deny lists in a folder, by the names of their files."""
+    return {each.name: each.read_text("utf-8") for each in sorted(folder.glob("revoked*.json"))}
+
+
+class Desk(NamedTuple):
+    """Where accounts log in: the registry, and the authority in its folder."""
+
+    registry: Registry
+    authority: Authority
+    folder: Path
+
+    def log_in(self, asked: Asked, source: str = "") -> Mapping[str, Any]:
+        """The certificates that an account asks for, with what a host needs beside them."""
+        about: dict[str, Any] = {"kind": asked.kind, "source": source}
+        try:
+            account = self.registry.log_in(asked.account, asked.kind, asked.secret, asked.password)
+            with self.registry.hold():
+                made = self._certify(account, asked)
+        except NebulaError as error:
+            reason = error.reason if isinstance(error, LoginError) else f"{error.code} {error.what}"
+            self.registry.note("login", asked.account, "deny", reason, **about)
+            raise
+        serials = [each.serial for each in made]
+        self.registry.note("login", account.name, "allow", role=account.role, serials=serials, **about)
+        pems = [(self.folder / authority.ISSUED / f"{serial}.pem").read_text("ascii") for serial in serials]
+        return {
+            "account": account.name,
+            "role": account.role,
+            "certificates": pems,
+            "until": min((each.until for each in made), default=""),
+            "ca": (self.folder / authority.CA).read_text("ascii"),
+            "lists": read_lists(self.folder),
+        }
+
+    def _certify(self, account: Account, asked: Asked) -> list[Certified]:
+        wanted = [owners.read_request(text.encode(), "a request") for text in asked.requests]
+        present = self.registry.certificates()
+        for identity, _ in wanted:
+            self._check(account, identity, present)
+        held = {each.identity for each in present if each.account == account.name}
+        count = len(held | {identity.uri for identity, _ in wanted})
+        if count > account.workers:
+            raise AccountError(
+                f"the account may have {account.workers} at a time, and would have {count}",
+                why=f"it holds {', '.join(sorted(held)) or 'none'}",
+                mend="ask the owner for more, or wait until a certificate has ended",
+            )
+        made, moment = [], files.now()
+        authority.check_current(self.authority, moment)
+        with files.lock_folder(self.folder):
+            for identity, key in wanted:
+                digest = files.digest_public_key(key)
+                old = [each.serial for each in present if each.identity == identity.uri and each.key != digest]
+                if old:  # from another host: the latest login counts
+                    issue.revoke_locked(self.folder, self.authority, old, f"a later login of {account.name}", moment)
+                found = issue.certify(
+                    self.folder, self.authority, identity, key, asked.hours / 24, moment, "a request", account.name
+                ).peer
+                until = f"{found.not_after:%Y-%m-%dT%H:%M:%SZ}"
+                made.append(Certified(found.serial, account.name, identity.uri, digest, until))
+        self.registry.note_certificates(made)
+        return made
+
+    def _check(self, account: Account, identity: Identity, present: Sequence[Certified]) -> None:
+        """Whether an account may be somebody."""
+        self.authority.check(identity)
+        if account.role == AUDITOR or (account.role != OWNER and identity.role != WORKER):
+            what = f"the role of the account is {account.role}, and a {identity.role} it may not be"
+            raise AccountError(what, mend="ask the owner of the cluster")
+        for each in present:
+            if each.identity == identity.uri and each.account != account.name:
+                what = f"{identity.worker} is held by another account until {each.until}"
+                raise AccountError(what, mend="--index with another number")
+
+    def end_certificates(self, left: Sequence[Certified], why: str) -> int | None:
+        """Revoke what an account still has; gives the number of the deny list."""
+        serials = [each.serial for each in left]
+        if serials:
+            issue.revoke(self.folder, self.authority, serials, why)
+        return len(serials) or None

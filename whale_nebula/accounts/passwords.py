@@ -1,0 +1,62 @@
+"""Passwords and other secrets: how they are kept, made and compared."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+
+from whale_nebula.errors import AccountError
+
+SHORTEST = 12
+_LOG_N, _R, _P, _SIZE = 15, 8, 1, 32
+_MEMORY = 128 << 20
+_LONGEST = 1024
+
+
+def check_password(text: str) -> str:
+    """A password that may be set: long enough, and not one of a few characters."""
+    if len(text) < SHORTEST or len(set(text)) < 5 or len(text) > _LONGEST:
+        raise AccountError(
+            "this password is too weak",
+            why=f"it has {SHORTEST} characters or more, of which 5 or more differ",
+            mend="a sentence that you remember is long enough",
+        )
+    return text
+
+
+def hash_password(text: str) -> str:
+    """How a password is kept: scrypt with a salt of its own, and with its costs, which later ones may raise.
+
+    >>> kept = hash_password("a sentence to remember")
+    >>> kept.split("$")[:4], verify_password("a sentence to remember", kept), verify_password("another", kept)
+    (['scrypt', '15', '8', '1'], True, False)
+    """
+    salt = secrets.token_bytes(16)
+    return f"scrypt${_LOG_N}${_R}${_P}${salt.hex()}${_scrypt(text, salt, _LOG_N, _R, _P).hex()}"
+
+
+def verify_password(text: str, kept: str) -> bool:
+    """Whether this is the password, in a time that does not depend on it."""
+    try:
+        kind, log_n, r, p, salt, digest = kept.split("$")
+        wanted = bytes.fromhex(digest)
+        found = _scrypt(text, bytes.fromhex(salt), int(log_n), int(r), int(p))
+    except ValueError:
+        return False
+    return kind == "scrypt" and hmac.compare_digest(found, wanted)
+
+
+def _scrypt(text: str, salt: bytes, log_n: int, r: int, p: int) -> bytes:
+    data = text[:_LONGEST].encode("utf-8", "surrogatepass")
+    return hashlib.scrypt(data, salt=salt, n=1 << log_n, r=r, p=p, maxmem=_MEMORY, dklen=_SIZE)
+
+
+def make_secret(kind: str, number: str) -> str:
+    """A secret that nobody can guess: what it is and its number, which are no secret, and 32 random bytes."""
+    return f"{kind}-{number}-{secrets.token_urlsafe(32)}"
+
+
+def digest_secret(text: str) -> str:
+    """How such a secret is kept: it is random, so that nothing slower is needed."""
+    return hashlib.sha256(text[:_LONGEST].encode("utf-8", "surrogatepass")).hexdigest()

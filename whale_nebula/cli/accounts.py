@@ -1,0 +1,264 @@
+"""`whale-nebula accounts`: who may train in the clusters of an owner. Needs no TensorFlow."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from whale_nebula.accounts import registry as kinds
+from whale_nebula.accounts.login import Desk
+from whale_nebula.accounts.registry import DISABLED, ENABLED, INVITATION, INVITATION_DAYS, TOKEN, TOKEN_DAYS, Registry
+from whale_nebula.accounts.service import serve
+from whale_nebula.cli import arguments
+from whale_nebula.cli.arguments import Options, Parser, split, tell
+from whale_nebula.errors import AccountError, ConfigError, NebulaError
+from whale_nebula.errors.text import did_you_mean
+from whale_nebula.security import authority, files
+from whale_nebula.security.authority import Authority
+
+_DESCRIPTION = """\
+Accounts say who may train in the clusters of an owner. They are kept beside his authority ("whale-nebula certs init"),
+in one file; who logs in there ("whale-nebula login") is given certificates for some hours, with his name in them."""
+
+_EPILOG = """\
+commands:
+  add      an account, with an invitation by which its owner sets a password, once
+  list     all accounts
+  show     one account: its state, its secrets and certificates
+  disable  nobody logs in with it any more, and its certificates are revoked
+  enable   it may log in again
+  remove   it is gone, and so are its certificates
+  passwd   a new invitation to set a password; or the password itself, from a file
+  token    a token to log in with, for programs
+  log      what was decided and changed, as JSON lines
+  serve    the service at which accounts log in
+
+examples:
+  whale-nebula accounts add ana --workers 2
+  whale-nebula accounts token ana --days 7
+  whale-nebula accounts disable ana
+  whale-nebula accounts serve --cluster gpu --listen 0.0.0.0:7200
+
+exit status:
+  0   done
+  1   refused: nothing was changed, and the message says why
+  2   the command line is wrong
+  78  the service cannot listen"""
+
+_TEXT = {
+    "add": "Add an account. It prints an invitation, which is good once: give it to whom the account is for.",
+    "list": "List all accounts.",
+    "show": "Show an account, its secrets by their numbers, and the certificates that it has.",
+    "disable": "Let nobody log in with an account, and revoke the certificates that it has: its workers' links end as "
+    "soon as revoked.json is on the hosts that it talks to.",
+    "enable": "Let an account log in again.",
+    "remove": "Remove an account with its secrets, and revoke its certificates.",
+    "passwd": "Make an invitation to set a new password, or set it from a file. Tokens of before end.",
+    "token": "Make a token: who has it logs in with it until it ends. It is shown once.",
+    "log": "Print what was decided and changed, as JSON lines, once all of it is found to be as it was written.",
+    "serve": "Serve logins until SIGTERM or Ctrl-C.",
+}
+_OPTIONS: Options = {
+    "--role": ("ROLE", f"{', '.join(kinds.ROLES)}; trainer if it is not given"),
+    "--workers": ("N", "how many workers it may have at a time; 1 if it is not given"),
+    "--days": ("DAYS", f"how long it is good: {INVITATION_DAYS:g} for an invitation, {TOKEN_DAYS:g} for a token"),
+    "--password-file": ("FILE", "a file whose first line is the password, that only you can read"),
+    "--cluster": ("NAME", "the cluster whose service it is"),
+    "--listen": ("HOST:PORT", "where; 127.0.0.1:7200 if it is not given"),
+    "--folder": ("FOLDER", 'where the authority is; "certs" if it is not given'),
+    "--json": (None, "print one JSON object"),
+}
+_ALWAYS = ("--folder", "--json")
+_TAKES = {
+    "add": ("--role", "--workers", "--days", "--password-file", *_ALWAYS),
+    "passwd": ("--days", "--password-file", *_ALWAYS),
+    "token": ("--days", *_ALWAYS),
+    "serve": ("--cluster", "--listen", "--folder"),
+}
+_NAMED = ("add", "show", "disable", "enable", "remove", "passwd", "token")
+
+
+def parser(command: str = "") -> Parser:
+    """The options of `accounts`, or of one of its commands."""
+    if not command:
+        usage = f"whale-nebula accounts {'|'.join(_TEXT)} [NAME] [options]"
+        return Parser("accounts", _DESCRIPTION, {}, usage=usage, epilog=_EPILOG)
+    usage = f"whale-nebula accounts {command}{' NAME' * (command in _NAMED)} [options]"
+    options = {name: _OPTIONS[name] for name in _TAKES.get(command, _ALWAYS)}
+    return Parser(f"accounts {command}", _TEXT[command], options, usage=usage)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; gives the exit status."""
+    command = argv[0] if argv else ""
+    if command not in _TEXT:
+        made = parser()
+        made.read([word for word in argv if word.startswith("-")])
+        made.error(f"there is no command {command!r}: {did_you_mean(command, _TEXT)}" if command else "which command?")
+    made = parser(command)
+    words = split(argv[1:], _OPTIONS)
+    given = made.read(words.options)
+    if words.arguments or (words.script is None) == (command in _NAMED):
+        made.error("of which account? One name" if command in _NAMED else "it takes options alone")
+    folder = Path("certs" if given.folder is None else given.folder)
+    try:
+        signs = authority.load(folder)
+        registry = Registry(folder, signs)
+        try:
+            if command == "serve":
+                return _serve(given, made, Desk(registry, signs, folder))
+            document, text = _COMMANDS[command](Call(given, made, registry, signs, folder, words.script or ""))
+        finally:
+            registry.close()
+    except NebulaError as error:
+        code = arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
+        return tell(error, as_json=getattr(given, "json", False), code=code)
+    print(json.dumps(document, indent=1) if given.json else text)
+    return arguments.DONE
+
+
+class Call:
+    """A command with what it was given."""
+
+    def __init__(
+        self, given: argparse.Namespace, made: Parser, registry: Registry, signs: Authority, folder: Path, name: str
+    ) -> None:
+        self.given, self.made, self.registry, self.signs, self.folder, self.name = (
+            given, made, registry, signs, folder, name
+        )  # fmt: skip
+
+    def days(self, usual: float) -> float:
+        """The days that were given, or the usual ones."""
+        try:
+            days = usual if self.given.days is None else float(self.given.days)
+        except ValueError:
+            self.made.error(f"--days takes a number, and {self.given.days!r} is none")
+        authority.span(days)
+        return days
+
+    def password(self) -> str | None:
+        """The password in the file that was given."""
+        path = self.given.password_file
+        if path is None:
+            return None
+        lines = files.read(path, "the password", secret=True).decode("utf-8", "replace").splitlines()
+        return lines[0] if lines else ""
+
+    def invite(self) -> tuple[str, str]:
+        """A new invitation, and what to do with it."""
+        made = self.registry.make_secret(self.name, INVITATION, self.days(INVITATION_DAYS))
+        return (
+            made,
+            f"invitation: {made}\n  for {self.name}, with ca.pem, by a safe way: whale-nebula login --invitation",
+        )
+
+
+Answer = tuple[Any, str]
+
+
+def _add(call: Call) -> Answer:
+    workers = call.made.number("--workers", call.given.workers)
+    call.days(INVITATION_DAYS)
+    password = call.password()
+    call.registry.add(call.name, call.given.role or kinds.TRAINER, 1 if workers is None else workers, password)
+    if password is not None:
+        return {"added": call.name}, f"added {call.name}"
+    invitation, text = call.invite()
+    return {"added": call.name, "invitation": invitation}, f"added {call.name}\n{text}"
+
+
+def _list(call: Call) -> Answer:
+    found = call.registry.list_accounts()
+    rows = [f"{each.name:<16} {each.role:<8} {each.state:<9} {each.workers} workers" for each in found]
+    return [asdict(each) for each in found], "\n".join(rows) or "there are no accounts: whale-nebula accounts add NAME"
+
+
+def _show(call: Call) -> Answer:
+    found, secrets = call.registry.find(call.name), call.registry.list_secrets(call.name)
+    held = call.registry.certificates(call.name)
+    lines = [f"{name}: {value}" for name, value in asdict(found).items() if value != ""]
+    lines += [f"{kind} {number} until {until}" for number, kind, until in secrets]
+    lines += [f"certificate {each.serial[:16]} of {each.identity} until {each.until}" for each in held]
+    document = {**asdict(found), "secrets": secrets, "certificates": [asdict(each) for each in held]}
+    return document, "\n".join(lines)
+
+
+def _disable(call: Call) -> Answer:
+    return _end(call, call.registry.set_state(call.name, DISABLED), "disabled")
+
+
+def _enable(call: Call) -> Answer:
+    call.registry.set_state(call.name, ENABLED)
+    return {"enabled": call.name}, f"enabled {call.name}"
+
+
+def _remove(call: Call) -> Answer:
+    return _end(call, call.registry.remove(call.name), "removed")
+
+
+def _end(call: Call, left: Sequence[kinds.Certified], done: str) -> Answer:
+    count = Desk(call.registry, call.signs, call.folder).end_certificates(left, f"account {call.name} was {done}")
+    text = f"{done} {call.name}"
+    if count:
+        text += f"\nrevoked {count} certificate{'s' * (count != 1)}; to every host: {call.folder / files.REVOKED}"
+    return {done: call.name, "revoked": [each.serial for each in left]}, text
+
+
+def _passwd(call: Call) -> Answer:
+    password = call.password()
+    if password is not None:
+        call.registry.set_password(call.name, password)
+        return {"changed": call.name}, f"changed the password of {call.name}"
+    invitation, text = call.invite()
+    return {"invitation": invitation}, text
+
+
+def _token(call: Call) -> Answer:
+    made = call.registry.make_secret(call.name, TOKEN, call.days(TOKEN_DAYS))
+    return {"token": made}, f"{made}\n  it is not shown again: keep it in a file of mode 600, for --token-file"
+
+
+def _log(call: Call) -> Answer:
+    found = call.registry.list_events()
+    return found, "\n".join(json.dumps(each) for each in found)
+
+
+_COMMANDS: dict[str, Callable[[Call], Answer]] = {
+    "add": _add, "list": _list, "show": _show, "disable": _disable, "enable": _enable, "remove": _remove,
+    "passwd": _passwd, "token": _token, "log": _log,
+}  # fmt: skip
+
+
+def _serve(given: argparse.Namespace, made: Parser, desk: Desk) -> int:
+    cluster = given.cluster or (desk.authority.bound[0] if len(desk.authority.bound) == 1 else None)
+    if cluster is None:
+        made.error("of which cluster? --cluster gpu")
+    host, _, port = (given.listen or "127.0.0.1:7200").rpartition(":")
+    number = made.number("--listen", port)
+    over = threading.Event()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: over.set())
+    with serve(desk, cluster, host.strip("[]"), number or 0) as bound:
+        print(f"whale-nebula: accounts of {cluster} log in at {host}:{bound}", file=sys.stderr, flush=True)
+        over.wait()
+    return arguments.DONE
+
+
+def ask_password(text: str) -> str:
+    """A password from the terminal, or from the first line of what stands in its place."""
+    if sys.stdin.isatty():
+        return getpass.getpass(text)
+    line = sys.stdin.readline()
+    if not line:
+        raise AccountError(
+            "there is no terminal to ask for a password", mend="--password-file FILE, or --token-file FILE"
+        )
+    return line.rstrip("\n")

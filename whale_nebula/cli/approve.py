@@ -1,0 +1,222 @@
+"""`whale-nebula approve`: show what a program is, and sign that it may run."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whale_nebula.cli import arguments as exits
+from whale_nebula.cli.arguments import Options, Parser, Words, read_script, remark, tell
+from whale_nebula.config import Config, load
+from whale_nebula.errors import ConfigError, CredentialsError, NebulaError, PlanError
+from whale_nebula.security import approval, authority, files, issue
+from whale_nebula.security.approval import DAYS, Found
+from whale_nebula.security.trust import DenyList, Trust
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
+
+_DESCRIPTION = """\
+Show what a program is, and sign that it may run: its plan, what crosses between clusters and on which inputs that
+depends, the files of the script, and the installed packages. Workers whose config has "approvals: FOLDER" refuse
+every other program, with the first difference from what was approved.
+
+The script runs as under "whale-nebula show --all": its steps are planned and answered with zeros, nothing is trained.
+Sign where the authority's key is ("whale-nebula certs init"), with the packages that the workers have."""
+
+_EPILOG = """\
+examples:
+  whale-nebula approve train.py --config clusters.yaml            show it, ask, and sign
+  whale-nebula approve train.py --config clusters.yaml --yes --why "reviewed on Monday"
+  whale-nebula approve train.py --config clusters.yaml --dry      show it, and sign nothing
+  whale-nebula approve --list --config clusters.yaml
+  whale-nebula approve --withdraw 1f3a --config clusters.yaml     put it on the deny list, revoked.json
+
+Copy the folder that it writes, and after --withdraw revoked.json, to every host whose config asks for approvals.
+
+exit status:
+  0   signed, shown or withdrawn           65  there is no such approval
+  1   refused: nothing was signed          66  there is no such file
+  2   the command line is wrong            78  the config is wrong
+  3   the script made no step with scopes  130 interrupted"""
+
+_OPTIONS: Options = {
+    "--config": ("FILE", "clusters.yaml, also instead of what the script gives nb.init"),
+    "--folder": ("FOLDER", 'where the authority is; "certs" beside the --config, or here, if it is not given'),
+    "--days": ("DAYS", f"how long it may run: {DAYS:g} if it is not given, and not longer than the authority"),
+    "--why": ("TEXT", "what to remember about it"),
+    "--steps": ("N", "look at the first N steps that differ; at all of them, until the script ends, if not given"),
+    "--yes": (None, "sign without asking"),
+    "--dry": (None, "sign nothing"),
+    "--list": (None, "the approvals that there are"),
+    "--withdraw": ("HEX", "an approval, by the first digits of its serial number"),
+    "--json": (None, "print one JSON object"),
+}
+
+
+def parser() -> Parser:
+    """The options of the command."""
+    usage = "whale-nebula approve [options] SCRIPT [arguments of the script] | --list | --withdraw HEX"
+    return Parser("approve", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; gives the exit status."""
+    made = parser()
+    given, words = read_script(made, argv, _OPTIONS)
+    if (words.script is not None) + given.list + (given.withdraw is not None) != 1:
+        made.error("one of these: a script to approve, --list, or --withdraw HEX")
+    if given.steps is not None and not (given.steps.isdecimal() and int(given.steps)):
+        made.error("--steps takes a number from 1 up")
+    try:
+        days = DAYS if given.days is None else float(given.days)
+    except ValueError:
+        made.error(f"--days takes a number, and {given.days!r} is none")
+    try:
+        if given.list:
+            return _list(given)
+        return _withdraw(given) if given.withdraw is not None else _approve(given, words, days)
+    except PlanError as error:
+        return tell(error, as_json=given.json, code=exits.NO_DATA)
+    except NebulaError as error:
+        code = exits.CONFIG if isinstance(error, ConfigError) else exits.FAILED
+        return tell(error, as_json=given.json, code=code)
+
+
+def _places(given: argparse.Namespace) -> tuple[Config, Path, Path]:
+    """The config, the folder of the authority, and that of the approvals."""
+    config = Config() if given.config is None else load(given.config)
+    base = Path() if given.config is None else Path(given.config).parent
+    folder = base / "certs" if given.folder is None else Path(given.folder)
+    return config, folder, base / (config.approvals or "approvals")
+
+
+# ---------------------------------------------------------------------- approve
+def _approve(given: argparse.Namespace, words: Words, days: float) -> int:
+    from whale_nebula.cli.show_script import Onlooker, collect_plans, tell_nothing
+    from whale_nebula.security import code
+
+    path = words.script or ""
+    if not Path(path).is_file():
+        mend = "whale-nebula approve path/to/train.py"
+        return tell(PlanError(f"there is no file {path!r}", mend=mend), as_json=given.json, code=exits.NO_FILE)
+    config, folder, approvals = _places(given)
+    signs = None if given.dry else authority.load(folder)
+    if signs is not None:
+        authority.check_current(signs)
+        authority.span(days)
+        if config.run not in (None, signs.run):
+            what = f"the config is of run {config.run!r}, and the authority of {signs.run!r}"
+            raise CredentialsError(what, where=str(folder), mend="--folder with the authority of this run")
+    onlooker = Onlooker(math.inf if given.steps is None else int(given.steps), given.config, None)
+    ending = collect_plans(path, words.arguments, onlooker)
+    if not onlooker.plans or ending.error is not None:
+        return tell_nothing(path, ending, onlooker, given.json, "approve")
+    plans, own, packages = onlooker.plans, code.list_files(path), code.list_packages()
+    document = {"script": Path(path).name, "files": own, "packages": dict(packages), "plans": [p.digest for p in plans]}
+    if not given.json:
+        print(describe(plans, own, packages))
+    if signs is None or not (given.yes or _ask(path)):
+        if given.json:
+            print(json.dumps({**document, "signed": False}, indent=1))
+        else:
+            remark("nothing was signed")
+        return exits.DONE if given.dry else exits.FAILED
+    from whale_nebula.plan.file import to_text
+
+    texts = {plan.name: to_text(plan).encode() for plan in plans}
+    who, name = getpass.getuser(), Path(path).name
+    made = approval.save(approvals, signs, name, (own, packages), texts, days=days, by=who, why=given.why or "")
+    if given.json:
+        print(json.dumps({**document, "signed": True, **_document(made)}, indent=1))
+    else:
+        print(f"\nsigned: {made.folder}   {_dates(made)}\nto every host whose config asks for approvals: that folder")
+        if config.approvals is None:
+            print(f"they ask for it by a line in the config: approvals: {approvals.name}")
+    return exits.DONE
+
+
+def _ask(path: str) -> bool:
+    if not sys.stdin.isatty():
+        remark("there is nobody to ask: --yes signs")
+        return False
+    print(f"\nMay {path} run, as it stands above? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def describe(plans: Sequence[Plan], own: Any, packages: Any) -> str:
+    """What a program is, as text: its plans, on which inputs what crosses depends, its files and packages."""
+    from whale_nebula.plan.text import list_dependences
+
+    lines = []
+    for plan in plans:
+        inputs = list(dict.fromkeys(name for each in plan.crossings for name in each.depends))
+        table = list(list_dependences(plan, inputs).text()) or ["nothing depends on any input"]
+        lines += [
+            plan.to_text(),
+            "",
+            "what crosses, and on which inputs it depends",
+            *(f"  {row}".rstrip() for row in table),
+            "",
+        ]
+    lines += ["files of the script", *(f"  {name}  {value[:12]}" for name, value in own.items()), ""]
+    installed = ", ".join(f"{name} {value.split()[0]}" for name, value in packages.items())
+    return "\n".join([*lines, f"{len(packages)} packages: {installed}"])
+
+
+# ---------------------------------------------------------------------- list, withdraw
+def _found(given: argparse.Namespace) -> Sequence[Found]:
+    config, folder, approvals = _places(given)
+    known, revoked = authority.authorities(folder), folder / files.REVOKED
+    trust = Trust(known, DenyList(revoked if revoked.exists() else None, known))
+    return approval.read_all(approvals, trust, config.run, files.now())
+
+
+def _list(given: argparse.Namespace) -> int:
+    found = _found(given)
+    if given.json:
+        print(json.dumps([_document(each) for each in found], indent=1))
+        return exits.DONE
+    for each in found:
+        print(f"{each.folder.name}   {each.fault or _dates(each)}")
+    if not found:
+        print("there are no approvals")
+    return exits.DONE
+
+
+def _document(found: Found) -> dict[str, Any]:
+    made = found.approval
+    about = {} if made is None else {"serial": made.serial, "until": made.until, "by": made.by, "why": made.why}
+    return {"folder": str(found.folder), "good": not found.fault, "fault": found.fault, **about}
+
+
+def _dates(found: Found) -> str:
+    made = found.approval
+    if made is None:
+        return ""
+    why = f", {made.why}" * bool(made.why)
+    return f"serial {made.serial[:16]}   until {made.until}   by {made.by}{why}"
+
+
+def _withdraw(given: argparse.Namespace) -> int:
+    _, folder, approvals = _places(given)
+    signs, start = authority.load(folder), given.withdraw.lower()
+    same = [each.approval for each in _found(given) if each.approval and each.approval.serial.startswith(start)]
+    if len(same) != 1:
+        said = f"{len(same)} approvals begin" if same else "no approval begins"
+        what = f"{said} with the serial {given.withdraw!r}"
+        raise PlanError(what, where=str(approvals), mend="whale-nebula approve --list")
+    issue.withdraw(folder, signs, same[0].serial, f"approval of {same[0].script}", given.why or "")
+    number = DenyList(folder / files.REVOKED, [signs.certificate]).number
+    if given.json:
+        print(json.dumps({"withdrawn": same[0].serial, "deny_list": number}))
+    else:
+        print(f"withdrawn: {same[0].serial[:16]}, by number {number} of the deny list")
+        print(f"to every host whose config asks for approvals: {folder / files.REVOKED}")
+    return exits.DONE

@@ -1,0 +1,199 @@
+"""`whale-nebula login`: certificates for the workers of this host, by an account. Needs no TensorFlow."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import getpass
+import json
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from whale_nebula.accounts.login import HOURS, MOST_HOURS, Asked
+from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN
+from whale_nebula.accounts.service import Service
+from whale_nebula.cli import arguments
+from whale_nebula.cli.accounts import ask_password
+from whale_nebula.cli.arguments import Options, Parser, remark, tell
+from whale_nebula.config import Config, load
+from whale_nebula.errors import AccountError, ConfigError, CredentialsError, LoginError, NebulaError
+from whale_nebula.errors.text import did_you_mean
+from whale_nebula.security import WORKER, Identity, authority, files, owners
+from whale_nebula.security.identity import ROLES
+
+LOOK_SECONDS = 3.0
+_DESCRIPTION = """\
+Log in at the service of a cluster's owner ("whale-nebula accounts serve"), and get certificates for workers of this
+host, good for some hours. Their keys are made here and stay here. The service proves who it is by ca.pem, which comes
+from the owner with the invitation."""
+
+_EPILOG = """\
+examples:
+  whale-nebula login --cluster gpu --at gpu.example.org:7200 --account ana --invitation    the first time
+  whale-nebula login --cluster gpu --at gpu.example.org:7200 --account ana --count 2
+  whale-nebula login --cluster gpu --at gpu.example.org:7200 --account ci --token-file token.txt --config clusters.yaml
+  whale-nebula login --cluster gpu --at gpu.example.org:7200 --account ci --token-file token.txt --keep
+  whale-nebula login --cluster gpu --at gpu.example.org:7200 --lists --keep                  on a host of npu's owner
+
+Then: whale-nebula run --config clusters.yaml --cluster gpu train.py
+
+exit status:
+  0   logged in        2   the command line is wrong
+  1   refused          78  the config is wrong"""
+
+_OPTIONS: Options = {
+    "--cluster": ("NAME", "the cluster"),
+    "--at": ("HOST:PORT", "where its accounts log in"),
+    "--account": ("NAME", "the account; your name on this host if it is not given"),
+    "--run": ("NAME", "the run's name, if the config names none"),
+    "--index": ("N", "the number of the worker in its cluster; 0 if it is not given"),
+    "--count": ("N", "workers 0 to N-1"),
+    "--hours": ("HOURS", f"how long the certificates are good: {HOURS:g} if it is not given, {MOST_HOURS:g} at most"),
+    "--role": ("ROLE", "worker if it is not given; accounts of owners may also be gateway"),
+    "--keep": (None, "stay: log in again before the certificates end, and keep the deny lists as the owner has them"),
+    "--lists": (None, "no certificates, the deny lists alone: for hosts of other owners, with --keep"),
+    "--invitation": (None, "set a password first, by an invitation that was given to you"),
+    "--token-file": ("FILE", "a file with a token, that only you can read, in place of the password"),
+    "--password-file": ("FILE", "a file whose first line is the password, that only you can read"),
+    "--config": ("FILE", "clusters.yaml: the run's name, and where certs lies"),
+    "--folder": ("FOLDER", 'where ca.pem is, and the certificates go: "certs" beside the --config, or here'),
+    "--json": (None, "print one JSON object"),
+}
+
+
+def parser() -> Parser:
+    """The options of the command."""
+    usage = "whale-nebula login --cluster NAME --at HOST:PORT [options]"
+    return Parser("login", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; gives the exit status."""
+    made = parser()
+    given = made.read(argv)
+    if given.cluster is None or given.at is None:
+        made.error("where? --cluster gpu --at gpu.example.org:7200")
+    if given.invitation and (given.token_file or given.password_file):
+        made.error("--invitation asks for the invitation, and for the new password")
+    host, _, port = given.at.rpartition(":")
+    number = made.number("--at", port)
+    try:
+        hours = HOURS if given.hours is None else float(given.hours)
+    except ValueError:
+        made.error(f"--hours takes a number, and {given.hours!r} is none")
+    index, count = made.number("--index", given.index), made.number("--count", given.count)
+    if (index is not None and count is not None) or count == 0:
+        made.error("--index is one, --count is several, from 1 up: choose one of them")
+    if given.keep and not (given.token_file or given.password_file or given.lists):
+        made.error("--keep logs in again and again: with --token-file or --password-file")
+    if given.lists and (given.token_file or given.password_file or given.invitation or given.account):
+        made.error("--lists needs no account: deny lists are for everybody")
+    role = given.role or WORKER
+    if role not in ROLES:
+        made.error(f"there is no role {role!r}: {did_you_mean(role, ROLES)}")
+    numbers = list(range(count)) if count else [index or 0]
+    try:
+        login = Login(given, host.strip("[]"), number or 0, hours, role, numbers)
+        if given.lists:
+            login.write_lists(login.service.fetch_lists())
+        until = None if given.lists else login.log_in()
+        if not given.keep:
+            return arguments.DONE
+        over = threading.Event()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, lambda *_: over.set())
+        return keep(login, until, lambda seconds: not over.wait(seconds), files.now)
+    except NebulaError as error:
+        code = arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
+        return tell(error, as_json=given.json, code=code)
+
+
+class Login:
+    """A login of this host, that can be done again."""
+
+    def __init__(
+        self, given: argparse.Namespace, host: str, port: int, hours: float, role: str, numbers: Sequence[int]
+    ) -> None:
+        config = Config() if given.config is None else load(given.config)
+        base = Path() if given.config is None else Path(given.config).parent
+        self.folder = base / "certs" if given.folder is None else Path(given.folder)
+        ca = self.folder / authority.CA
+        if not ca.exists():
+            mend = f"put the ca.pem that came with the invitation there: mkdir -m 700 {self.folder}"
+            raise AccountError("there is no certificate of the owner's authority", where=str(ca), mend=mend)
+        data = files.read(ca, "the authority's certificate")
+        run = given.run or config.run or files.authority_run(files.certificate(data, str(ca))) or "run"
+        self.wanted = [Identity(run, given.cluster, role, number) for number in numbers]
+        self.service = Service(host, port, data, run, given.cluster)
+        self.given, self.hours = given, hours
+
+    def log_in(self) -> datetime:
+        """Get certificates; gives when they end."""
+        found = [owners.request(self.folder, each) for each in self.wanted]
+        kind, secret, password = _ask(self.given)
+        texts = [each.path.read_text("ascii") for each in found]
+        account = self.given.account or getpass.getuser()
+        answer = self.service.log_in(Asked(account, kind, secret, texts, self.hours, password))
+        made = [files.certificate(str(pem), "what the service gave") for pem in answer["certificates"]]
+        for each, pem in zip(found, answer["certificates"], strict=True):
+            files.write(each.key.with_suffix(".pem"), str(pem).encode(), files.PUBLIC)
+            each.path.unlink(missing_ok=True)
+        self.write_lists(answer["lists"])
+        until = min(each.not_valid_after_utc for each in made)
+        if self.given.json:
+            said = {"account": answer.get("account"), "role": answer.get("role"), "until": until.isoformat()}
+            print(json.dumps(said), flush=True)
+        else:
+            who = ", ".join(each.identity.worker for each in found)
+            said_by = f"{answer.get('account')} ({answer.get('role')})"
+            print(f"logged in as {said_by}: {who}, good until {until:%Y-%m-%d %H:%M} UTC", flush=True)
+        return until
+
+    def write_lists(self, lists: Mapping[str, str]) -> None:
+        """Keep the deny lists of the authorities that this host trusts, as they are now."""
+        known = authority.authorities(self.folder)
+        for text in lists.values():
+            with contextlib.suppress(CredentialsError):  # that of an owner whom this host does not know
+                owners.keep_list(self.folder, text.encode(), known)
+
+
+def keep(login: Login, until: datetime | None, wait: Callable[[float], bool], now: Callable[[], datetime]) -> int:
+    """Look at the deny lists every few seconds, and log in again in the last quarter of the certificates' life, until
+    `wait` says that it is over.
+    """
+    begun, said = now(), ""
+    while wait(LOOK_SECONDS):
+        try:
+            if until is not None and until - now() < (until - begun) / 4:
+                until, begun = login.log_in(), now()
+            login.write_lists(login.service.fetch_lists())
+            said = ""
+        except LoginError:
+            raise
+        except NebulaError as error:
+            if error.what != said:
+                remark(f"it goes on with what there is: {error}")
+            said = error.what
+    return arguments.DONE
+
+
+def _ask(given: argparse.Namespace) -> tuple[str, str, str | None]:
+    """The kind of the secret, the secret, and a new password where there is one."""
+    if given.token_file is not None:
+        return TOKEN, _first_line(given.token_file, "the token"), None
+    if given.invitation:
+        invitation, password = ask_password("Invitation: "), ask_password("New password: ")
+        if password != ask_password("The same again: "):
+            raise AccountError("the two passwords differ", mend="type the same one twice")
+        return INVITATION, invitation, password
+    if given.password_file is not None:
+        return PASSWORD, _first_line(given.password_file, "the password"), None
+    return PASSWORD, ask_password(f"Password of {given.account or getpass.getuser()}: "), None
+
+
+def _first_line(path: str, what: str) -> str:
+    lines = files.read(path, what, secret=True).decode("utf-8", "replace").splitlines()
+    return lines[0].strip() if lines else ""

@@ -1,0 +1,100 @@
+"""The rules of a config about inputs: what may not go to a cluster."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from whale_nebula.config.schema import DEPENDS, ITSELF, Forbid
+from whale_nebula.errors import ForbiddenCrossingError, NebulaWarning
+from whale_nebula.ir.cut import EVERY, InputCrossing
+
+_LISTED = 4
+_ALL = "*"
+
+
+class Breach(NamedTuple):
+    """A crossing that breaks a rule, by what it tells of which input."""
+
+    rule: Forbid
+    crossing: InputCrossing
+    input: str
+    how: str
+
+    def __str__(self) -> str:
+        return f"{describe_crossing(self.crossing)}: {tell_how(self.how, self.input)}"
+
+
+def describe_crossing(crossing: InputCrossing) -> str:
+    """What goes where.
+
+    >>> describe_crossing(InputCrossing("b0", "gpu", "npu", {}))
+    'b0, gpu -> npu'
+    """
+    if not crossing.source:
+        who = "every other cluster" if crossing.destination == EVERY else crossing.destination
+        return f"{crossing.name}, in {who}"
+    return f"{crossing.name}, {crossing.source} -> {crossing.destination}"
+
+
+def tell_how(how: str, name: str) -> str:
+    """In words, how something depends on an input."""
+    return _WORDS[how].format(name)
+
+
+_WORDS: Mapping[str, str] = {
+    ITSELF: "{} itself, or made of inputs alone",
+    "derived": "made of {} and weights",
+    "gradient": "a gradient, which depends on {}",
+    "number": "single numbers, which depend on {}",
+}
+
+
+def find_breaches(crossings: Collection[InputCrossing], rules: Sequence[Forbid]) -> Iterator[Breach]:
+    """All that goes where a rule does not let it."""
+    for rule in rules:
+        for each in crossings:
+            if each.destination in (rule.cluster, EVERY):
+                for name, how in each.depends.items():
+                    if _is_about(rule, name) and how not in rule.allow:
+                        yield Breach(rule, each, name, how)
+
+
+def check_forbidden(
+    name: str, crossings: Collection[InputCrossing], rules: Sequence[Forbid], inputs: Sequence[str], *, trains: bool
+) -> None:
+    """Refuse a step in which something goes where a rule does not let it; warn of one that trains and has no input
+    that a rule is about.
+    """
+    if trains and rules and not forbidden_inputs(rules, inputs):
+        what = f"{name} has no input that the config's 'forbid' names"
+        why = f"its inputs are {', '.join(inputs)}; the rules are {', '.join(map(str, rules))}"
+        warnings.warn(NebulaWarning(what, why=why, mend=f"forbid: [{inputs[-1]} -> ...]"), stacklevel=2)
+    breaches = list(find_breaches(crossings, rules))
+    if not breaches:
+        return
+    rule = breaches[0].rule
+    ways = [how for how in DEPENDS if how in {*rule.allow, *(each.how for each in breaches if each.rule == rule)}]
+    found = list(dict.fromkeys(map(str, breaches)))
+    rest = [f"and {len(found) - _LISTED} more"] * (len(found) > _LISTED)
+    raise ForbiddenCrossingError(
+        f"{name} sends to {rule.cluster!r} what the config forbids: {rule}",
+        where="forbid",
+        why="\n".join([*found[:_LISTED], *rest]),
+        mend="run the stages that need it in another cluster; or, if this may go there, "
+        f"forbid: [{{input: {rule.input}, cluster: {rule.cluster}, allow: [{', '.join(ways)}]}}]",
+    )
+
+
+def forbidden_inputs(rules: Sequence[Forbid], inputs: Sequence[str]) -> frozenset[str]:
+    """The inputs that rules are about.
+
+    >>> sorted(forbidden_inputs([Forbid("y", "npu")], ["x/a", "x/b", "y"]))
+    ['y']
+    """
+    return frozenset(each for each in inputs if any(_is_about(rule, each) for rule in rules))
+
+
+def _is_about(rule: Forbid, name: str) -> bool:
+    return rule.input in (name, name.partition("/")[0], _ALL)

@@ -1,0 +1,153 @@
+"""Approvals of programs: what the owner of a cluster has looked at and signed, a folder for each.
+
+    approvals/
+      train-1f3a.../
+        approval.json           what was approved, signed by the run's authority
+        train_step.plan.json    the plan of each step
+
+The authority's key signs them, where certificates are issued; a worker needs `ca.pem` to read them.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+from whale_nebula.errors import CredentialsError, NotApprovedError
+from whale_nebula.security import files
+from whale_nebula.security.authority import Authority, span
+from whale_nebula.security.chain import canonical
+from whale_nebula.security.trust import Trust
+
+FORMAT = "whale_nebula approval 1"
+NAME = "approval.json"
+DAYS = 90.0
+_MEANING = b"whale_nebula approval 1\0"
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+@dataclass(frozen=True)
+class Approval:
+    """What was approved: the script and its modules, the packages, and the plan of each step, by their digests; by
+    whom, why, and until when.
+    """
+
+    run: str
+    serial: str
+    script: str
+    files: Mapping[str, str]
+    packages: Mapping[str, str]
+    plans: Mapping[str, str]
+    since: str
+    until: str
+    by: str = ""
+    why: str = ""
+
+    def is_over(self, at: datetime) -> bool:
+        """Whether its time is over."""
+        return at > datetime.strptime(self.until, _TIME).replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Found:
+    """An approval in a folder; `fault` says why it does not count."""
+
+    folder: Path
+    approval: Approval | None = None
+    fault: str = ""
+
+
+def save(
+    folder: Path,
+    authority: Authority,
+    script: str,
+    code: tuple[Mapping[str, str], Mapping[str, str]],
+    plans: Mapping[str, bytes],
+    *,
+    days: float = DAYS,
+    by: str = "",
+    why: str = "",
+    at: datetime | None = None,
+) -> Found:
+    """Sign an approval, and write it with its plans; the folder has it whole or not at all."""
+    moment, serial = at or files.now(), secrets.token_hex(20)
+    until = min(moment + span(days), authority.certificate.not_valid_after_utc)
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in plans.items()}
+    made = Approval(
+        authority.run, serial, script, *code, digests, moment.strftime(_TIME), until.strftime(_TIME), by, why
+    )
+    said = {"format": FORMAT, **asdict(made)}
+    signature = base64.b64encode(authority.key.sign(_MEANING + canonical(said), files.SIGNATURE)).decode("ascii")
+    own = folder / f"{Path(script).stem}-{serial[:8]}"
+    try:
+        own.mkdir(parents=True)
+    except OSError as error:
+        raise CredentialsError(f"{own} cannot be made", why=error.strerror, mend="approvals: approvals") from None
+    for name, data in plans.items():
+        files.write(own / plan_file(name), data, files.PUBLIC)
+    text = json.dumps({**said, "signature": signature}, indent=1, sort_keys=True)
+    files.write(own / NAME, f"{text}\n".encode(), files.PUBLIC)
+    return Found(own, made)
+
+
+def plan_file(step: str) -> str:
+    """The name of the file with the plan of a step.
+
+    >>> plan_file("net.train_step")
+    'net.train_step.plan.json'
+    """
+    return f"{''.join(each if each.isalnum() or each in '._-' else '_' for each in step)}.plan.json"
+
+
+def read_all(folder: Path, trust: Trust, run: str | None, at: datetime, cluster: str | None = None) -> Sequence[Found]:
+    """All approvals in a folder, the newest first; those that do not count, on workers of a cluster, say why."""
+    found = [_read(each.parent, trust, run, at, cluster) for each in sorted(folder.glob(f"*/{NAME}"))]
+    return sorted(found, key=lambda each: each.approval.since if each.approval else "", reverse=True)
+
+
+def _read(own: Path, trust: Trust, run: str | None, at: datetime, cluster: str | None) -> Found:
+    try:
+        said = json.loads(files.read(own / NAME, "an approval"))
+        signature = base64.b64decode(said.pop("signature"), validate=True)
+        message = _MEANING + canonical(said)
+        if said.pop("format") != FORMAT:
+            return Found(own, fault=f"its format is not {FORMAT!r}")
+        approval = Approval(**{each.name: said[each.name] for each in fields(Approval)})
+        over = approval.is_over(at)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return Found(own, fault="it does not read")
+    signed = [each for each in trust.authorities if files.verify_signature(each, signature, message)]
+    signed = [each for each in signed if files.authority_run(each) == approval.run]
+    if not signed:
+        return Found(own, approval, "it is not signed by the run's authority: it was changed, or is another run's")
+    bound = files.authority_clusters(signed[0])
+    if cluster is not None and bound and cluster not in bound:
+        return Found(own, approval, f"its signer speaks for {', '.join(bound)}, and not for {cluster}")
+    if run is not None and approval.run != run:
+        return Found(own, approval, f"it is of run {approval.run!r}")
+    withdrawn = trust.denied.find(approval.serial, trust.authorities, signed[0])
+    if withdrawn is not None:
+        return Found(own, approval, f"it was withdrawn {withdrawn.when}{': ' * bool(withdrawn.why)}{withdrawn.why}")
+    if over:
+        return Found(own, approval, f"it ended at {approval.until}")
+    return Found(own, approval)
+
+
+def read_plan(found: Found, step: str) -> bytes:
+    """The plan of a step as it was approved: the file with its digest."""
+    path = found.folder / plan_file(step)
+    data = files.read(path, "an approved plan", most=None)
+    if found.approval is None or hashlib.sha256(data).hexdigest() != found.approval.plans.get(step):
+        raise NotApprovedError(
+            f"the plan of {step} is not the one that was approved",
+            where=str(path),
+            why="its digest is another one than that in the signed approval",
+            mend="copy the folder of the approval again from where it was made",
+        )
+    return data

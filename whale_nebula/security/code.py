@@ -1,0 +1,152 @@
+"""The code that a process runs: the files of its script and the packages that are installed, with their digests."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import os
+import platform
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import whale_nebula
+
+SCRIPT = "__main__"
+_ALIAS = "__mp_main__"
+"""What multiprocessing calls the module that a process began with."""
+_OWN = "whale-nebula"
+_UNREADABLE = "unreadable"
+_CODE = (".py", ".so", ".pyd")
+
+
+@cache
+def code_digest() -> str:
+    """The first digits of the SHA-256 of this package's source: the same where the code is."""
+    root = Path(whale_nebula.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        data = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()} {len(data)}\n".encode() + data)
+    return digest.hexdigest()[:12]
+
+
+def digest_file(path: str | Path) -> str:
+    """The SHA-256 of a file, or a word that is the digest of none."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return _UNREADABLE
+
+
+def list_files(script: str | Path | None = None) -> dict[str, str]:
+    """The digests of a script and of the modules that are loaded, but for those that are as the installer of a package
+    has recorded them. The script is the one that this process runs, unless another is given.
+    """
+    main = getattr(sys.modules.get(SCRIPT), "__file__", None) if script is None else script
+    found = {} if main is None else {SCRIPT: digest_file(main)}
+    for name, path in sorted(_unrecorded_modules()):
+        if main is None or path != Path(main).resolve():
+            found[name] = digest_file(path)
+    return found
+
+
+def _unrecorded_modules() -> Iterator[tuple[str, Path]]:
+    recorded = {path: digest for paths in _records().values() for path, digest in paths.items()}
+    own, library = Path(whale_nebula.__file__).resolve().parent, Path(sysconfig.get_path("stdlib")).resolve()
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
+        if file is None or name in (SCRIPT, _ALIAS):
+            continue
+        path = Path(os.path.abspath(file))
+        known = recorded.get(str(path))
+        if known is not None and known == _recorded_digest(str(path), os.stat(path).st_mtime_ns):
+            continue
+        path = path.resolve()
+        in_library = path.is_relative_to(library) and not {"site-packages", "dist-packages"} & set(path.parts)
+        if not in_library and not path.is_relative_to(own):
+            yield name, path
+
+
+@cache
+def _recorded_digest(path: str, changed: int) -> str:
+    """The digest of a file in the form that installers record."""
+    try:
+        digest = hashlib.sha256(Path(path).read_bytes()).digest()
+    except OSError:
+        return _UNREADABLE
+    return "sha256=" + base64.urlsafe_b64encode(digest).decode("ascii").rstrip("=")
+
+
+@cache
+def _records() -> Mapping[str, Mapping[str, str]]:
+    """The installed packages, each with its files of code and their digests, as its installer has recorded them."""
+    found: dict[str, dict[str, str]] = {}
+    for each in metadata.distributions():
+        name = normalize_name(each.metadata["Name"] or "")
+        if name and name not in found:
+            root = _root(each)
+            rows = csv.reader((each.read_text("RECORD") or "").splitlines())
+            found[name] = {os.path.join(root, row[0]): row[1] for row in rows if len(row) == 3 and _is_code(row[0])}
+    return found
+
+
+def _root(package: metadata.Distribution) -> str:
+    return os.path.abspath(str(package.locate_file(".")))
+
+
+def _is_code(path: str) -> bool:
+    return path.endswith(_CODE) and not path.startswith(("..", "/"))
+
+
+@cache
+def list_packages() -> Mapping[str, str]:
+    """The installed packages and Python: of each its version and the first digits of the digest of its code."""
+    found = {"python": platform.python_version()}
+    for each in metadata.distributions():
+        name = normalize_name(each.metadata["Name"] or "")
+        if name and name not in found:
+            code = sorted(f"{os.path.relpath(path, _root(each))},{own}" for path, own in _records()[name].items())
+            digest = hashlib.sha256("\n".join(code).encode()).hexdigest()[:12] if code else ""
+            found[name] = f"{each.version} {code_digest() if name == _OWN else digest}".strip()
+    return dict(sorted(found.items()))
+
+
+def is_loaded(package: str) -> bool:
+    """Whether a module of an installed package is loaded."""
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return not files.isdisjoint(_records().get(package, {}))
+
+
+def normalize_name(name: str) -> str:
+    """The name of a package in the one way that installers compare.
+
+    >>> normalize_name("Whale_Nebula")
+    'whale-nebula'
+    """
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def first_difference(here: Mapping[str, str], approved: Mapping[str, str]) -> str | None:
+    """In words, the first file or package here that is not as it was approved.
+
+    >>> first_difference({"__main__": "ab" * 32}, {"__main__": "cd" * 32})
+    'the script is abababababab here, and cdcdcdcdcdcd was approved'
+    """
+    for name, value in here.items():
+        what = "the script" if name == SCRIPT else name
+        if name not in approved:
+            return f"{what} ({_shorten(value)}) is here, and was not approved"
+        if approved[name] != value:
+            return f"{what} is {_shorten(value)} here, and {_shorten(approved[name])} was approved"
+    return None
+
+
+def _shorten(value: str) -> str:
+    return value[:12] if re.fullmatch("[0-9a-f]{64}", value) else value

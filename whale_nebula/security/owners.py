@@ -1,0 +1,158 @@
+"""Several owners with an authority each: requests for certificates, whose keys never travel, and whom a host trusts.
+
+certs/
+  gpu-worker-0.key   made on the host of the worker by a request: it stays there
+  gpu-worker-0.csr   the request: to the owner of the cluster, who sends gpu-worker-0.pem back
+  ca.pem             the certificates of all owners' authorities, each bound to its clusters
+  revoked.json       the deny list of one of them
+  revoked-npu.json   that of another
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from whale_nebula.errors import CredentialsError, IdentityError
+from whale_nebula.security import authority as home
+from whale_nebula.security import files, trust
+from whale_nebula.security.authority import Authority
+from whale_nebula.security.files import UNREADABLE, Files
+from whale_nebula.security.identity import Identity
+from whale_nebula.security.issue import DAYS, Issued, certify
+
+
+class Requested(NamedTuple):
+    """A request for a certificate: its file, that of its key, and the first digits of the digest of the key."""
+
+    identity: Identity
+    path: Path
+    key: Path
+    digest: str
+
+
+def request(folder: Path, identity: Identity) -> Requested:
+    """Write a request for the certificate of a process; its key is made here, unless it is there."""
+    home.prepare(folder)
+    path = Files.under(folder, identity).key
+    with files.lock_folder(folder):
+        if path.exists():
+            key = files.private_key(files.read(path, "the key of this process", secret=True), str(path))
+        else:
+            key = home.new_key()
+            files.write(path, home.key_bytes(key), files.SECRET, replace=False)
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)])
+        names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)])
+        made = x509.CertificateSigningRequestBuilder().subject_name(subject).add_extension(names, critical=False)
+        signed = made.sign(key, hashes.SHA256())
+        target = path.with_suffix(".csr")
+        files.write(target, signed.public_bytes(serialization.Encoding.PEM), files.PUBLIC)
+    return Requested(identity, target, path, files.digest_public_key(key.public_key())[:32])
+
+
+def read_request(data: bytes, where: str) -> tuple[Identity, ec.EllipticCurvePublicKey]:
+    """Who asks, and with which key, if he has that key."""
+    try:
+        found = x509.load_pem_x509_csr(data)
+        key, right = found.public_key(), found.is_signature_valid
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    except (x509.ExtensionNotFound, *UNREADABLE):
+        raise CredentialsError("this is no request", where=where, mend="whale-nebula certs request") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1) or not right:
+        why = "it has no P-256 key, or who made it does not have that key"
+        raise CredentialsError("this request is not signed by its key", where=where, why=why)
+    try:
+        (uri,) = uris
+        return Identity.parse(str(uri)), key
+    except (ValueError, IdentityError):
+        raise CredentialsError(
+            "this request names no identity", where=where, mend="whale-nebula certs request"
+        ) from None
+
+
+def sign(
+    folder: Path, authority: Authority, paths: Sequence[Path], days: float = DAYS, at: datetime | None = None
+) -> list[Issued]:
+    """Certificates for requests, or an error before any of them is made."""
+    moment = at or files.now()
+    home.check_current(authority, moment)
+    asked = [(path, *read_request(files.read(path, "a request"), str(path))) for path in paths]
+    with files.lock_folder(folder):
+        return [certify(folder, authority, identity, key, days, moment, str(path)) for path, identity, key in asked]
+
+
+def trust_owner(folder: Path, ca: Path, revoked: Path | None) -> list[str]:
+    """Trust the authority of another owner, for its clusters and no others: add it to `ca.pem`, and keep its deny list.
+    Gives the names of the files that have changed.
+    """
+    home.prepare(folder)
+    new = files.certificates(files.read(ca, "the authority's certificate"), str(ca))
+    with files.lock_folder(folder):
+        own = folder / home.CA
+        known = home.authorities(folder) if own.exists() else []
+        for each in new:
+            _check_owner(each, known, ca)
+        keys = {files.public_key_digest(each) for each in new}
+        kept = [each for each in known if files.public_key_digest(each) not in keys]
+        changed = [str(own)]
+        if revoked is not None:
+            changed += map(str, filter(None, [keep_list(folder, files.read(revoked, "the deny list"), new)]))
+        files.write(own, b"".join(map(home.certificate_bytes, [*kept, *new])), files.PUBLIC)
+    return changed
+
+
+def keep_list(folder: Path, data: bytes, authorities: Sequence[x509.Certificate]) -> Path | None:
+    """Keep the deny list of one of these authorities, in the file that holds it already, unless that is as new. Gives
+    the file that was written.
+    """
+    listed = trust.parse(data, "the deny list", authorities)
+    signer = next(each for each in authorities if files.public_key_digest(each) == listed.signer)
+    own, clusters = folder / files.REVOKED, files.authority_clusters(signer)
+    target = own if not own.exists() or not clusters else folder / f"revoked-{clusters[0]}.json"
+    present = 0
+    for path in [own, *sorted(folder.glob("revoked-*.json"))]:
+        with contextlib.suppress(CredentialsError):
+            present, target = trust.load(path, [signer]).number, path
+    if listed.number < max(present, trust.highest_number(target, listed.signer)):
+        raise CredentialsError("the deny list is an older one", where=str(target), mend="ask its owner for it")
+    if listed.number == present:
+        return None
+    files.write(target, data, files.PUBLIC)
+    return target
+
+
+def _check_owner(new: x509.Certificate, known: Sequence[x509.Certificate], where: Path) -> None:
+    """Whether an authority may stand beside those that are trusted already."""
+    run, clusters = files.authority_run(new), files.authority_clusters(new)
+    if run is None or not clusters:
+        raise CredentialsError(
+            "this is the authority of a whole run" if run else "this is no authority's certificate",
+            where=str(where),
+            why="it could name workers of every cluster" if run else None,
+            mend="its owner makes one for his clusters alone: whale-nebula certs init --cluster NAME",
+        )
+    for each in known:
+        if each.public_key() == new.public_key():
+            continue
+        theirs = files.authority_clusters(each)
+        if files.authority_run(each) != run:
+            raise CredentialsError(
+                f"this authority is that of run {run!r}", where=str(where), why="ca.pem is of another"
+            )
+        both = sorted({*clusters} & {*theirs}) if theirs else list(clusters)
+        if both:
+            raise CredentialsError(
+                f"another authority in ca.pem speaks for {', '.join(both)} already",
+                where=str(where),
+                why="a cluster has one owner",
+                mend="take the old one out of ca.pem, if it is over",
+            )
