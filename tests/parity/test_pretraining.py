@@ -28,8 +28,8 @@ def trained(names: tuple[str, ...], counts: tuple[int, ...], around: Any, object
 @pytest.mark.parametrize(
     ("names", "counts", "objectives"),
     [
-        pytest.param(("all",), (6,), Objectives(correction=0), marks=pytest.mark.grid),
-        (THREE, (2, 4, 3), Objectives()),
+        (("all",), (6,), Objectives(correction=0)),
+        pytest.param(THREE, (2, 4, 3), Objectives(), marks=pytest.mark.grid),
         pytest.param(("all",), (6,), Objectives(), marks=pytest.mark.grid),
     ],
 )
