@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
 from whale_nebula.accounts.registry import AUDITOR, INVITATION, OWNER, PASSWORD, TOKEN, Account, Certified, Registry
 from whale_nebula.errors import AccountError, LoginError, NebulaError
 from whale_nebula.security import WORKER, Identity, authority, files, issue, owners
@@ -37,6 +39,7 @@ class Asked(NamedTuple):
         right = all(isinstance(each, str) and len(each) <= _LONGEST for each in (*texts, password or ""))
         right = right and isinstance(requests, list) and len(requests) <= MOST_REQUESTS
         right = right and all(isinstance(each, str) and len(each) <= _LONGEST for each in requests or ())
+        right = right and all(_is_text(each) for each in (*texts, password or "", *(requests or ())))
         right = right and type(hours) in (int, float) and 0 < hours <= MOST_HOURS and texts[1] in KINDS
         if not right:
             raise AccountError(
@@ -48,9 +51,15 @@ class Asked(NamedTuple):
         return cls(account, kind, secret, requests or (), float(hours), password)
 
 
+def _is_text(text: str) -> bool:
+    """Whether a text of JSON can be written: it may hold halves of characters."""
+    return not any("\ud800" <= each <= "\udfff" for each in text)
+
+
 def read_lists(folder: Path) -> dict[str, str]:
     """The deny lists in a folder, by the names of their files."""
-    return {each.name: each.read_text("utf-8") for each in sorted(folder.glob("revoked*.json"))}
+    paths = sorted(folder.glob("revoked*.json"))
+    return {each.name: files.read(each, "a deny list").decode("utf-8", "replace") for each in paths}
 
 
 class Desk(NamedTuple):
@@ -65,8 +74,7 @@ class Desk(NamedTuple):
         about: dict[str, Any] = {"kind": asked.kind, "source": source}
         try:
             account = self.registry.log_in(asked.account, asked.kind, asked.secret, asked.password)
-            with self.registry.hold():
-                made = self._certify(account, asked)
+            made = self._certify(account.name, asked)
         except NebulaError as error:
             reason = error.reason if isinstance(error, LoginError) else f"{error.code} {error.what}"
             self.registry.note("login", asked.account, "deny", reason, **about)
@@ -83,8 +91,14 @@ class Desk(NamedTuple):
             "lists": read_lists(self.folder),
         }
 
-    def _certify(self, account: Account, asked: Asked) -> list[Certified]:
+    def _certify(self, name: str, asked: Asked) -> list[Certified]:
         wanted = [owners.read_request(text.encode(), "a request") for text in asked.requests]
+        with files.lock_folder(self.folder):  # nobody else certifies, disables or removes meanwhile
+            return self._certify_locked(self.registry.check_enabled(name), asked.hours, wanted)
+
+    def _certify_locked(
+        self, account: Account, hours: float, wanted: Sequence[tuple[Identity, EllipticCurvePublicKey]]
+    ) -> list[Certified]:
         present = self.registry.certificates()
         for identity, _ in wanted:
             self._check(account, identity, present)
@@ -98,17 +112,16 @@ class Desk(NamedTuple):
             )
         made, moment = [], files.now()
         authority.check_current(self.authority, moment)
-        with files.lock_folder(self.folder):
-            for identity, key in wanted:
-                digest = files.digest_public_key(key)
-                old = [each.serial for each in present if each.identity == identity.uri and each.key != digest]
-                if old:  # from another host: the latest login counts
-                    issue.revoke_locked(self.folder, self.authority, old, f"a later login of {account.name}", moment)
-                found = issue.certify(
-                    self.folder, self.authority, identity, key, asked.hours / 24, moment, "a request", account.name
-                ).peer
-                until = f"{found.not_after:%Y-%m-%dT%H:%M:%SZ}"
-                made.append(Certified(found.serial, account.name, identity.uri, digest, until))
+        for identity, key in wanted:
+            digest = files.digest_public_key(key)
+            old = [each.serial for each in present if each.identity == identity.uri and each.key != digest]
+            if old:  # from another host: the latest login counts
+                issue.revoke_locked(self.folder, self.authority, old, f"a later login of {account.name}", moment)
+            found = issue.certify(
+                self.folder, self.authority, identity, key, hours / 24, moment, "a request", account.name
+            ).peer
+            until = f"{found.not_after:%Y-%m-%dT%H:%M:%SZ}"
+            made.append(Certified(found.serial, account.name, identity.uri, digest, until))
         self.registry.note_certificates(made)
         return made
 
@@ -123,9 +136,13 @@ class Desk(NamedTuple):
                 what = f"{identity.worker} is held by another account until {each.until}"
                 raise AccountError(what, mend="--index with another number")
 
-    def end_certificates(self, left: Sequence[Certified], why: str) -> int | None:
-        """Revoke what an account still has; gives the number of the deny list."""
-        serials = [each.serial for each in left]
-        if serials:
-            issue.revoke(self.folder, self.authority, serials, why)
-        return len(serials) or None
+    def end_certificates(self, name: str, why: str) -> list[Certified]:
+        """Revoke what an account still has, also by a login that was under way when it was disabled; gives what was
+        revoked.
+        """
+        with files.lock_folder(self.folder):
+            left = self.registry.certificates(name)
+            if left:
+                issue.revoke_locked(self.folder, self.authority, [each.serial for each in left], why, files.now())
+                self.registry.forget_certificates(left)
+        return left

@@ -15,7 +15,7 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -105,15 +105,12 @@ class Registry:
         except (OSError, sqlite3.Error) as error:
             raise AccountError("the registry cannot be opened", where=str(path), why=str(error)) from None
         if fresh:
-            self._database.executescript(_SCHEMA)
+            try:
+                self._database.executescript(_SCHEMA)
+            except sqlite3.Error as error:
+                raise _unusable_error(folder, error) from None
             with self._change():
                 self._note("run", authority.run)
-
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Keep other threads of this process out."""
-        with self._lock:
-            yield
 
     def close(self) -> None:
         """Close the file."""
@@ -127,7 +124,7 @@ class Registry:
         with self._lock:
             try:
                 self._database.execute("begin immediate")
-                self._check()
+                self._check(self._highest())
                 yield
                 number = int(self._about("number") or 0) + 1
                 self._note("number", str(number))
@@ -146,14 +143,20 @@ class Registry:
 
     @contextmanager
     def _look(self) -> Iterator[None]:
+        """A transaction that reads: all of it is of one moment, while other processes write."""
         with self._lock:
+            highest = self._highest()  # before the rows are read, which are as new then
             try:
+                self._database.execute("begin")
                 if self._seen != self._version():
-                    self._check()
+                    self._check(highest)
                     self._seen = self._version()
                 yield
             except sqlite3.Error as error:
                 raise _unusable_error(self.folder, error) from None
+            finally:
+                if self._database.in_transaction:
+                    self._database.execute("rollback")
 
     def _version(self) -> int:
         return int(self._database.execute("pragma data_version").fetchone()[0])
@@ -181,17 +184,17 @@ class Registry:
     def _highest(self) -> int:
         return trust.highest_number(self.folder / FILE, self._signer)
 
-    def _check(self) -> None:
+    def _check(self, highest: int) -> None:
         """Whether the rows are those that were signed, and no older ones than this host has had."""
         number, signature = int(self._about("number") or 0), self._about("signature") or ""
         try:
             right = files.verify_signature(self._authority.certificate, base64.b64decode(signature), self._message())
         except ValueError:
             right = False
-        if not right and (number or self._highest()):
+        if not right and (number or highest):
             raise _changed_error(self.folder, "its rows are not those that the authority's key has signed")
-        if number < self._highest():
-            raise _changed_error(self.folder, f"its number is {number}, and this host has had number {self._highest()}")
+        if number < highest:
+            raise _changed_error(self.folder, f"its number is {number}, and this host has had number {highest}")
 
     # ------------------------------------------------------------------ events
     def note(self, action: str, account: str, decision: str = "", reason: str = "", **more: Any) -> None:
@@ -234,12 +237,16 @@ class Registry:
     def find(self, name: str) -> Account:
         """An account, or an error that says which was meant."""
         with self._look():
-            row = self._database.execute(f"{_SELECT} where name = ?", (name,)).fetchone()
-            if row is None:
+            account = self._known(name) if _NAME.fullmatch(name) else None
+            if account is None:
                 names = [each for (each,) in self._database.execute("select name from account")]
                 mend = did_you_mean(name, names) if names else "whale-nebula accounts add NAME"
                 raise AccountError(f"no account is called {name!r}", where=str(self.folder / FILE), mend=mend)
-            return self._account(row)
+            return account
+
+    def _known(self, name: str) -> Account | None:
+        row = self._database.execute(f"{_SELECT} where name = ?", (name,)).fetchone()
+        return None if row is None else self._account(row)
 
     def _account(self, row: Sequence[Any]) -> Account:
         return Account(*row)
@@ -264,24 +271,21 @@ class Registry:
                 raise AccountError(f"there is an account {name!r} already", mend=mend) from None
             self._note_event("add", name, "", "", {"role": role, "workers": workers})
 
-    def set_state(self, name: str, state: str) -> list[Certified]:
-        """Enable or disable an account. Gives the certificates that a disabled one still has: they must be revoked."""
+    def set_state(self, name: str, state: str) -> None:
+        """Enable or disable an account. The certificates of a disabled one must be revoked: `Desk.end_certificates`."""
         self.find(name)
         with self._change():
             self._database.execute(
                 "update account set state = ?, failures = 0, locked = '' where name = ?", (state, name)
             )
             self._note_event("enable" if state == ENABLED else "disable", name, "", "", {})
-        return self.certificates(name) if state == DISABLED else []
 
-    def remove(self, name: str) -> list[Certified]:
-        """Remove an account and all its secrets. Gives the certificates that it still has."""
+    def remove(self, name: str) -> None:
+        """Remove an account and all its secrets; its certificates must be revoked."""
         self.find(name)
-        left = self.certificates(name)
         with self._change():
             self._database.execute("delete from account where name = ?", (name,))
             self._note_event("remove", name, "", "", {})
-        return left
 
     def set_password(self, name: str, password: str) -> None:
         """A new password; tokens and invitations of before are no longer good."""
@@ -317,30 +321,42 @@ class Registry:
         the log of the owner.
         """
         with self._look():
-            row = self._database.execute(f"{_SELECT} where name = ?", (name,)).fetchone()
             kept = self._database.execute("select password from account where name = ?", (name,)).fetchone()
-        account = None if row is None else self._account(row)
         if kind == PASSWORD:
             right = verify_password(value, (kept and kept[0]) or _NOBODY) and bool(kept and kept[0])
         else:
             verify_password(value, _NOBODY)
-            right = account is not None and self._is_secret(account.name, kind, value)
-        if account is None:
-            raise refuse_login("no such account")
-        if account.state != ENABLED:
-            raise refuse_login("the account is disabled")
-        if kind == PASSWORD and account.locked > _text(self._now()):
-            raise refuse_login(f"the account is locked until {account.locked}")
-        if not right:
-            if kind == PASSWORD:
-                self._note_failure(account)
-            raise refuse_login(f"wrong {kind}")
+            right = self._is_secret(name, kind, value)
+        with self._look():
+            account = self._known(name)
+        reason = self._refusal(account, kind)
+        if kind == PASSWORD and (reason or not right):
+            reason = self._note_failure(name) or reason
+        if reason or not right:
+            raise refuse_login(reason or f"wrong {kind}")
         if kind == INVITATION:
             self._accept(name, value, new_password or "")
-        elif kind == PASSWORD and account.failures:
+        elif kind == PASSWORD and account is not None and account.failures:
             with self._change():
                 self._database.execute("update account set failures = 0, locked = '' where name = ?", (name,))
         return self.find(name)
+
+    def _refusal(self, account: Account | None, kind: str) -> str:
+        """Why nobody may log in with an account now, whatever he knows."""
+        if account is None:
+            return "no such account"
+        if account.state != ENABLED:
+            return "the account is disabled"
+        locked = kind == PASSWORD and account.locked > _text(self._now())
+        return f"the account is locked until {account.locked}" * locked
+
+    def check_enabled(self, name: str) -> Account:
+        """The account of who has logged in, as it is now."""
+        with self._look():
+            account = self._known(name)
+        if account is None or account.state != ENABLED:
+            raise refuse_login(self._refusal(account, TOKEN))
+        return account
 
     def _is_secret(self, name: str, kind: str, value: str) -> bool:
         with self._look():
@@ -358,14 +374,19 @@ class Registry:
             query = "update account set password = ?, failures = 0, locked = '' where name = ?"
             self._database.execute(query, (kept, name))
 
-    def _note_failure(self, account: Account) -> None:
-        """After some failures in a row each locks the account, for twice as long as the one before."""
-        failures = account.failures + 1
-        seconds = min(_LONGEST_LOCK, 2.0 ** (failures - _FREE_FAILURES)) if failures >= _FREE_FAILURES else 0.0
-        until = _text(self._now() + timedelta(seconds=seconds)) if seconds else ""
+    def _note_failure(self, name: str) -> str:
+        """After some failures in a row each locks the account, for twice as long as the one before. Gives why it was
+        refused already, by what others have done meanwhile. The work is the same for a name that does not exist.
+        """
         with self._change():
+            account = self._known(name)
+            reason = self._refusal(account, PASSWORD)
+            failures = 1 if account is None else account.failures + (not reason)
+            seconds = min(_LONGEST_LOCK, 2.0 ** (failures - _FREE_FAILURES)) if failures >= _FREE_FAILURES else 0.0
+            until = _text(self._now() + timedelta(seconds=seconds)) if seconds else ""
             query = "update account set failures = ?, locked = ? where name = ?"
-            self._database.execute(query, (failures, until, account.name))
+            self._database.execute(query, (failures, until, "" if reason else name))
+        return reason
 
     # ------------------------------------------------------------------ certificates
     def certificates(self, name: str | None = None) -> list[Certified]:
@@ -382,6 +403,12 @@ class Registry:
             for each in made:
                 row = (each.serial, each.account, each.identity, each.key, each.until)
                 self._database.execute("insert into certificate values (?, ?, ?, ?, ?)", row)
+
+    def forget_certificates(self, revoked: Sequence[Certified]) -> None:
+        """Let others have the places of certificates that were revoked."""
+        with self._change():
+            for each in revoked:
+                self._database.execute("delete from certificate where serial = ?", (each.serial,))
 
 
 def refuse_login(reason: str = "") -> LoginError:
@@ -416,8 +443,3 @@ def _changed_error(folder: Path, why: str) -> AccountError:
 
 def _unusable_error(folder: Path, error: sqlite3.Error) -> AccountError:
     return AccountError("the registry of accounts cannot be used", where=str(folder / FILE), why=str(error))
-
-
-def open_registry(folder: Path, authority: Authority) -> closing[Registry]:
-    """The registry beside an authority, to be closed afterwards."""
-    return closing(Registry(folder, authority))

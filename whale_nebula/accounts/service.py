@@ -25,6 +25,7 @@ from whale_nebula.accounts.registry import refuse_login
 from whale_nebula.errors import AccountError, ConfigError, LoginError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import OPERATOR, Files, Identity, files, issue
+from whale_nebula.security.authority import certificate_bytes
 from whale_nebula.security.trust import DenyList, Trust
 from whale_nebula.transport.grpc.limits import Buckets, TokenBucket
 
@@ -106,10 +107,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The deny lists, which are signed and for everybody."""
-        if self.path == LISTS:
-            self._send(200, {"lists": read_lists(self.server.desk.folder)})
-        else:
+        if self.path != LISTS:
             self._refuse(404, _NOTHING)
+            return
+        try:
+            self._send(200, {"lists": read_lists(self.server.desk.folder)})
+        except NebulaError as error:
+            self._refuse(503, error)
 
     def do_POST(self) -> None:
         """Log in."""
@@ -121,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(429, AccountError("too many ask at this service", mend="try again in some seconds"))
             return
         size = self.headers.get("Content-Length", "")
-        if not size.isdecimal() or int(size) > _MOST_BYTES:
+        if not size.isdecimal() or len(size) > len(str(_MOST_BYTES)) or int(size) > _MOST_BYTES:
             self._refuse(413, AccountError(f"a request has at most {_MOST_BYTES} bytes, and says how many"))
             return
         try:
@@ -163,10 +167,14 @@ def serve(desk: Desk, cluster: str, host: str, port: int) -> Iterator[int]:
     """Serve logins while this is open; gives the port."""
     try:
         server = _Server((host, port), desk, Identity(desk.authority.run, cluster, OPERATOR))
-    except OSError as error:
-        mend = "--listen 0.0.0.0:7200"
-        raise ConfigError("the service cannot listen", where=f"{host}:{port}", why=error.strerror, mend=mend) from None
-    server.context()
+    except (OSError, TypeError, UnicodeError) as error:  # the last two of what is no name of a host
+        why, mend = getattr(error, "strerror", None) or str(error), "--listen 0.0.0.0:7200"
+        raise ConfigError("the service cannot listen", where=f"{host}:{port}", why=why, mend=mend) from None
+    try:
+        server.context()
+    except NebulaError:
+        server.server_close()
+        raise
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="nebula-accounts", daemon=True)
     thread.start()
     try:
@@ -203,7 +211,8 @@ class Service(NamedTuple):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        context.load_verify_locations(cadata=self.ca.decode("ascii"))
+        known = files.certificates(self.ca, "ca.pem")
+        context.load_verify_locations(cadata=b"".join(map(certificate_bytes, known)).decode("ascii"))
         expected, where = Identity(self.run, self.cluster, OPERATOR), f"{self.host}:{self.port}"
         try:
             with (
@@ -211,8 +220,7 @@ class Service(NamedTuple):
                 context.wrap_socket(plain, server_hostname=expected.dns) as secured,
             ):
                 shown = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
-                trust = Trust(files.certificates(self.ca, "ca.pem"), DenyList(None))
-                trust.check(files.certificate(shown, where), expected, whose=where)
+                Trust(known, DenyList(None)).check(files.certificate(shown, where), expected, whose=where)
                 connection = http.client.HTTPConnection(self.host, timeout=_SECONDS)
                 connection.sock = secured
                 connection.request(method, path, content, {"Connection": "close"})
@@ -223,7 +231,7 @@ class Service(NamedTuple):
             mend = f"is this where accounts of {self.cluster} log in? Compare ca.pem with the owner's"
             what = f"{where} does not prove that it is {expected.worker}"
             raise AccountError(what, why=str(why), mend=mend) from None
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, UnicodeError, http.client.HTTPException) as error:
             raise AccountError(
                 f"{where} cannot be asked", why=str(error), mend="--at HOST:PORT of its service"
             ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import getpass
 import json
 import signal
@@ -61,7 +62,7 @@ _TEXT = {
     "soon as revoked.json is on the hosts that it talks to.",
     "enable": "Let an account log in again.",
     "remove": "Remove an account with its secrets, and revoke its certificates.",
-    "passwd": "Make an invitation to set a new password, or set it from a file. Tokens of before end.",
+    "passwd": "Make an invitation to set a new password; or set it from a file, which ends tokens of before.",
     "token": "Make a token: who has it logs in with it until it ends. It is shown once.",
     "log": "Print what was decided and changed, as JSON lines, once all of it is found to be as it was written.",
     "serve": "Serve logins until SIGTERM or Ctrl-C.",
@@ -192,7 +193,8 @@ def _show(call: Call) -> Answer:
 
 
 def _disable(call: Call) -> Answer:
-    return _end(call, call.registry.set_state(call.name, DISABLED), "disabled")
+    call.registry.set_state(call.name, DISABLED)
+    return _end(call, "disabled")
 
 
 def _enable(call: Call) -> Answer:
@@ -201,14 +203,16 @@ def _enable(call: Call) -> Answer:
 
 
 def _remove(call: Call) -> Answer:
-    return _end(call, call.registry.remove(call.name), "removed")
+    call.registry.remove(call.name)
+    return _end(call, "removed")
 
 
-def _end(call: Call, left: Sequence[kinds.Certified], done: str) -> Answer:
-    count = Desk(call.registry, call.signs, call.folder).end_certificates(left, f"account {call.name} was {done}")
+def _end(call: Call, done: str) -> Answer:
+    left = Desk(call.registry, call.signs, call.folder).end_certificates(call.name, f"account {call.name} was {done}")
     text = f"{done} {call.name}"
-    if count:
-        text += f"\nrevoked {count} certificate{'s' * (count != 1)}; to every host: {call.folder / files.REVOKED}"
+    if left:
+        many = "s" * (len(left) != 1)
+        text += f"\nrevoked {len(left)} certificate{many}; to every host: {call.folder / files.REVOKED}"
     return {done: call.name, "revoked": [each.serial for each in left]}, text
 
 
@@ -255,7 +259,9 @@ def _serve(given: argparse.Namespace, made: Parser, desk: Desk) -> int:
 def ask_password(text: str) -> str:
     """A password from the terminal, or from the first line of what stands in its place."""
     if sys.stdin.isatty():
-        return getpass.getpass(text)
+        with contextlib.suppress(EOFError):
+            return getpass.getpass(text)
+        raise AccountError("no password was typed", mend="--password-file FILE, or --token-file FILE")
     line = sys.stdin.readline()
     if not line:
         raise AccountError(

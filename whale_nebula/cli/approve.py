@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import json
 import math
 import sys
@@ -12,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whale_nebula.cli import arguments as exits
-from whale_nebula.cli.arguments import Options, Parser, Words, read_script, remark, tell
+from whale_nebula.cli.arguments import Options, Parser, Words, read_script, remark, tell, user_name
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, NebulaError, PlanError
 from whale_nebula.security import approval, authority, files, issue
 from whale_nebula.security.approval import DAYS, Found
+from whale_nebula.security.authority import Authority
 from whale_nebula.security.trust import DenyList, Trust
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _approve(given: argparse.Namespace, words: Words, days: float) -> int:
     from whale_nebula.plan.file import to_text
 
     texts = {plan.name: to_text(plan).encode() for plan in plans}
-    who, name = getpass.getuser(), Path(path).name
+    who, name = user_name(), Path(path).name
     made = approval.save(approvals, signs, name, (own, packages), texts, days=days, by=who, why=given.why or "")
     if given.json:
         print(json.dumps({**document, "signed": True, **_document(made)}, indent=1))
@@ -171,10 +171,11 @@ def describe(plans: Sequence[Plan], own: Any, packages: Any) -> str:
 
 
 # ---------------------------------------------------------------------- list, withdraw
-def _found(given: argparse.Namespace) -> Sequence[Found]:
+def _found(given: argparse.Namespace, signer: Authority | None = None) -> Sequence[Found]:
     config, folder, approvals = _places(given)
     known, revoked = authority.authorities(folder), folder / files.REVOKED
-    trust = Trust(known, DenyList(revoked if revoked.exists() else None, known))
+    denied = DenyList(revoked if revoked.exists() else None, known)
+    trust = Trust(known if signer is None else [signer.certificate], denied)
     return approval.read_all(approvals, trust, config.run, files.now())
 
 
@@ -207,13 +208,12 @@ def _dates(found: Found) -> str:
 def _withdraw(given: argparse.Namespace) -> int:
     _, folder, approvals = _places(given)
     signs, start = authority.load(folder), given.withdraw.lower()
-    same = [each.approval for each in _found(given) if each.approval and each.approval.serial.startswith(start)]
+    same = [each.approval for each in _found(given, signs) if each.approval and each.approval.serial.startswith(start)]
     if len(same) != 1:
-        said = f"{len(same)} approvals begin" if same else "no approval begins"
+        said = f"{len(same)} approvals begin" if same else "no approval of this authority begins"
         what = f"{said} with the serial {given.withdraw!r}"
         raise PlanError(what, where=str(approvals), mend="whale-nebula approve --list")
-    issue.withdraw(folder, signs, same[0].serial, f"approval of {same[0].script}", given.why or "")
-    number = DenyList(folder / files.REVOKED, [signs.certificate]).number
+    number = issue.withdraw(folder, signs, same[0].serial, f"approval of {same[0].script}", given.why or "")
     if given.json:
         print(json.dumps({"withdrawn": same[0].serial, "deny_list": number}))
     else:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import getpass
 import itertools
 import json
+import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
@@ -111,6 +113,14 @@ class Parser(argparse.ArgumentParser):
         if text is not None and not (text.isdecimal() and text.isascii() and int(text) < 65536):
             self.error(f"{name} takes a number, and {text!r} is none")
         return None if text is None else int(text)
+
+
+def user_name() -> str:
+    """Who runs this command; in a container it may be a number without a name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 DONE = 0

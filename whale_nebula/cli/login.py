@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import getpass
 import json
 import signal
 import threading
@@ -17,9 +15,9 @@ from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN
 from whale_nebula.accounts.service import Service
 from whale_nebula.cli import arguments
 from whale_nebula.cli.accounts import ask_password
-from whale_nebula.cli.arguments import Options, Parser, remark, tell
+from whale_nebula.cli.arguments import Options, Parser, remark, tell, user_name
 from whale_nebula.config import Config, load
-from whale_nebula.errors import AccountError, ConfigError, CredentialsError, LoginError, NebulaError
+from whale_nebula.errors import AccountError, ConfigError, LoginError, NebulaError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security import WORKER, Identity, authority, files, owners
 from whale_nebula.security.identity import ROLES
@@ -135,9 +133,14 @@ class Login:
         found = [owners.request(self.folder, each) for each in self.wanted]
         kind, secret, password = _ask(self.given)
         texts = [each.path.read_text("ascii") for each in found]
-        account = self.given.account or getpass.getuser()
+        account = self.given.account or user_name()
         answer = self.service.log_in(Asked(account, kind, secret, texts, self.hours, password))
         made = [files.certificate(str(pem), "what the service gave") for pem in answer["certificates"]]
+        for each, shown in zip(found, made, strict=True):
+            got = files.peer(shown)
+            if (got.identity, got.key[:32]) != (each.identity, each.digest):
+                what = f"the service gives a certificate that is not of {each.identity.worker} and its key"
+                raise AccountError(what, where=self.service.host, mend="ask the owner of the cluster")
         for each, pem in zip(found, answer["certificates"], strict=True):
             files.write(each.key.with_suffix(".pem"), str(pem).encode(), files.PUBLIC)
             each.path.unlink(missing_ok=True)
@@ -153,11 +156,13 @@ class Login:
         return until
 
     def write_lists(self, lists: Mapping[str, str]) -> None:
-        """Keep the deny lists of the authorities that this host trusts, as they are now."""
+        """Keep the deny lists of the authorities that this host trusts, as they are now. One of an owner whom this host
+        does not know, and one that is older here than elsewhere, is left out.
+        """
         known = authority.authorities(self.folder)
-        for text in lists.values():
-            with contextlib.suppress(CredentialsError):  # that of an owner whom this host does not know
-                owners.keep_list(self.folder, text.encode(), known)
+        with files.lock_folder(self.folder):
+            for text in lists.values():
+                owners.keep_list(self.folder, text.encode("utf-8", "replace"), known, refuse=False)
 
 
 def keep(login: Login, until: datetime | None, wait: Callable[[float], bool], now: Callable[[], datetime]) -> int:
@@ -191,7 +196,7 @@ def _ask(given: argparse.Namespace) -> tuple[str, str, str | None]:
         return INVITATION, invitation, password
     if given.password_file is not None:
         return PASSWORD, _first_line(given.password_file, "the password"), None
-    return PASSWORD, ask_password(f"Password of {given.account or getpass.getuser()}: "), None
+    return PASSWORD, ask_password(f"Password of {given.account or user_name()}: "), None
 
 
 def _first_line(path: str, what: str) -> str:

@@ -3,7 +3,8 @@
 An input is followed through the graph, forward and backward. What is made of inputs alone counts as the input itself,
 as does what an op that only moves numbers about makes of it. What a variable is given is followed to where it is read,
 also a step later; but for gradients and what is made with them, as weights depend on all that a model was trained on.
-Sizes of tensors are not followed.
+Where an op reads or writes what the graph does not show (Python, files), it may read whatever such ops of its cluster
+were given. Sizes of tensors are not followed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from whale_nebula.config.schema import DEPENDS, GRADIENT, ITSELF, NUMBER
 from whale_nebula.ir.cut import EVERY, Cut, InputCrossing
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, Op
 from whale_nebula.ir.program import GradientPart, Program
-from whale_nebula.passes.effects import is_effect, written_handles
+from whale_nebula.passes.effects import is_effect, touches_outside, written_handles
 from whale_nebula.passes.exchange import shared_parts
 from whale_nebula.passes.readings import readings
 from whale_nebula.spec import Value
@@ -70,26 +71,53 @@ class Dependences:
         for op in graph.ops:
             for handle in written_handles(op, graph) if is_effect(op, graph) else ():
                 writers.setdefault(handle, []).append(op)
+        outside = self._outside
         changed = True
         while changed:
+            known = {cluster: _merge(found[value.op] for value in given) for cluster, (given, _) in outside.items()}
             changed = False
             for op in graph.ops:
                 if op.index in writers:
                     given = (_merge(found[value.op] for value in writer.inputs) for writer in writers[op.index])
                     now = _merge(each for each in given if not each[2])
                 else:
-                    now = self._look(op, found, op.index in weighted, arriving)
+                    read = [known[cluster] for cluster, (_, readers) in outside.items() if op.index in readers]
+                    now = self._look(op, found, op.index in weighted, arriving, read)
                 changed = changed or (now != found[op.index] and (op.index in arriving or op.index in writers))
                 found[op.index] = now
+            now_known = {cluster: _merge(found[value.op] for value in given) for cluster, (given, _) in outside.items()}
+            changed = changed or now_known != known
         return found
 
-    def _look(self, op: Op, found: Sequence[_Kinds], weighted: bool, arriving: Mapping[int, Sequence[Value]]) -> _Kinds:
+    @cached_property
+    def _outside(self) -> Mapping[str, tuple[Sequence[Value], frozenset[int]]]:
+        """By cluster, what is given there to ops that read or write what the graph does not show, and these ops. Those
+        of no stage may run in any.
+        """
+        graph, program = self.program.graph, self.program
+        touching = [op for op in graph.ops if touches_outside(op, graph)]
+        found = {}
+        for cluster in {stage.cluster for stage in program.stages} if touching else ():
+            stages = {number for number, stage in enumerate(program.stages) if stage.cluster == cluster}
+            own = [op for op in touching if program.labels.get(op.index) in {None, *stages}]
+            found[cluster] = [value for op in own for value in op.inputs], frozenset(op.index for op in own)
+        return found
+
+    def _look(
+        self,
+        op: Op,
+        found: Sequence[_Kinds],
+        weighted: bool,
+        arriving: Mapping[int, Sequence[Value]],
+        read: Sequence[_Kinds],
+    ) -> _Kinds:
         number = self.program.leaf_ops.get(op.index)
         if number is not None:
             return 1 << number, 0, 0
         if op.type in _SIZES:
             return _NONE
-        itself, derived, gradient = _merge(found[value.op] for value in (*op.inputs, *arriving.get(op.index, ())))
+        given = (found[value.op] for value in (*op.inputs, *arriving.get(op.index, ())))
+        itself, derived, gradient = _merge([*given, *read])
         if op.index in arriving:  # the rows of a sparse gradient may be numbered by an input
             return (itself, 0, derived | gradient) if op.role == HOLDER else (0, 0, itself | derived | gradient)
         if op.type in _MOVES or not weighted:

@@ -103,6 +103,25 @@ def written_handles(op: Op, graph: Graph) -> tuple[int, ...]:
     return tuple(handle for handle in handles if graph.ops[handle].role == CAPTURE)
 
 
+_PYTHON = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
+_OUTSIDE = _PYTHON | {"ReadFile", "MatchingFiles", "VarHandleOp"}
+_SILENT = _CHECKS | {"Print", "PrintV2"}
+
+
+def touches_outside(op: Op, graph: Graph) -> bool:
+    """Whether an op may read or write what no captured handle stands for: Python's memory, a file, a resource that the
+    trace makes by its name.
+    """
+    if op.functions:
+        bodies = [graph.functions[name] for name in op.functions]
+        return any(touches_outside(inner, body) for body in bodies for inner in body.ops)
+    if op.type in _OUTSIDE:
+        return True
+    held = [value.op for value in op.inputs if graph.spec(value).dtype == "resource"]
+    known = any(graph.ops[each].role == CAPTURE or each in graph.arguments for each in held)
+    return is_effect(op, graph) and op.type not in _SILENT and not known
+
+
 def is_read(op: Op) -> bool:
     """Whether an op reads a variable and does nothing else."""
     return op.type in ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")

@@ -65,11 +65,12 @@ def check_forbidden(
     name: str, crossings: Collection[InputCrossing], rules: Sequence[Forbid], inputs: Sequence[str], *, trains: bool
 ) -> None:
     """Refuse a step in which something goes where a rule does not let it; warn of one that trains and has no input
-    that a rule is about.
+    that some rule is about.
     """
-    if trains and rules and not forbidden_inputs(rules, inputs):
+    unmet = [rule for rule in rules if not forbidden_inputs([rule], inputs)]
+    if trains and unmet:
         what = f"{name} has no input that the config's 'forbid' names"
-        why = f"its inputs are {', '.join(inputs)}; the rules are {', '.join(map(str, rules))}"
+        why = f"its inputs are {', '.join(inputs)}; of no input here are {', '.join(map(str, unmet))}"
         warnings.warn(NebulaWarning(what, why=why, mend=f"forbid: [{inputs[-1]} -> ...]"), stacklevel=2)
     breaches = list(find_breaches(crossings, rules))
     if not breaches:

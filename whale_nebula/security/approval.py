@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -29,6 +30,8 @@ FORMAT = "whale_nebula approval 1"
 NAME = "approval.json"
 DAYS = 90.0
 _MEANING = b"whale_nebula approval 1\0"
+_TABLES = ("files", "packages", "plans")
+_SERIAL = re.compile("[0-9a-f]{40}")
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -119,13 +122,13 @@ def _read(own: Path, trust: Trust, run: str | None, at: datetime, cluster: str |
         if said.pop("format") != FORMAT:
             return Found(own, fault=f"its format is not {FORMAT!r}")
         approval = Approval(**{each.name: said[each.name] for each in fields(Approval)})
-        over = approval.is_over(at)
+        over = _check_types(approval).is_over(at)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return Found(own, fault="it does not read")
     signed = [each for each in trust.authorities if files.verify_signature(each, signature, message)]
     signed = [each for each in signed if files.authority_run(each) == approval.run]
     if not signed:
-        return Found(own, approval, "it is not signed by the run's authority: it was changed, or is another run's")
+        return Found(own, fault="it is not signed by the run's authority: it was changed, or is another run's")
     bound = files.authority_clusters(signed[0])
     if cluster is not None and bound and cluster not in bound:
         return Found(own, approval, f"its signer speaks for {', '.join(bound)}, and not for {cluster}")
@@ -137,6 +140,17 @@ def _read(own: Path, trust: Trust, run: str | None, at: datetime, cluster: str |
     if over:
         return Found(own, approval, f"it ended at {approval.until}")
     return Found(own, approval)
+
+
+def _check_types(approval: Approval) -> Approval:
+    for each in fields(Approval):
+        value = getattr(approval, each.name)
+        texts = [*value, *value.values()] if each.name in _TABLES else [value]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError(each.name)
+    if _SERIAL.fullmatch(approval.serial) is None:
+        raise ValueError("the serial number of an approval")
+    return approval
 
 
 def read_plan(found: Found, step: str) -> bytes:

@@ -66,7 +66,7 @@ def _unrecorded_modules() -> Iterator[tuple[str, Path]]:
             continue
         path = Path(os.path.abspath(file))
         known = recorded.get(str(path))
-        if known is not None and known == _recorded_digest(str(path), os.stat(path).st_mtime_ns):
+        if known is not None and known == _recorded_digest(str(path), _last_change(path)):
             continue
         path = path.resolve()
         in_library = path.is_relative_to(library) and not {"site-packages", "dist-packages"} & set(path.parts)
@@ -74,8 +74,15 @@ def _unrecorded_modules() -> Iterator[tuple[str, Path]]:
             yield name, path
 
 
+def _last_change(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:  # it was removed after it was loaded
+        return None
+
+
 @cache
-def _recorded_digest(path: str, changed: int) -> str:
+def _recorded_digest(path: str, changed: int | None) -> str:
     """The digest of a file in the form that installers record."""
     try:
         digest = hashlib.sha256(Path(path).read_bytes()).digest()
@@ -115,6 +122,7 @@ def list_packages() -> Mapping[str, str]:
             code = sorted(f"{os.path.relpath(path, _root(each))},{own}" for path, own in _records()[name].items())
             digest = hashlib.sha256("\n".join(code).encode()).hexdigest()[:12] if code else ""
             found[name] = f"{each.version} {code_digest() if name == _OWN else digest}".strip()
+    found.setdefault(_OWN, code_digest())  # where it runs from a folder that no installer knows
     return dict(sorted(found.items()))
 
 

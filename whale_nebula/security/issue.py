@@ -199,12 +199,13 @@ def revoke_locked(
     return new
 
 
-def withdraw(folder: Path, authority: Authority, serial: str, what: str, why: str, at: datetime | None = None) -> None:
-    """Put an approval on the deny list, by its serial number."""
+def withdraw(folder: Path, authority: Authority, serial: str, what: str, why: str, at: datetime | None = None) -> int:
+    """Put an approval of this authority on its deny list, by its serial number; gives the number of the list."""
     found = Revocation(serial, what, f"{at or files.now():%Y-%m-%dT%H:%M:%SZ}", why)
     with files.lock_folder(folder):
         present = _deny_list(folder, authority)
         _sign_list(folder, authority, present.number + 1, {**present.revoked, serial: found})
+        return trust.load(folder / files.REVOKED, [authority.certificate]).number
 
 
 def _deny_list(folder: Path, authority: Authority) -> SignedList:

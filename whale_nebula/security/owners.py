@@ -110,11 +110,19 @@ def trust_owner(folder: Path, ca: Path, revoked: Path | None) -> list[str]:
     return changed
 
 
-def keep_list(folder: Path, data: bytes, authorities: Sequence[x509.Certificate]) -> Path | None:
-    """Keep the deny list of one of these authorities, in the file that holds it already, unless that is as new. Gives
-    the file that was written.
+def keep_list(
+    folder: Path, data: bytes, authorities: Sequence[x509.Certificate], *, refuse: bool = True
+) -> Path | None:
+    """Keep the deny list of one of these authorities, in the file that holds it already, unless that is as new. One
+    that is older, or of nobody whom this host knows, is refused or left out. Gives the file that was written. The
+    folder is locked.
     """
-    listed = trust.parse(data, "the deny list", authorities)
+    try:
+        listed = trust.parse(data, "the deny list", authorities)
+    except CredentialsError:
+        if refuse:
+            raise
+        return None
     signer = next(each for each in authorities if files.public_key_digest(each) == listed.signer)
     own, clusters = folder / files.REVOKED, files.authority_clusters(signer)
     target = own if not own.exists() or not clusters else folder / f"revoked-{clusters[0]}.json"
@@ -122,9 +130,10 @@ def keep_list(folder: Path, data: bytes, authorities: Sequence[x509.Certificate]
     for path in [own, *sorted(folder.glob("revoked-*.json"))]:
         with contextlib.suppress(CredentialsError):
             present, target = trust.load(path, [signer]).number, path
-    if listed.number < max(present, trust.highest_number(target, listed.signer)):
+    older = listed.number < max(present, trust.highest_number(target, listed.signer))
+    if older and refuse:
         raise CredentialsError("the deny list is an older one", where=str(target), mend="ask its owner for it")
-    if listed.number == present:
+    if older or listed.number == present:
         return None
     files.write(target, data, files.PUBLIC)
     return target

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -204,18 +205,27 @@ def test_whoever_may_not_log_in_is_told_nothing_else(
     given: tuple[str, str, str],
     reason: str,
     registry: Registry,
+    folder: Path,
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The text is the same, and so is the work: one password is hashed, whatever is wrong."""
+    """The text is the same, and so is the work: one password is hashed and, of passwords, one change signed and
+    written, whatever is wrong.
+    """
     made, hashed = prepare(registry, clock), []
+
+    def number() -> int:
+        with sqlite3.connect(folder / FILE) as database:
+            return int(database.execute("select value from about where name = 'number'").fetchone()[0])
+
+    begun = number()
     scrypt = hashlib.scrypt
     monkeypatch.setattr(hashlib, "scrypt", lambda *args, **kwargs: (hashed.append(1), scrypt(*args, **kwargs))[1])
     name, kind, secret = given
     with pytest.raises(LoginError) as refused:
         registry.log_in(name, kind, str(made) if secret == "last" else secret)
     assert str(refused.value) == str(refuse_login()) and reason in refused.value.reason
-    assert len(hashed) == 1
+    assert len(hashed) == 1 and number() - begun == (kind == PASSWORD)
 
 
 def test_failures_in_a_row_lock_an_account_for_longer_and_longer(registry: Registry, clock: Clock) -> None:
@@ -238,6 +248,37 @@ def test_failures_in_a_row_lock_an_account_for_longer_and_longer(registry: Regis
     assert [fail() for _ in range(5)] == ["wrong password"] * 5 and fail() != "wrong password"
     registry.set_state("ana", ENABLED)
     assert registry.log_in("ana", PASSWORD, GOOD)
+
+
+def test_guesses_at_once_count_each(registry: Registry) -> None:
+    def guess() -> None:
+        with pytest.raises(LoginError):
+            registry.log_in("ana", PASSWORD, "wrong")
+
+    guesses = [threading.Thread(target=guess) for _ in range(8)]
+    for each in guesses:
+        each.start()
+    for each in guesses:
+        each.join(30)
+    assert registry.find("ana").failures == 5  # and is locked since
+
+
+def test_what_is_read_while_others_write_is_of_one_moment(registry: Registry, folder: Path) -> None:
+    other, over = Registry(folder, authority.load(folder)), threading.Event()
+
+    def write() -> None:
+        while not over.is_set():
+            registry.note("login", "ana")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(200):
+            assert len(other.list_accounts()) == 1
+    finally:
+        over.set()
+        writer.join(30)
+        other.close()
 
 
 def test_an_invitation_is_good_once(registry: Registry) -> None:

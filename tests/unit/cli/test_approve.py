@@ -17,7 +17,7 @@ import pytest
 
 from tests.processes import zygote
 from whale_nebula.cli.approve import main
-from whale_nebula.security import approval, authority, files
+from whale_nebula.security import approval, authority, files, trust
 from whale_nebula.security.authority import Authority
 
 SCRIPT = """
@@ -217,6 +217,52 @@ def test_whatever_else_is_refused(attack: Attack, site: Path) -> None:
     assert re.search(attack.said, err), err
 
 
+FORGED: Mapping[str, Mapping[str, object]] = {
+    "a serial that is none": {"serial": "zz", "until": "2999-01-01T00:00:00Z"},
+    "a time that is none": {"since": 5, "until": "2999-01-01T00:00:00Z"},
+    "files that are none": {"files": [1]},
+    "a name that is none": {"script": None},
+}
+
+
+@pytest.mark.parametrize("signs", [False, True], ids=["forged", "by another owner"])
+@pytest.mark.parametrize("changes", FORGED.values(), ids=FORGED)
+def test_what_somebody_lays_beside_does_not_stop_an_owner(
+    changes: Mapping[str, object], signs: bool, site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither does it get into his deny list, nor is it told as an error of ours."""
+    said = {**json.loads(own(site).read_text()), **changes}
+    del said["signature"]
+    other = Authority.fresh("mt", {}, bound=["npu"])
+    key = other.key
+    if signs:
+        with (site / "certs" / "ca.pem").open("ab") as file:
+            file.write(authority.certificate_bytes(other.certificate))
+        trust.save(site / "certs" / "revoked-npu.json", "mt", key, 1, {})
+    signature = key.sign(b"whale_nebula approval 1\0" + approval.canonical(said), files.SIGNATURE)
+    beside = site / "approved" / "another"
+    beside.mkdir()
+    said["signature"] = base64.b64encode(signature).decode()
+    (beside / "approval.json").write_text(json.dumps(said))
+    given = ["--config", str(site / "clusters.yaml")]
+    assert main(["--list", *given]) == 0
+    assert "another   it " in capsys.readouterr().out
+    assert main(["--withdraw", str(said["serial"])[:8], *given]) in (0, 65)
+    assert authority_list(site).number in (1, 2)
+
+
+def authority_list(site: Path) -> trust.SignedList:
+    return trust.load(site / "certs" / "revoked.json", authority.authorities(site / "certs"))
+
+
+def test_a_package_that_is_removed_after_it_was_loaded_is_told(site: Path) -> None:
+    edit("helper.py", "WIDTH = 3", "WIDTH = 3; import os, tool; os.remove(tool.__file__)")(site)
+    code = "import helper; from whale_nebula.security import code; print(code.list_files()['tool'])"
+    code = f"import sys; sys.path[:0] = {[str(site), str(site / 'packages')]}; {code}"
+    done = zygote.run("-c", code, cwd=site)
+    assert done.stdout.strip() == "unreadable", done.stderr
+
+
 def test_a_script_in_no_file_is_refused(site: Path) -> None:
     told = {"PYTHONPATH": str(site / "packages")}
     code = "import sys; del sys.modules['__main__'].__file__; import whale_nebula as nb; nb.init('clusters.yaml')"
@@ -245,7 +291,7 @@ def test_nothing_is_signed_unless_somebody_says_so(site: Path, capsys: pytest.Ca
         (["train.py", "--folder", "nowhere"], "there is no authority here"),
         (["train.py", "--days", "0"], "no life of a certificate"),
         (["missing.py"], "there is no file 'missing.py'"),
-        (["--withdraw", "zz"], "no approval begins with the serial 'zz'"),
+        (["--withdraw", "zz"], "no approval of this authority begins with the serial 'zz'"),
         (["train.py", "--config", "clusters.yml"], "the config cannot be read"),
     ],
 )

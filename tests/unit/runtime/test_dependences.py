@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ import whale_nebula as nb
 from whale_nebula.codec.registry import CODECS
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, ForbiddenCrossingError
+from whale_nebula.plan.forbidden import check_forbidden
 
 LOOK = {"x": np.arange(8.0, dtype="float32").reshape(4, 2) / 8, "y": np.float32([1, 3, 2, 0])}
 SEEN: list[bytes] = []
@@ -256,6 +258,57 @@ def test_it_changes_with_these_inputs_and_with_no_other(make: Callable[[], Calla
     for place, name in enumerate(names):
         differs = {which for which, each in zip("xy", told[1:], strict=True) if each[place] != told[0][place]}
         assert differs == set(crossings.get(name, ())), name
+
+
+def by_python(put: Any, take: Any) -> Any:
+    kept: list[Any] = []
+    with tf.control_dependencies([tf.numpy_function(lambda y: (kept.append(y), y)[1], [put], tf.float32)]):
+        return tf.numpy_function(lambda x: kept[-1] + 0 * x[:, 0], [take], tf.float32)
+
+
+def by_a_file(put: Any, take: Any) -> Any:
+    with tf.control_dependencies([tf.io.write_file("kept", tf.io.serialize_tensor(put))]):
+        return tf.io.parse_tensor(tf.io.read_file("kept"), tf.float32)
+
+
+def by_a_staging_area(put: Any, take: Any) -> Any:
+    with tf.control_dependencies([tf.raw_ops.Stage(values=[put], shared_name="kept")]):
+        return tf.raw_ops.Unstage(dtypes=[tf.float32], shared_name="kept")[0]
+
+
+def by_a_name(put: Any, take: Any) -> Any:
+    def handle() -> Any:
+        return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[4], shared_name="kept")
+
+    tf.raw_ops.AssignVariableOp(resource=handle(), value=put)
+    return tf.raw_ops.ReadVariableOp(resource=handle(), dtype=tf.float32)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["in one cluster", "in two clusters"])
+@pytest.mark.parametrize("way", [by_python, by_a_file, by_a_staging_area, by_a_name])
+def test_what_the_graph_does_not_show_may_be_all_that_its_cluster_was_given(
+    way: Callable[[Any, Any], Any], apart: bool
+) -> None:
+    a = variable(2, 3)
+
+    def step(x: Any, y: Any) -> Any:
+        with nb.stage(cluster="gpu"):
+            hidden = x @ a + tf.reshape(way(x[:, 0] if apart else y, x), [4, 1])
+        with nb.stage(cluster="npu"):
+            wanted = tf.reshape(way(y, x), [4, 1]) if apart else 0.0
+            return tf.reduce_mean(hidden - wanted)
+
+    [found] = [each.depends for each in planned(lambda: step).crossings if each.name == "b0"]
+    assert set(found) == ({"x"} if apart else {"x", "y"})
+
+
+@pytest.mark.parametrize(("rules", "said"), [(["x -> tpu", "labels -> npu"], "labels -> npu"), (["* -> npu"], "")])
+def test_a_rule_about_no_input_of_a_step_that_trains_is_told(rules: list[str], said: str) -> None:
+    config = load({"forbid": rules})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        check_forbidden("train", [], config.forbid, ["x", "y"], trains=True)
+    assert [str(each.message).count(said) for each in told] == [1] * bool(said)
 
 
 RULES: Mapping[str, tuple[Callable[[], Callable[..., Any]], Any, str]] = {

@@ -1,0 +1,46 @@
+"""`whale-nebula accounts` and `login`, given what is wrong: a sentence, and no traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from whale_nebula.cli.main import main
+from whale_nebula.security import authority
+from whale_nebula.security.authority import Authority
+
+BROKEN = "\udcff"
+"""What a byte on a command line becomes that is no character."""
+AT = ("--cluster", "gpu", "--at", "127.0.0.1:1")
+WRONG: dict[str, tuple[Sequence[str], int, str]] = {
+    "a name that cannot be written": (("accounts", "show", BROKEN), 1, "no account is called"),
+    "a name of another kind": (("accounts", "disable", "Ana"), 1, "no account is called 'Ana'"),
+    "a host that cannot be one": (("accounts", "serve", "--listen", f"{BROKEN}:7200"), 78, "the service cannot listen"),
+    "another cluster": (("accounts", "serve", "--cluster", "npu", "--listen", "127.0.0.1:0"), 1, "and not for npu"),
+    "a service that is no host": (
+        ("login", "--cluster", "gpu", "--at", f"{'a' * 70}.org:1", "--lists"), 1, "cannot be asked"
+    ),
+    "a certificate that is none": (("login", *AT, "--run", "mt", "--lists", "--folder", "none"), 1, "no certificate"),
+    "bytes that are no text": (("login", *AT, "--run", "mt", "--lists", "--folder", "bytes"), 1, "no certificate"),
+    "nobody there": (("login", *AT, "--lists"), 1, "127.0.0.1:1 cannot be asked"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "status", "said"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_told(
+    words: Sequence[str],
+    status: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    authority.create(Path("certs"), Authority.fresh("mt", {}, bound=["gpu"]))
+    for name, data in (("none", b"garbage\n"), ("bytes", b"\xff\xfe")):
+        Path(name).mkdir(0o700)
+        (Path(name) / "ca.pem").write_bytes(data)
+    assert main(words) == status
+    assert said in capsys.readouterr().err
