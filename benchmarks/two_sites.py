@@ -1,4 +1,4 @@
-"""What benchmarks over a slow line share: two sites on one machine, each running a script by `whale-nebula run`."""
+"""What benchmarks over a slow line share: two sites or more on one machine, each running a script."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rows = list[dict[str, Any]]
 def sites(
     line: Line, commands: Sequence[Sequence[str]], follow: Path | None = None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Run a command in each of two sites; gives what each printed as JSON ('{"site": ...'), and what crossed.
+    """Run a command in each of two or more sites; gives what each printed as JSON ('{"site": ...'), and what crossed.
 
     The line may `follow` a file, which a site writes anew.
     """
@@ -36,7 +36,7 @@ def sites(
     wan += ["--follow", str(follow), "--"] if follow else ["--"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
-        [*wan, *commands[0], "---", *commands[1]],
+        [*wan, *commands[0], *(word for command in commands[1:] for word in ("---", *command))],
         capture_output=True, text=True, timeout=DEADLINE, env=environment, cwd=ROOT,
     )  # fmt: skip
     if ended.returncode:
@@ -55,7 +55,7 @@ def run(
     names: Sequence[str] = CLUSTERS,
     **config: Any,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Run a script in both clusters over a line, with certificates; `config` is added to the sites' config."""
+    """Run a script in all clusters over a line, with certificates; `config` is added to the sites' config."""
     path = folder / "clusters.yaml"
     clusters: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(names, start=1):

@@ -47,27 +47,29 @@ Made = tuple[keras.Model, Any, Any, str]
 """A model, a batch of inputs and targets, and its loss."""
 
 
-def make_transformer(rows: int) -> Made:
+def make_transformer(rows: int, scale: int = 1) -> Made:
     """A language model of six blocks."""
-    sizes = Sizes(2000, 32, 192, 4, 6)
+    sizes = Sizes(2000, 32, 192 * scale, 4, 6)
     draw = np.random.default_rng(2)
     tokens, targets = (draw.integers(0, 2000, (rows, 32), dtype="int32") for _ in range(2))
     return transformer(sizes), tokens, targets, "words"
 
 
-def make_translator(rows: int) -> Made:
+def make_translator(rows: int, scale: int = 1) -> Made:
     """An encoder and a decoder of three layers each."""
-    sizes = BertSizes(vocabulary=1500, length=24, width=192, heads=4, layers=3, inner=512, dropout=0.0)
+    sizes = BertSizes(vocabulary=1500, length=24, width=192 * scale, heads=4, layers=3, inner=512 * scale, dropout=0.0)
     draw = np.random.default_rng(2)
     source, target, words = (draw.integers(1, 1500, (rows, 24), dtype="int32") for _ in range(3))
     return Translator(sizes, sizes, tied=False), {"source": source, "target": target}, words, "words"
 
 
-def make_convolutions(rows: int) -> Made:
+def make_convolutions(rows: int, scale: int = 1) -> Made:
     """Eight convolutions and a classifier."""
     found: list[keras.Layer] = [keras.Input((24, 24, 3))]
     for width in (24, 24, 48, 48, 96, 96, 96, 96):
-        found.append(keras.layers.Conv2D(width, 3, strides=1 + (width != 24) * (len(found) in (3, 5)), padding="same"))
+        found.append(
+            keras.layers.Conv2D(width * scale, 3, strides=1 + (width != 24) * (len(found) in (3, 5)), padding="same")
+        )
         found.append(keras.layers.ReLU())
     model = keras.Sequential([*found, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(10)])
     draw = np.random.default_rng(2)
@@ -75,15 +77,15 @@ def make_convolutions(rows: int) -> Made:
     return model, images, draw.integers(0, 10, rows), "words"
 
 
-def make_classes(rows: int) -> Made:
+def make_classes(rows: int, scale: int = 1) -> Made:
     """A few dense layers and very many classes."""
     dense = [keras.layers.Dense(512, activation="relu") for _ in range(3)]
-    model = keras.Sequential([keras.Input((256,)), *dense, keras.layers.Dense(20_000)])
+    model = keras.Sequential([keras.Input((256,)), *dense, keras.layers.Dense(20_000 * scale)])
     draw = np.random.default_rng(2)
-    return model, draw.standard_normal((rows, 256)).astype("float32"), draw.integers(0, 20_000, rows), "words"
+    return model, draw.standard_normal((rows, 256)).astype("float32"), draw.integers(0, 20_000 * scale, rows), "words"
 
 
-MODELS: dict[str, tuple[Callable[[int], Made], int]] = {
+MODELS: dict[str, tuple[Callable[..., Made], int]] = {
     "transformer": (make_transformer, 32),
     "translator": (make_translator, 32),
     "convolutions": (make_convolutions, 64),
@@ -137,6 +139,8 @@ def main() -> None:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("plan")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--scale", type=int, default=1, help="so many times as wide")
+    parser.add_argument("--rows", type=int, default=1, help="so many times as many rows")
     parser.add_argument("--line", help="emulate this line in one process")
     parser.add_argument("--processor", action="store_true", help="time pieces by what the process computes")
     parser.add_argument("--timeline", action="store_true", help="tell the spans of a step, too")
@@ -151,7 +155,7 @@ def main() -> None:
     make, rows = MODELS[a.model]
     force(a.plan)
     nb.auto_parallel()
-    model, x, y, _ = make(rows)
+    model, x, y, _ = make(rows * a.rows, a.scale)
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     began, base = time.perf_counter(), _memory("VmRSS")
     dataset = tf.data.Dataset.from_tensors((x, y)).repeat(a.steps)
@@ -181,7 +185,7 @@ def main() -> None:
         "schedule": chosen.schedule, "in_flight": chosen.in_flight,
         "by_report": reports[-1].predicted_seconds,
         "memory_predicted": dict(decision.predicted.memory),
-        "memory_measured": _memory("VmHWM") - base,
+        "memory_measured": _memory("VmHWM") - base, "memory_most": _memory("VmHWM"),
         "variables": {name: each.variable_bytes for name, each in reports[-1].workers.items()},
         "bytes_predicted": dict(chosen.bytes),
         "bytes_measured": {name: each.bytes for name, each in reports[-1].links.items()},

@@ -96,7 +96,7 @@ def worth(found: Sequence[Found], *start: object) -> str:
 def fewer(found: Sequence[Found], contender: str, rank: int) -> str:
     """How many times fewer bytes cross there and back, beside float32 of the whole width."""
     own = next((e for e in found if (e["contender"], e["rank"]) == (contender, rank) and "there" in e), None)
-    return "1, 1" if own is None else ", ".join(f"{WHOLE / own[way]:.1f}" for way in ("there", "back"))
+    return "not measured" if own is None else ", ".join(f"{WHOLE / own[way]:.1f}" for way in ("there", "back"))
 
 
 def by_layer(found: Sequence[Found], task: str) -> list[list[object]]:

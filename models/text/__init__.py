@@ -1,8 +1,8 @@
-"""Text for translation: pairs of sentences, vocabularies, batches for clusters that each have one side, and BLEU.
+"""Text of several languages: pairs of sentences, vocabularies, batches for clusters that each have one side, and BLEU.
 
 Everything is a step of one way:
 
-* `read_folder`, `generated`, `monolingual`: sentences
+* `read_folder`, `generated`, `monolingual`: sentences; `aligned`, `alone`, `choices`: those of four languages
 * `learn_vocabulary`, `read_vocabulary`, `Tokenizer`: sentences become ids, and ids become sentences again
 * `encode_pairs`, `make_order`, `batches`: ids become a `tf.data.Dataset` for `fit`
 * `bleu`, `paired_bootstrap`: what a translation is worth
@@ -16,11 +16,14 @@ from .corpus import Pairs, read_folder
 from .encoded import Encoded, Ids, encode_pairs
 from .generated import generated, monolingual
 from .order import Order, make_order
+from .several import LANGUAGES, Choices, aligned, alone, choices
 from .tokenizer import Tokenizer
 from .vocabulary import SPECIAL, Vocabulary, learn_vocabulary, read_vocabulary, write_vocabulary
 
 __all__ = [
+    "LANGUAGES",
     "SPECIAL",
+    "Choices",
     "Difference",
     "Encoded",
     "Ids",
@@ -29,8 +32,11 @@ __all__ = [
     "Score",
     "Tokenizer",
     "Vocabulary",
+    "aligned",
+    "alone",
     "batches",
     "bleu",
+    "choices",
     "encode_pairs",
     "generated",
     "learn_vocabulary",

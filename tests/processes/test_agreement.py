@@ -53,7 +53,7 @@ def test_each_knows_where_it_is(pair: Ended) -> None:
     first, second = pair.all("here")
     assert first == {
         "cluster": "c0", "worker": "c0/0", "lead": False, "clusters": ["c0", "c1"], "alone": False, "epoch": 0,
-        "runs": {"c0": True, "c1": False},
+        "runs_for": [], "runs": {"c0": True, "c1": False},
     }  # fmt: skip
     assert (second["cluster"], second["lead"], second["runs"]) == ("c1", True, {"c0": False, "c1": True})
 

@@ -41,13 +41,15 @@ def told(found: Ended) -> dict[str, Any]:
 
 
 def test_processes_that_die_again_and_again_come_to_the_same_end(undisturbed: Ended, tmp_path: Path) -> None:
-    stood = [0]
+    stood, saved = [0], 0
     for death in DEATHS:
         found = run("resuming", WORKERS, tmp_path, death, EPOCHS)
         assert -9 in found.result.codes.values()
         resumed = [each.get("resumed") for each in found.told.values()]
         stood.append(max((each[0] for each in resumed if each), default=stood[-1]))
-    assert stood == sorted(stood) and stood[-1] > 0
+        assert stood[-1] >= saved
+        saved = max(saved, found.result.saved or 0)
+    assert stood == sorted(stood) and stood[-1] > 0 and saved >= stood[-1]
     assert told(run("resuming", WORKERS, tmp_path, "-", EPOCHS)) == told(undisturbed)
 
 

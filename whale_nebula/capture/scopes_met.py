@@ -25,6 +25,7 @@ from whale_nebula.scopes.identity import (
     home_of,
     most_workers,
     own_home,
+    running_home,
     two_clusters,
     worker_speeds,
     workers_in,
@@ -69,9 +70,9 @@ class ScopesMet:
         """
         key, cluster = self.numbers.identity(frame, self.around)
         key, cluster = key or "stage0", cluster or "local"
-        known = self.stages.setdefault(key, Stage(key, cluster, str(frame.site)))
+        known = self.stages.setdefault(key, Stage(key, running_home(cluster), str(frame.site)))
         if frame.options.get("cluster") is not None:
-            if known.cluster != cluster:
+            if known.cluster != running_home(cluster):
                 raise two_clusters(key, cluster, str(frame.site), known.cluster, known.where)
             # a block around the whole step, around `fit` say, holds all of its stages, wherever they were written
             what = "nb.place" if "rule" in frame.options else "nb.stage"

@@ -347,8 +347,7 @@ def _listen(
         return {**sizes.describe(), "running": running}
 
     def resize(given: Mapping[str, str]) -> Answer:
-        changed = [sizes.ask(cluster, count) for cluster, count in read_sizes(given).items()]
-        if any(changed):
+        if sizes.ask(read_sizes(given)):
             asking.change(f"the run goes on with {', '.join(f'{n} in {name}' for name, n in sizes.asked.items())}")
         return sizes.describe()
 

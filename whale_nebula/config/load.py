@@ -172,7 +172,7 @@ def _elastic(place: Place, clusters: Mapping[str, Cluster]) -> dict[str, Elastic
         table = each.table(("min", "max"))
         most = table.key("max").read_or(lambda count: int(count.number(least=1, whole=True)), None)
         most = max(1, len(clusters[name].workers)) if most is None else most
-        least = table.key("min").read_or(lambda count: int(count.number(least=1, whole=True)), 1)
+        least = table.key("min").read_or(lambda count: int(count.number(least=0, whole=True)), 1)
         if least > most:
             raise each.wrong(f"at least {least} workers, and at most {most}", mend=f"{name}: {{min: 1, max: {most}}}")
         found[name] = Elastic(least, most)

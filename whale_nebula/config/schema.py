@@ -236,7 +236,7 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """How many workers a cluster may have while a run goes on."""
+    """How many workers a cluster may have while a run goes on; one with none has left, and others run its stages."""
 
     least: int
     most: int

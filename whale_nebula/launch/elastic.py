@@ -14,7 +14,7 @@ from whale_nebula.errors.text import list_names
 from whale_nebula.launch.placement import Placement
 
 _LOST = 2
-"""A worker that fails first so many times, one after the other, is not expected to come back."""
+"""A worker that fails first in so many starts, one after the other, is not expected to come back."""
 
 
 @dataclass
@@ -38,6 +38,14 @@ class Sizes:
                 why="the others would have to know how many workers there are",
                 mend="whale-nebula run --all, or leave 'elastic' out of the config",
             )
+        leaving = next((name for name, limits in self.config.elastic.items() if not limits.least), None)
+        if leaving is not None and self.config.private:
+            raise ConfigError(
+                f"cluster {leaving!r} may leave a run in which clusters have inputs, results or weights of their own",
+                where=f"elastic.{leaving}.min",
+                why="what it alone has nobody else can train with",
+                mend=f"elastic: {{{leaving}: {{min: 1}}}}, or leave 'inputs', 'results' and 'weights' out",
+            )
         for name, limits in self.config.elastic.items():
             listed = self.now.get(name, 0)
             if limits.most > listed:
@@ -48,8 +56,18 @@ class Sizes:
                     mend=f"elastic: {{{name}: {{min: {limits.least}, max: {listed}}}}}, or list more workers",
                 )
 
-    def ask(self, cluster: str, count: int) -> bool:
-        """Ask for another number of workers of a cluster; whether that is another one than there are."""
+    def ask(self, counts: Mapping[str, int]) -> bool:
+        """Ask for other numbers of workers of clusters; whether these are others than there are."""
+        for cluster, count in counts.items():
+            self._check_asked(cluster, count)
+        with self._lock:
+            asked = {**self.asked, **counts}
+            if not any(asked.values()):
+                raise OptionError("no worker would be left in any cluster", mend=f"{next(iter(counts))}=1")
+            self.asked = asked
+            return self.asked != self.now
+
+    def _check_asked(self, cluster: str, count: int) -> None:
         limits = self.config.elastic.get(cluster)
         if limits is None:
             known = list_names(self.config.elastic) if self.config.elastic else "none"
@@ -63,23 +81,27 @@ class Sizes:
                 f"cluster {cluster!r} has {limits.least} to {limits.most} workers, and {count} are asked for",
                 mend=f"{cluster}={min(max(count, limits.least), limits.most)}",
             )
-        with self._lock:
-            self.asked[cluster] = count
-        return count != self.now[cluster]
 
-    def note_failure(self, worker: str) -> str:
-        """A worker has failed first. One that does so again and again is left out of the next start, where its cluster
-        may do without it; gives a sentence about it.
+    def note_failure(self, worker: str, further: bool = False) -> str:
+        """A worker has failed first, in a start that got `further` than those before or not. One that does so again and
+        again, and comes no further, is left out of the next start, where its cluster may do without it; gives a
+        sentence about it.
         """
-        self._failed = [*self._failed, worker] if worker in self._failed[-1:] else [worker]
+        before = [] if further else self._failed[-1:]
+        self._failed = [*self._failed, worker] if worker in before else [worker]
         cluster = cluster_of(worker)
         limits = self.config.elastic.get(cluster)
         if len(self._failed) < _LOST or limits is None or self.asked[cluster] <= limits.least:
             return ""
+        if sum(self.asked.values()) == 1:
+            return ""
         self._failed = []
         with self._lock:
             self.asked[cluster] -= 1
-        return f"{worker} does not come back: {cluster} goes on with {self.asked[cluster]}"
+        left = (
+            f"{cluster} goes on with {self.asked[cluster]}" if self.asked[cluster] else f"it goes on without {cluster}"
+        )
+        return f"{worker} does not come back: {left}"
 
     def select(self) -> Placement:
         """The workers of the next start: of each cluster the first ones."""

@@ -49,7 +49,8 @@ class Result:
 
     `frozen` are those that were killed because their hearts stood still while they worked. Those that had said their
     last word and did not end after it are killed, too; their exit code is the one that they said. `trained` is for how
-    many seconds after the first step all went well; None if no step was taken.
+    many seconds after the first step all went well; None if no step was taken. `saved` is the newest step that any
+    worker knows to be saved; None if there is none.
     """
 
     outcomes: Mapping[str, Outcome]
@@ -57,6 +58,7 @@ class Result:
     late: bool
     frozen: frozenset[str] = frozenset()
     trained: float | None = None
+    saved: int | None = None
 
     @property
     def codes(self) -> dict[str, int]:
@@ -164,7 +166,8 @@ class Job:
         outcomes = {name: Outcome(name, self._code(name), *read[name], self._ward.told[name]) for name in read}
         steps = [each.stepped for each in self._ward.told.values() if each.stepped is not None]
         trained = max(0.0, (over or time.monotonic()) - min(steps)) if steps else None
-        return Result(outcomes, culprit, late, frozenset(self._frozen), trained)
+        saved = max((each.saved for each in self._ward.told.values() if each.saved is not None), default=None)
+        return Result(outcomes, culprit, late, frozenset(self._frozen), trained, saved)
 
     def _next(self) -> str | None:
         """The next worker that has ended; an empty text where the limit has changed, None where it has passed."""

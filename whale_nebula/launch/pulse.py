@@ -3,8 +3,8 @@
 A worker's thread writes a byte each second into a pipe. A launcher that hears none for a while looks at the process
 before it judges: one that computes, or waits for a core, is busy and not frozen. Before its threads go a worker says
 its last word, with the exit code that it will have: what stands still after that has ended, and is not frozen.
-By the same pipe it tells the epoch that it has joined, that it has taken its first step, and by what error it ends:
-the launcher needs to know them to start workers again.
+By the same pipe it tells the epoch that it has joined, that it has taken its first step, which step was saved last, and
+by what error it ends: the launcher needs to know them to start workers again.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Heart:
 @dataclass(slots=True)
 class Told:
     """What a worker has told: whether it ends, with which exit code, by which error, and of which other worker's; the
-    epoch that it has joined; and when (by the launcher's clock) its first step was over.
+    epoch that it has joined; when (by the launcher's clock) its first step was over; and the newest step that it knows
+    to be saved.
     """
 
     ends: bool = False
@@ -80,6 +81,7 @@ class Told:
     cause: str = ""
     epoch: int | None = None
     stepped: float | None = None
+    saved: int | None = None
 
 
 def encode_words(**words: Any) -> bytes:
@@ -98,7 +100,7 @@ def read_words(heard: bytes, told: Told, now: float) -> bytes:
     >>> read_words(b'..{"epoch":2}\n.{"stepped":true}\n..{"ends":tr', told, now=7.0)
     b'..{"ends":tr'
     >>> told
-    Told(ends=False, code=None, error='', cause='', epoch=2, stepped=7.0)
+    Told(ends=False, code=None, error='', cause='', epoch=2, stepped=7.0, saved=None)
     """
     *lines, rest = heard.split(_END)
     for line in lines:

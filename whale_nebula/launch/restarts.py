@@ -16,7 +16,7 @@ from whale_nebula.launch.failures import Failure, find_failure
 from whale_nebula.launch.job import Job, Result
 
 LONG_SECONDS = 600.0
-"""After so much training a failure counts as the first one again."""
+"""After so much training a failure counts as the first one again, also where nothing is saved."""
 MOST_WAIT_SECONDS = 60.0
 
 
@@ -34,7 +34,8 @@ class Verdict(NamedTuple):
 
 class Rule:
     """Decides whether a job that failed is started again. It waits twice as long each time, at most a minute and half
-    the `patience` of the workers, so that those of other launchers are still there.
+    the `patience` of the workers, so that those of other launchers are still there. A failure counts as the first one
+    again after a start that got further than all before it: a newer step was saved, on a disk or in memory.
 
     >>> rule, killed = Rule(Restarts(most=3)), Failure("npu/0", "ended by SIGKILL", trained=3.0)
     >>> [rule.judge(killed).wait for _ in range(3)], rule.judge(killed).why
@@ -47,13 +48,17 @@ class Rule:
         self.allowed = allowed
         self._longest = min(MOST_WAIT_SECONDS, patience / 2)
         self._made = 0
+        self._saved = -1
         self._early: frozenset[str] = frozenset()
 
-    def judge(self, failure: Failure) -> Verdict:
-        """What to do after a failure, which counts."""
+    def judge(self, failure: Failure, *, others: bool = False) -> Verdict:
+        """What to do after a failure, which counts; `others` says that the next start is of other workers."""
         most = self.allowed.most
-        if failure.trained is not None and failure.trained >= LONG_SECONDS:
+        if self.is_further(failure):
             self._made = 0
+        self._saved = max(self._saved, -1 if failure.saved is None else failure.saved)
+        if others:
+            self._early = frozenset()
         if not most:
             return Verdict(False)
         if failure.recurring:
@@ -65,6 +70,11 @@ class Rule:
         wait = min(self.allowed.wait * 2.0**self._made, self._longest)
         self._made += 1
         return Verdict(True, wait, self._made)
+
+    def is_further(self, failure: Failure) -> bool:
+        """Whether a start that has failed makes up for those before: a newer step was saved, or it trained for long."""
+        saved, trained = failure.saved, failure.trained
+        return (saved is not None and saved > self._saved) or (trained is not None and trained >= LONG_SECONDS)
 
     def _is_repeated(self, failure: Failure) -> bool:
         """Whether a worker fails before its first step like the last time. One that only missed another may go on."""
@@ -94,7 +104,7 @@ class Attempts:
     `start` gives the job of an epoch; `rest` waits so many seconds, and says whether to go on; `is_stopped` whether
     somebody has asked for the end; `tell` is told in a line of each failure after which it goes on. `changes` says in
     words why workers that left are started again, or nothing; `note_failure` is told which worker failed first, and
-    gives a line about it.
+    whether that start got further than those before; it gives a line where the next start is of other workers.
     """
 
     def __init__(
@@ -106,7 +116,7 @@ class Attempts:
         is_stopped: Callable[[], bool],
         tell: Callable[[str], None],
         changes: Callable[[], str] = str,
-        note_failure: Callable[[str], str] = lambda worker: "",
+        note_failure: Callable[[str, bool], str] = lambda worker, further: "",
     ) -> None:
         self._rule, self._start, self._rest, self._is_stopped, self._tell = rule, start, rest, is_stopped, tell
         self._changes, self._note_failure = changes, note_failure
@@ -127,14 +137,15 @@ class Attempts:
                 continue
             if failure is None or self._is_stopped():
                 return Ended(result, epoch)
-            verdict = self._rule.judge(failure)
+            lost = self._note_failure(failure.worker, self._rule.is_further(failure))
+            verdict = self._rule.judge(failure, others=bool(lost))
             if not verdict.again:
                 return Ended(result, epoch, verdict.why, first, verdict.used_up)
             first = first or failure
             epoch += 1
             restart = f"restart {verdict.number} of {self._rule.allowed.most}"
             self._tell(f"{failure}; {restart} begins after {verdict.wait:g} s, as epoch {epoch}")
-            if lost := self._note_failure(failure.worker):
+            if lost:
                 self._tell(lost)
             if not self._rest(verdict.wait):
                 return Ended(result, epoch - 1)

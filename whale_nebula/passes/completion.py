@@ -28,6 +28,7 @@ from whale_nebula.ir.layout import (
     count_bytes,
     list_crossing,
 )
+from whale_nebula.passes.effects import SHAPES
 from whale_nebula.passes.facts import ASSIGNS, COOPERATIVE, SCATTERS, Facts
 from whale_nebula.passes.pieces import Step
 from whale_nebula.passes.rules.registry import Axes, Fold, Labels
@@ -61,8 +62,6 @@ _LINEAR = frozenset(
 """Ops that make parts of a sum of parts of sums, whichever inputs these are."""
 _PRODUCTS = frozenset({"Mul", "MatMul", "BatchMatMulV2", "RealDiv", "Einsum"})
 """Ops that do so of one input, where the others are whole; a quotient of its first."""
-_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
-"""Ops that read of a tensor its form alone, which is the whole's on every device."""
 _LOOKUPS = frozenset({"GatherV2", "ResourceGather"})
 
 
@@ -309,7 +308,7 @@ class Completion:
             return Strategy((Layout(SPLIT, 0),), (Layout(SPLIT, 0),))
         if op.index in self.question.row_ends:
             return Strategy((WHOLE_LAYOUT,), (WHOLE_LAYOUT,))
-        if op.type in _SHAPES:
+        if op.type in SHAPES:
             return Strategy(any_way, (WHOLE_LAYOUT,) * len(op.outputs))
         return None
 

@@ -22,7 +22,7 @@ _RANDOM = (
     "StatelessSample",
 )  # fmt: skip
 
-_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
+SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 
 
 def is_effect(op: Op, graph: Graph) -> bool:
@@ -69,7 +69,7 @@ def is_random(op: Op) -> bool:
 def seeded_by(op: Op, graph: Graph) -> set[int]:
     """The ops that the seed of a draw comes from; those that only give it a shape are none of them."""
     whole = [value.op for value in op.inputs if not graph.spec(value).floating]
-    return graph.ascend(whole, stop=lambda each: graph.ops[each].type in _SHAPES)
+    return graph.ascend(whole, stop=lambda each: graph.ops[each].type in SHAPES)
 
 
 def resources(op: Op, graph: Graph) -> tuple[int, ...]:

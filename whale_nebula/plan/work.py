@@ -10,9 +10,10 @@ from functools import cached_property
 from math import prod
 
 from whale_nebula.ir.cut import Cut, Fragment, StagePhase
-from whale_nebula.ir.graph import CAPTURE, HOLDER, Op
+from whale_nebula.ir.graph import CAPTURE, HOLDER, Graph, Op
 from whale_nebula.ir.program import Variable
 from whale_nebula.ir.sizes import Sizes
+from whale_nebula.passes.effects import SHAPES
 from whale_nebula.plan.flops import Effort
 from whale_nebula.plan.records import PlanLayer
 from whale_nebula.spec import Spec, Value
@@ -219,6 +220,13 @@ _SAME = frozenset({"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient
 """Ops whose output is their first input's memory."""
 
 
+def memory_of(graph: Graph, value: Value) -> Value:
+    """The value whose memory another one is."""
+    while graph.ops[value.op].type in _SAME and graph.ops[value.op].inputs:
+        value = graph.ops[value.op].inputs[0]
+    return value
+
+
 @dataclass(frozen=True)
 class Work:
     """Counts for a Cut whose first micro-batch has `rows` rows; `shapes` are those of its leaves in the example."""
@@ -286,23 +294,17 @@ class Work:
             values = [value for value in fragment.feeds if value.op in before or value in crossing]
         else:
             ops = made_in(piece.fragments)
-            inside = [op for op in ops if program.request_of(op) is not None]
+            behind = (op for op in ops if program.request_of(op) is not None)
+            inside = [op for op in behind if program.graph.ops[op].type not in SHAPES]
             read = dict.fromkeys(value for op in inside for value in program.graph.ops[op].inputs)
             values = [value for value in read if program.request_of(value.op) is None and value.op in ops]
         counted: dict[Value, Value] = {}
         for value in values:
-            memory = self._memory(value)
+            memory = memory_of(program.graph, value)
             op = program.graph.ops[memory.op]
             if op.role != CAPTURE and op.index not in program.leaf_ops and op.type not in ("Const", "ReadVariableOp"):
                 counted[memory] = value
         return {value: self.effort.nbytes(value) for value in counted.values()}
-
-    def _memory(self, value: Value) -> Value:
-        """The value whose memory this one is."""
-        graph = self.cut.program.graph
-        while graph.ops[value.op].type in _SAME and graph.ops[value.op].inputs:
-            value = graph.ops[value.op].inputs[0]
-        return value
 
     # ------------------------------------------------------------------ layers
     def layers(self, stage: int, steps: float) -> tuple[PlanLayer, ...]:

@@ -17,9 +17,10 @@ import numpy as np
 from whale_nebula.ir.graph import Op
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.sizes import Sizes
-from whale_nebula.passes.effects import is_effect, is_random, is_read, written_handles
+from whale_nebula.passes.effects import SHAPES, is_effect, is_random, is_read, written_handles
 from whale_nebula.passes.parting import ascend, only_move
 from whale_nebula.plan.flops import Effort
+from whale_nebula.plan.work import memory_of
 from whale_nebula.planner.crossing import Tensor
 from whale_nebula.planner.problem import Array, Chain
 from whale_nebula.spec import Value
@@ -310,13 +311,24 @@ class _Chaining:
         return weights, rest * share, gradients, tied, readers
 
     def _held(self, count: int) -> tuple[Array, Array]:
-        """By block bytes a row that its backward needs of its forward; and of its largest tensors while it runs."""
+        """By block bytes a row that its backward needs of its forward; and of its largest tensors while it runs. What
+        shares its memory counts once. What only dead ops read, such as the gradient of a constant, or of which only the
+        shape is asked for, is not kept.
+        """
         held, transient = np.zeros(count), np.zeros(count)
+        asked = [value.op for request in self.program.requests for part in request.parts for value in part.values]
+        asked += [flow.gradient.op for request in self.program.requests for flow in request.flows]
+        asked += [op for request in self.program.requests for _, op in request.effects]
+        behind = {op for op in self.graph.ascend(asked) & self.behind if self.graph.ops[op].type not in SHAPES}
+        counted: set[Value] = set()
         for op, block in self.block.items():
             for value in self.graph.ops[op].values:
                 nbytes = self.sizes.nbytes(value) / self.rows
                 transient[block] = max(transient[block], 2 * nbytes)
-                if any(reader.index in self.behind for reader in self.graph.consumers(value)):
+                kept = any(reader.index in behind for reader in self.graph.consumers(value))
+                memory = memory_of(self.graph, value)
+                if kept and memory not in counted and memory.op not in self.program.leaf_ops:
+                    counted.add(memory)
                     held[block] += nbytes
         return held, transient
 

@@ -33,6 +33,7 @@ from whale_nebula.runtime.clusters import complete, config_of, told_by_config
 from whale_nebula.runtime.run import Run
 from whale_nebula.schedule.schedules import DEFAULT
 from whale_nebula.scopes.auto import Limits
+from whale_nebula.scopes.identity import running_home
 
 
 def handles_of(captured: Captured) -> dict[int, str]:
@@ -153,7 +154,7 @@ def decide_again(before: Decision, limits: Limits, refused: NebulaError) -> Deci
 
 def find_clusters(limits: Limits, said: Constraints, run: Run) -> Clusters:
     """The clusters that may take part, by what the config says; without one, also those that scopes name."""
-    names = list(limits.clusters or run.here().clusters)
+    names = list(dict.fromkeys(map(running_home, limits.clusters or run.here().clusters)))
     if limits.clusters is None and run.alone and not run.config.clusters:
         named = [*said.clusters, *(name for each in said.stages for name in each.clusters)]
         names = list(dict.fromkeys([*(named or names), *run.clusters]))

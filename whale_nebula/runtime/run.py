@@ -37,7 +37,8 @@ from whale_nebula.site import calling_site, script_site, short_traceback
 @dataclass(frozen=True)
 class Here:
     """Where this process stands: its cluster and worker, whether it leads, all the clusters there are, and the epoch
-    of the run: how often its workers were started again (`whale-nebula run --restarts`).
+    of the run: how often its workers were started again (`whale-nebula run --restarts`). `runs_for` are clusters that
+    are away now, whose stages this process's cluster runs (`elastic:`).
 
     In one process every cluster is here, and it leads.
 
@@ -53,15 +54,17 @@ class Here:
     clusters: tuple[str, ...]
     alone: bool = False
     epoch: int = 0
+    runs_for: tuple[str, ...] = ()
 
     def runs(self, cluster: str) -> bool:
         """Whether this process runs stages of a cluster; true for every one where there is only one process. A name
         that is none of a config's clusters is warned of; without a config, one that is nearly that of a cluster.
         """
         fixed = not self.alone or (_run is not None and bool(_run.config.clusters))
-        if cluster not in self.clusters and (fixed or closest(cluster, self.clusters, near=0.75) is not None):
+        known = self.clusters if _run is None else (*self.clusters, *_run.moved)
+        if cluster not in known and (fixed or closest(cluster, self.clusters, near=0.75) is not None):
             _tell_unknown(cluster, self.clusters)
-        return self.alone or cluster == self.cluster
+        return self.alone or cluster in (self.cluster, *self.runs_for)
 
 
 def _tell_unknown(cluster: str, known: Sequence[str]) -> None:
@@ -139,10 +142,22 @@ class Run:
 
     @property
     def cluster_sizes(self) -> dict[str, int]:
-        """How many workers each cluster of the config has, or each that has processes, where the config names none."""
+        """How many workers each cluster of the config has that is not away, or each that has processes, where the
+        config names none.
+        """
         running = list(self.workers.values())
-        listed = {name: len(cluster.workers) for name, cluster in self.config.clusters.items()}
+        listed = {name: len(each.workers) for name, each in self.config.clusters.items() if name not in self.moved}
         return {name: max(1, running.count(name) or listed.get(name, 1)) for name in listed or dict.fromkeys(running)}
+
+    @property
+    def moved(self) -> dict[str, str]:
+        """The clusters that may leave the run and are away now, each with the one that runs its stages: one after the
+        other of those that are there.
+        """
+        running = [name for name in self.config.clusters if name in self.workers.values()]
+        may_leave = [name for name, limits in self.config.elastic.items() if not limits.least]
+        away = [name for name in may_leave if running and name not in running]
+        return {name: running[number % len(running)] for number, name in enumerate(away)}
 
     @property
     def cluster_speeds(self) -> dict[str, tuple[float, ...]]:
@@ -161,7 +176,9 @@ class Run:
             return Here("local", "local/0", True, names, alone=True)
         clusters = tuple(dict.fromkeys(self.workers.values()))
         epoch = self.attachment.epoch if self.ledger is None else self.ledger.session.epoch
-        return Here(self.attachment.cluster, self.attachment.worker, self._leads(), clusters, epoch=epoch)
+        own = self.attachment.cluster
+        runs_for = tuple(name for name, home in self.moved.items() if home == own)
+        return Here(own, self.attachment.worker, self._leads(), clusters, epoch=epoch, runs_for=runs_for)
 
     def _leads(self) -> bool:
         """The lead is the first worker of the last stage's cluster; before a program is known, of the last one."""
@@ -323,7 +340,8 @@ def init(
         chosen = {**loaded.outputs, **{name: path for name, path in given.items() if path is not None}}
         seen = Seen(loaded.show if show is None else show, chosen)
         with keep_generators(), _watch_steps(run, seen.checked(site)):
-            deal_to(run.cluster_sizes, "" if attachment is None else attachment.cluster, run.cluster_speeds)
+            own = "" if attachment is None else attachment.cluster
+            deal_to(run.cluster_sizes, own, run.cluster_speeds, run.moved)
             if run.attachment is not None:
                 _join(run, run.attachment)
             saves = loaded.checkpoint if checkpoint is None else _checkpointing(checkpoint, site)

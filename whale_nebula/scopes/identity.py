@@ -19,15 +19,32 @@ _dealt: tuple[str, ...] = ()
 _workers: Mapping[str, int] = {}
 _own: str = ""
 _speeds: Mapping[str, Sequence[float]] = {}
+_moved: Mapping[str, str] = {}
 
 
-def deal_to(clusters: Mapping[str, int], own: str = "", speeds: Mapping[str, Sequence[float]] | None = None) -> None:
+def deal_to(
+    clusters: Mapping[str, int],
+    own: str = "",
+    speeds: Mapping[str, Sequence[float]] | None = None,
+    moved: Mapping[str, str] | None = None,
+) -> None:
     """Deal stages that name no cluster to these in order; the run calls it with its clusters, each with the number of
     its workers, and with this process's `own` one where there are several processes. `speeds` are those of the workers
-    of clusters whose workers are not equally fast.
+    of clusters whose workers are not equally fast; `moved` has for each cluster that is away now the one that runs its
+    stages.
     """
-    global _dealt, _workers, _own, _speeds
-    _dealt, _workers, _own, _speeds = tuple(clusters), dict(clusters), own, dict(speeds or {})
+    global _dealt, _workers, _own, _speeds, _moved
+    _dealt, _workers, _own = tuple(clusters), dict(clusters), own
+    _speeds, _moved = dict(speeds or {}), dict(moved or {})
+
+
+def running_home(cluster: str) -> str:
+    """The cluster that runs the stages of this one: itself, unless it is away.
+
+    >>> running_home("gpu")
+    'gpu'
+    """
+    return _moved.get(cluster, cluster)
 
 
 def worker_speeds() -> Mapping[str, Sequence[float]]:
@@ -58,7 +75,7 @@ def most_workers() -> int:
 
 def home_of(frames: Sequence[Frame]) -> str:
     """The cluster of what stands in these scopes and in no stage."""
-    return home_of_number(0, frames)
+    return running_home(home_of_number(0, frames))
 
 
 def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) -> tuple[str, str]:
@@ -119,7 +136,8 @@ def clusters_of(stage: Frame, frames: Sequence[Frame]) -> tuple[str, ...]:
     """The clusters that may run a stage, by its scope and those around it; none where they say nothing of it."""
     around = cluster_block_of(frames)
     named = stage.options.get("cluster") or (around.cluster if around is not None else None)
-    return (str(named),) if named is not None else _layout(around)
+    chosen = (str(named),) if named is not None else _layout(around)
+    return tuple(dict.fromkeys(map(running_home, chosen)))
 
 
 def _layout(around: Frame | None) -> tuple[str, ...]:

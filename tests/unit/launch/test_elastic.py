@@ -30,9 +30,9 @@ def sizes(**limits: Mapping[str, int]) -> Sizes:
 def test_the_next_start_has_as_many_as_were_asked_for() -> None:
     found = sizes()
     assert len(found.select().here) == 4
-    assert found.ask("npu", 1) and found.now["npu"] == 3
-    assert found.select().here == ("gpu/0", "npu/0") and not found.ask("npu", 1)
-    assert found.ask("npu", 2) and list(found.select().addresses) == ["gpu/0", "npu/0", "npu/1"]
+    assert found.ask({"npu": 1}) and found.now["npu"] == 3
+    assert found.select().here == ("gpu/0", "npu/0") and not found.ask({"npu": 1})
+    assert found.ask({"npu": 2}) and list(found.select().addresses) == ["gpu/0", "npu/0", "npu/1"]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_the_next_start_has_as_many_as_were_asked_for() -> None:
 )
 def test_other_numbers_than_the_config_lets_be_are_refused(cluster: str, count: int, said: str) -> None:
     with pytest.raises(OptionError, match=said):
-        sizes().ask(cluster, count)
+        sizes().ask({cluster: count})
 
 
 def test_a_worker_that_fails_first_twice_is_left_out_down_to_the_least() -> None:
@@ -96,8 +96,7 @@ def test_the_socket_answers_who_may_open_it_and_is_gone_afterwards(tmp_path: Pat
     found, path = sizes(), str(tmp_path / "run.sock")
 
     def resize(given: Mapping[str, str]) -> Mapping[str, Any]:
-        for cluster, count in read_sizes(given).items():
-            found.ask(cluster, count)
+        found.ask(read_sizes(given))
         return found.describe()
 
     with listen_locally(path, {"/status": lambda given: found.describe()}, {"/resize": resize}):

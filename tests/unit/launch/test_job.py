@@ -244,10 +244,11 @@ def test_who_leaves_is_waited_for_with_patience_and_is_nobodys_fault(tmp_path: P
 
 
 def test_who_fails_is_the_culprit_and_not_who_left_before(tmp_path: Path) -> None:
-    code = "if me.cluster == 'gpu': sys.exit(75)\ntime.sleep(0.3); sys.exit(3)"
+    steps = "me.heart.tell(saved=7) if me.cluster == 'gpu' else me.heart.tell(saved=9)\n"
+    code = steps + "if me.cluster == 'gpu': sys.exit(75)\ntime.sleep(0.3); sys.exit(3)"
     with started(code, tmp_path) as job:
         result = job.wait(SOON, patience=SOON)
-    assert (result.culprit, result.codes["npu/0"]) == ("npu/0", 3)
+    assert (result.culprit, result.codes["npu/0"], result.saved) == ("npu/0", 3, 9)
 
 
 def test_what_a_worker_has_started_ends_with_it_though_others_go_on(tmp_path: Path) -> None:

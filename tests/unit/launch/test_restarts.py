@@ -18,8 +18,8 @@ from whale_nebula.launch.restarts import LONG_SECONDS, Attempts, Rule
 KILLED = "ended by SIGKILL"
 
 
-def failure(trained: float | None = 1.0, *ways: str, recurring: str = "") -> Failure:
-    return Failure("npu/0", KILLED, recurring, frozenset(ways), trained)
+def failure(trained: float | None = 1.0, *ways: str, recurring: str = "", saved: int | None = None) -> Failure:
+    return Failure("npu/0", KILLED, recurring, frozenset(ways), trained, saved)
 
 
 class TestTheRule:
@@ -54,6 +54,13 @@ class TestTheRule:
         again = rule.judge(failure(LONG_SECONDS))
         assert (again.again, again.wait, again.number) == (True, 1.0, 1)
         assert rule.judge(failure(LONG_SECONDS - 1)).number == 2
+
+    def test_whoever_got_further_begins_anew_and_who_comes_to_the_same_step_does_not(self) -> None:
+        rule = Rule(Restarts(most=2))
+        starts = [failure(saved=step) for step in (None, 5, 5, 9, 7, 9)]
+        verdicts = [rule.judge(each) for each in starts]
+        assert [(each.number, each.wait) for each in verdicts[:5]] == [(1, 1), (1, 1), (2, 2), (1, 1), (2, 2)]
+        assert verdicts[5].used_up
 
     def test_nobody_who_has_not_asked_for_restarts_hears_of_them(self) -> None:
         verdict = Rule(Restarts()).judge(failure())

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
+from whale_nebula.codec.registry import CODECS
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, ForbiddenCrossingError
 
@@ -18,7 +19,6 @@ LOOK = {"x": np.arange(8.0, dtype="float32").reshape(4, 2) / 8, "y": np.float32(
 SEEN: list[bytes] = []
 
 
-@nb.codec.register
 @dataclass(frozen=True)
 class Seen(nb.codec.Precision):
     """Half precision that keeps what crosses."""
@@ -39,6 +39,12 @@ class Seen(nb.codec.Precision):
 
     def decode(self, parts: tuple[Any, ...], dims: Any, dtype: str) -> Any:
         return tf.cast(parts[0], dtype)
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The codec is known to these tests alone."""
+    monkeypatch.setitem(CODECS, Seen.name, Seen)
 
 
 def variable(*shape: int) -> tf.Variable:

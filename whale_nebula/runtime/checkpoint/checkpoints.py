@@ -116,6 +116,7 @@ class Checkpoints:
         self.group.exchange("the choice of a checkpoint", None)
         if self.source is None or step is None:
             return
+        self.group.tell_saved(step)
         self.position = self.resumed = self.source.manifest.position
         self.saved = self.position if self.source.path.startswith(folders[0].path) else self.saved
         for level in self.levels:

@@ -55,6 +55,12 @@ class Group:
         """Whether this process makes the parts of its host a checkpoint."""
         return self.worker == self.members[0]
 
+    def tell_saved(self, step: int) -> None:
+        """Let the launcher know that a step is saved."""
+        heart = None if self._run.attachment is None else self._run.attachment.heart
+        if heart is not None:
+            heart.tell(saved=step)
+
     def exchange(self, doing: str, said: Any) -> dict[str, Any]:
         """What every process says of the same; this one's own word is among it."""
         if self._run.alone:

@@ -1,0 +1,49 @@
+"""Pretraining in which a generator feeds a discriminator, one way, over many languages.
+
+* `Corpus`, `encode_alone`, `encode_with_pivot`, `mix_families`: text becomes batches, languages mixed by temperature
+* `Corruption`, `Objectives`, `Discriminator`, `Pretraining`: what a step does (MRTD, TRTD, CLM; one generator or many)
+* `make_adam`: a learning rate that rises and falls in straight lines
+* `choice_model`, `tune_choice`, `choice_accuracy`: what the discriminator knows of languages that it is not tuned on
+"""
+
+from .choosing import choice_accuracy, choice_model, encode_choices, tune_choice
+from .corpus import Corpus, check_families, encode_alone, encode_with_pivot
+from .corruption import Corrupted, Corruption, corrupt, fill_in, hide_tokens, put_back
+from .discriminator import Discriminator
+from .mixing import Mixture, deal_rows, mix_families, shares_by_temperature
+from .objectives import Objectives, correction_loss, detection_loss, guess_loss
+from .optimizer import RiseAndFall, make_adam
+from .rows import encode_pairs_in_rows, encode_sentences
+from .training import DISCRIMINATOR, Pretraining
+
+__all__ = [
+    "DISCRIMINATOR",
+    "Corpus",
+    "Corrupted",
+    "Corruption",
+    "Discriminator",
+    "Mixture",
+    "Objectives",
+    "Pretraining",
+    "RiseAndFall",
+    "check_families",
+    "choice_accuracy",
+    "choice_model",
+    "correction_loss",
+    "corrupt",
+    "deal_rows",
+    "detection_loss",
+    "encode_alone",
+    "encode_choices",
+    "encode_pairs_in_rows",
+    "encode_sentences",
+    "encode_with_pivot",
+    "fill_in",
+    "guess_loss",
+    "hide_tokens",
+    "make_adam",
+    "mix_families",
+    "put_back",
+    "shares_by_temperature",
+    "tune_choice",
+]

@@ -1,0 +1,77 @@
+"""A task that needs no labels: which of two sentences is the translation? Learned on one pair of languages, asked of
+others, it tells whether languages share what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+from keras import ops
+
+from ..attention import near_zero
+from ..bert import Bert
+from ..text import Tokenizer
+from .optimizer import make_adam
+from .rows import encode_pairs_in_rows
+
+Ints = npt.NDArray[np.int32]
+
+
+def encode_choices(
+    words: Tokenizer, sentences: Sequence[str], right: Sequence[str], wrong: Sequence[str], length: int
+) -> Ints:
+    """Each sentence beside its translation, and beside what is none: (rows, 2, length); the first one is right."""
+    both = [encode_pairs_in_rows(words, sentences, others, length) for others in (right, wrong)]
+    return np.stack(both, axis=1)
+
+
+def choice_model(bert: Bert) -> keras.Model:
+    """The BERT, which is trained in place, with a number for each pair: how much its second half says the first.
+
+    It is the mean over a row's tokens of a number for each, as what a discriminator knows of a row it knows by token.
+    """
+    width = bert.sizes.width
+    dense = keras.layers.Dense(width, "tanh", kernel_initializer=near_zero(width**-0.5), name="dense")
+    score = keras.layers.Dense(1, kernel_initializer=near_zero(0.02), name="score")
+    each = ops.squeeze(score(dense(bert.output)), -1)
+    there = ops.cast(bert.visible(bert.input), each.dtype)
+    return keras.Model(bert.input, ops.sum(each * there, axis=1) / ops.sum(there, axis=1), name="choice")
+
+
+def tune_choice(
+    model: keras.Model, rows: Ints, *, steps: int, batch: int = 32, rate: float = 5e-4, seed: int = 0
+) -> list[float]:
+    """Fine-tune: of both candidates the right one shall have the higher score. Gives the loss of each step."""
+    adam = make_adam(model, rate, steps=steps)
+
+    @tf.function
+    def step(pairs: Any) -> Any:
+        with tf.GradientTape() as tape:
+            scores = model(tf.reshape(pairs, (-1, pairs.shape[-1])), training=True)
+            scores = tf.reshape(scores, (-1, 2))
+            loss = tf.reduce_mean(tf.nn.softplus(scores[:, 1] - scores[:, 0]))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        adam.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    draw, losses = np.random.default_rng(seed), []
+    order = draw.permutation(len(rows))
+    for number in range(steps):
+        taken = np.take(order, np.arange(number * batch, (number + 1) * batch), mode="wrap")
+        losses.append(step(tf.constant(rows[taken])))
+    return [float(each) for each in losses]
+
+
+def choice_accuracy(model: keras.Model, rows: Ints, batch: int = 64) -> float:
+    """Of how many sentences the translation is found; 0.5 is chance."""
+    right = 0.0
+    for start in range(0, len(rows), batch):
+        part = rows[start : start + batch]
+        scores = np.asarray(model(part.reshape(-1, part.shape[-1]), training=False)).reshape(-1, 2)
+        right += float(np.sum(scores[:, 0] > scores[:, 1]) + 0.5 * np.sum(scores[:, 0] == scores[:, 1]))
+    return right / len(rows)

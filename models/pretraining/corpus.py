@@ -1,0 +1,106 @@
+"""Text of several languages to pretrain on, made by rule or read from a folder, and as what each generator is fed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from whale_nebula.errors import OptionError
+
+from .. import text
+from .rows import encode_pairs_in_rows, encode_sentences
+
+Ints = npt.NDArray[np.int32]
+Lines = Mapping[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What there is of each language: sentences `alone`, `pairs` that are aligned, and `tests` that are, too.
+
+    Where `made` by rule, a wrong translation differs from the right one in one thing; else it is another sentence
+    of about the same length.
+    """
+
+    alone: Lines
+    pairs: Lines
+    tests: Lines
+    made: bool = False
+
+    @classmethod
+    def by_rule(cls, languages: Sequence[str], count: int, tests: int = 400) -> Corpus:
+        """`count` sentences of each language alone, and as many pairs.
+
+        >>> sorted(Corpus.by_rule(["en", "fr"], 5).pairs)
+        ['en', 'fr']
+        """
+        alone = {language: text.alone(language, count) for language in languages}
+        pairs = text.aligned("train", count, languages=languages)
+        return cls(alone, pairs, text.aligned("val", tests, languages=languages), made=True)
+
+    @classmethod
+    def of_folder(
+        cls, folder: Path, languages: Sequence[str], count: int, split: str = "train", test: str = "val"
+    ) -> Corpus:
+        """The first `count` lines of aligned files SPLIT.LANGUAGE[.gz] and of those to test with."""
+        first, *others = languages
+        found: dict[str, dict[str, list[str]]] = {split: {}, test: {}}
+        for name, lines in found.items():
+            for other in others:
+                read = text.read_folder(folder, name, source=first, target=other).first(count)
+                lines |= {first: list(read.of("source")), other: list(read.of("target"))}
+        return cls(found[split], found[split], found[test])
+
+    def lines(self) -> list[str]:
+        """All text to train on: what a vocabulary is learned from."""
+        return [line for each in (self.alone, self.pairs) for lines in each.values() for line in lines]
+
+    def choices(self, split: str, first: str, second: str, count: int) -> text.Choices:
+        """Sentences, translations and others: of `train` or `test`."""
+        if self.made:
+            return text.choices("train" if split == "train" else "test", count, first, second)
+        lines = self.pairs if split == "train" else self.tests
+        right = lines[second][:count]
+        order = sorted(range(len(right)), key=lambda row: (len(right[row]), row))
+        neighbour = {row: order[(place + 1) % len(order)] for place, row in enumerate(order)}
+        wrong = [right[neighbour[row]] for row in range(len(right))]
+        return text.Choices(lines[first][:count], right, wrong, ["another"] * len(right))
+
+
+def check_families(families: Mapping[str, Sequence[str]], languages: Sequence[str]) -> None:
+    """Refuse families that leave a language out, or have one twice.
+
+    >>> check_families({"all": ["en", "de"]}, ["de", "en"])
+    """
+    dealt = [language for each in families.values() for language in each]
+    if sorted(dealt) != sorted(languages):
+        raise OptionError(
+            f"families of {', '.join(dealt)} for the languages {', '.join(languages)}",
+            why="each language belongs to one generator",
+            mend=f"all={','.join(languages)}",
+        )
+
+
+def encode_alone(corpus: Corpus, words: text.Tokenizer, languages: Sequence[str], length: int) -> dict[str, Ints]:
+    """Rows of each of these languages (MRTD)."""
+    return {language: encode_sentences(words, corpus.alone[language], length) for language in languages}
+
+
+def encode_with_pivot(
+    corpus: Corpus, words: text.Tokenizer, languages: Sequence[str], pivot: str, length: int
+) -> dict[str, Ints]:
+    """Rows of pairs whose first half is one of these languages (TRTD): the pivot with each other, each with the pivot.
+
+    So languages other than the pivot never stand in one row.
+    """
+    found = {}
+    for first in languages:
+        for second in corpus.pairs if first == pivot else [pivot]:
+            if second != first:
+                lines = corpus.pairs[first], corpus.pairs[second]
+                found[f"{first}-{second}"] = encode_pairs_in_rows(words, *lines, length)
+    return found

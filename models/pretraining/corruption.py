@@ -1,0 +1,126 @@
+"""Rows of tokens of which some are hidden, filled in by a generator, and put back by who knows the originals.
+
+A row is one sentence, `[CLS] a [SEP]`, or a pair of translations, `[CLS] a [SEP] b [SEP]`. Of a pair both halves have
+their share hidden. What crosses to the discriminator is a `Corrupted`: ids, a bit a token, and, where the objective
+asks for them, the original ids at the places that were hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from whale_nebula.errors import OptionError
+
+from . import noise
+
+
+@dataclass(frozen=True, slots=True)
+class Corruption:
+    """What is hidden and how it is filled in: `share` of the tokens, by a generator's scores divided by `heat`.
+
+    >>> Corruption(mask=4, end=3, special=(0, 2, 3)).count(20)
+    4
+    """
+
+    mask: int
+    end: int
+    special: Sequence[int]
+    share: float = 0.15
+    heat: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise OptionError(f"share={self.share!r} of the tokens cannot be hidden", mend="share=0.15")
+        if self.heat <= 0:
+            raise OptionError(f"heat={self.heat!r} is no temperature", mend="heat=1.0")
+
+    @classmethod
+    def of(cls, words: Any, **options: Any) -> Corruption:
+        """That of a tokenizer's vocabulary."""
+        return cls(words.mask, words.end, (words.pad, words.start, words.end), **options)
+
+    def count(self, length: int) -> int:
+        """How many places of a row of this length may be hidden at most."""
+        return max(2, int(self.share * length) + 1)
+
+
+class Hidden(NamedTuple):
+    """Rows with hidden tokens: what is shown, which tokens are `chosen` (bool), their places, the ids that stood there,
+    and which of the places count (float; a row may have fewer than others).
+    """
+
+    shown: Any
+    chosen: Any
+    places: Any
+    originals: Any
+    weights: Any
+
+
+class Corrupted(NamedTuple):
+    """What a discriminator is given. `marked` are the tokens that were replaced; or, where there are `originals`, those
+    that were hidden, as which were replaced follows from these.
+    """
+
+    ids: Any
+    marked: Any
+    originals: Any = None
+
+
+def hide_tokens(tokens: Any, numbers: Any, how: Corruption) -> Hidden:
+    """Hide tokens of rows (rows, length). `numbers` (rows,) are the rows' own: no two rows of a training share one."""
+    length = int(tokens.shape[1])
+    chosen = _choose(tokens, noise.draw_uniform(how.seed, noise.HIDE, numbers, length), how)
+    places = places_of(chosen, how.count(length))
+    originals = tf.gather(tokens, places, batch_dims=1)
+    weights = tf.cast(tf.gather(chosen, places, batch_dims=1), tf.float32)
+    return Hidden(tf.where(chosen, how.mask, tokens), chosen, places, originals, weights)
+
+
+def places_of(chosen: Any, count: int) -> Any:
+    """The places that are chosen, from left to right, and then others, up to `count` in each row.
+
+    >>> places_of(tf.constant([[False, True, False, True]]), 3).numpy().tolist()
+    [[1, 3, 0]]
+    """
+    return tf.math.top_k(tf.cast(chosen, tf.int32), count, index_type=tf.int32).indices
+
+
+def fill_in(tokens: Any, numbers: Any, hidden: Hidden, scores: Any, how: Corruption) -> Any:
+    """Rows whose hidden tokens are a sample of the generator's scores (rows, places, vocabulary)."""
+    count, vocabulary = how.count(int(tokens.shape[1])), int(scores.shape[-1])
+    gumbel = noise.draw_gumbel(how.seed, noise.FILL, numbers, (count, vocabulary))
+    sampled = tf.argmax(tf.cast(scores, tf.float32) / how.heat + gumbel, axis=-1, output_type=tf.int32)
+    return put_back(tokens, hidden.chosen, sampled)
+
+
+def put_back(ids: Any, chosen: Any, values: Any) -> Any:
+    """Rows with these values, from left to right, at the places that are chosen.
+
+    >>> put_back(tf.constant([[7, 8, 9]]), tf.constant([[False, True, True]]), tf.constant([[1, 2]])).numpy().tolist()
+    [[7, 1, 2]]
+    """
+    ranks = tf.cumsum(tf.cast(chosen, tf.int32), axis=1, exclusive=True)
+    ranks = tf.minimum(ranks, int(values.shape[1]) - 1)
+    return tf.where(chosen, tf.gather(values, ranks, batch_dims=1), ids)
+
+
+def corrupt(tokens: Any, hidden: Hidden, ids: Any, *, originals: bool) -> Corrupted:
+    """What is sent of rows that are filled in: with the original ids at hidden places, or with a bit a token alone."""
+    return Corrupted(ids, hidden.chosen, hidden.originals) if originals else Corrupted(ids, tf.not_equal(ids, tokens))
+
+
+def _choose(tokens: Any, drawn: Any, how: Corruption) -> Any:
+    """Which tokens to hide: in each half those with the largest numbers, as many as its share, and at least one."""
+    hideable = tf.reduce_all(tokens[..., None] != tf.constant(sorted(how.special), tokens.dtype), axis=-1)
+    ends = tf.cast(tokens == how.end, tf.int32)
+    half = tf.cumsum(ends, axis=1, exclusive=True)
+    mates = (half[:, :, None] == half[:, None, :]) & hideable[:, None, :]
+    larger = mates & (drawn[:, None, :] > drawn[:, :, None])
+    rank = tf.reduce_sum(tf.cast(larger, tf.float32), axis=2)
+    count = tf.reduce_sum(tf.cast(mates, tf.float32), axis=2)
+    return hideable & (rank < tf.maximum(1.0, tf.floor(how.share * count + 0.5)))

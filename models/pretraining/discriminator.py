@@ -1,0 +1,82 @@
+"""The model that is kept: a BERT which says of each token whether it was replaced, and what the original one was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from ..attention import near_zero
+from ..bert import Bert
+from ..layers import activation_of
+from ..masked_lm import Bias
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class Doubt(keras.layers.Layer):
+    """How much each hidden state looks like that of a replaced token: a dense layer, and a number."""
+
+    def __init__(self, width: int, activation: str, spread: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._options = {"width": width, "activation": activation, "spread": spread}
+        options = {"kernel_initializer": near_zero(spread), "dtype": self.dtype_policy}
+        self.dense = keras.layers.Dense(width, activation_of(activation), name="dense", **options)
+        self.score = keras.layers.Dense(1, name="score", **options)
+
+    def build(self, shape: Any) -> None:
+        """Make the weights of both."""
+        self.dense.build(shape)
+        self.score.build(shape)
+
+    def call(self, hidden: Any) -> Any:
+        """A logit for each token: (rows, length)."""
+        return ops.squeeze(self.score(self.dense(hidden)), axis=-1)
+
+    def compute_output_spec(self, hidden: Any) -> Any:
+        """What comes out, without tracing the layer."""
+        return keras.KerasTensor(hidden.shape[:-1], self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        return {**super().get_config(), **self._options}
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class Discriminator(keras.Model):
+    """A BERT with its heads: tokens in, `{"replaced": logits}` out, and with `corrects` `{"tokens": scores}` as well.
+
+    The BERT is trained in place, and is what is fine-tuned; the heads are left behind.
+
+    >>> from whale_nebula.models.bert import BertSizes
+    >>> bert = Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16), name="d")
+    >>> {name: each.shape for name, each in Discriminator(bert).output.items()}
+    {'replaced': (None, None), 'tokens': (None, None, 11)}
+    """
+
+    def __init__(self, bert: Bert, *, corrects: bool = True, **kwargs: Any) -> None:
+        sizes, name = bert.sizes, bert.name
+        hidden = bert.output
+        found = {"replaced": Doubt(sizes.width, sizes.activation, sizes.spread, name=f"{name}_doubt")(hidden)}
+        if corrects:
+            dense = keras.layers.Dense(
+                sizes.width,
+                activation_of(sizes.activation),
+                kernel_initializer=near_zero(sizes.spread),
+                name=f"{name}_correct",
+            )
+            norm = keras.layers.LayerNormalization(epsilon=sizes.epsilon, name=f"{name}_correct_norm")
+            scores = bert.embedding(norm(dense(hidden)), reverse=True)
+            found["tokens"] = Bias(name=f"{name}_correct_bias")(scores)
+        kwargs.setdefault("name", f"{name}_discriminator")
+        super().__init__(bert.input, found, **kwargs)
+        self.bert, self.corrects = bert, corrects
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        return {"bert": self.bert.get_config(), "corrects": self.corrects, "name": self.name}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Discriminator:
+        """Another one like it, with a BERT of its own."""
+        return cls(Bert.from_config(config["bert"]), corrects=config["corrects"], name=config["name"])

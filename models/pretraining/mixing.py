@@ -1,0 +1,119 @@
+"""Which rows a step is made of: languages mixed by temperature, families dealt to generators.
+
+A language with little text is drawn more often than its share of the text, so that it is learned, too: with shares
+p_i of the text, rows are drawn by p_i^(1/T). T = 1 leaves the shares as they are, and a large T makes all alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whale_nebula.errors import DataError, OptionError
+
+Ints = npt.NDArray[np.int32]
+
+
+def shares_by_temperature(counts: Mapping[str, int], temperature: float) -> dict[str, float]:
+    """Which share of the rows each of these has, by how many rows of text it has.
+
+    >>> shares_by_temperature({"en": 900, "cs": 100}, 2.0)
+    {'en': 0.75, 'cs': 0.25}
+    """
+    if temperature <= 0 or not counts or min(counts.values()) < 1:
+        raise OptionError(
+            f"no shares of {dict(counts)} by temperature={temperature!r}",
+            why="each has text, and a temperature is above zero",
+            mend="temperature=2.0",
+        )
+    total = sum(counts.values())
+    powers = {name: (count / total) ** (1 / temperature) for name, count in counts.items()}
+    return {name: float(power / sum(powers.values())) for name, power in powers.items()}
+
+
+def deal_rows(batch: int, shares: Mapping[str, float]) -> dict[str, int]:
+    """How many rows of a batch each has: whole numbers of at least one, as near to the shares as they go.
+
+    >>> deal_rows(10, {"germanic": 0.72, "romance": 0.28})
+    {'germanic': 7, 'romance': 3}
+    """
+    if batch < len(shares):
+        raise OptionError(f"a batch of {batch} rows for {len(shares)} families", mend=f"batch={len(shares)}, or more")
+    exact = {name: max(1.0, batch * share) for name, share in shares.items()}
+    found = {name: int(each) for name, each in exact.items()}
+    while sum(found.values()) > batch:
+        found[max(found, key=lambda name: found[name] - exact[name] if found[name] > 1 else -np.inf)] -= 1
+    while sum(found.values()) < batch:
+        found[max(found, key=lambda name: exact[name] - found[name])] += 1
+    return found
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The text of one generator: sources of rows (count, length), drawn by their shares in every step.
+
+    `batch(step)` is a function of the seed and the step alone. Numbers of rows are unique in a training: `first` of
+    `whole` says which rows of each step's batch are those of this mixture.
+    """
+
+    sources: Mapping[str, Ints]
+    shares: Mapping[str, float]
+    rows: int
+    first: int = 0
+    whole: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        lengths = {name: each.shape[1] for name, each in self.sources.items()}
+        if not lengths or len(set(lengths.values())) > 1 or set(lengths) != set(self.shares):
+            raise DataError(
+                f"sources of lengths {lengths} with shares of {', '.join(self.shares)}",
+                why="all rows of a mixture have one length, and each source has a share",
+                mend="encode all with the same length",
+            )
+
+    def batch(self, step: int) -> tuple[Ints, Ints]:
+        """Rows of tokens (rows, length) and their numbers (rows,)."""
+        draw = np.random.default_rng((self.seed, self.first, step))
+        names = list(self.sources)
+        picked = draw.choice(len(names), self.rows, p=[self.shares[name] for name in names])
+        taken = [self.sources[names[which]] for which in picked]
+        tokens = np.stack([each[draw.integers(len(each))] for each in taken])
+        whole = self.whole or self.rows
+        return tokens, (step * whole + self.first + np.arange(self.rows)).astype(np.int32)
+
+
+def mix_families(
+    families: Mapping[str, Mapping[str, Ints]],
+    *,
+    batch: int,
+    pairs: Mapping[str, Mapping[str, Ints]] | None = None,
+    of_pairs: float = 0.5,
+    temperature: float = 2.0,
+    seed: int = 0,
+) -> dict[str, Mixture]:
+    """A mixture for each family: its languages by temperature, and the share `of_pairs` of its rows from its pairs.
+
+    Families share out the batch by temperature, too; a generator has as many rows in every step.
+    """
+    sizes = {name: sum(map(len, sources.values())) for name, sources in families.items()}
+    rows = deal_rows(batch, shares_by_temperature(sizes, temperature))
+    found, first = {}, 0
+    for name, sources in families.items():
+        own = dict((pairs or {}).get(name, {}))
+        share = (of_pairs if sources else 1.0) if own else 0.0
+        shares = _scaled(sources, temperature, 1 - share) | _scaled(own, temperature, share)
+        found[name] = Mixture({**sources, **own}, shares, rows[name], first, batch, seed)
+        first += rows[name]
+    return found
+
+
+def _scaled(sources: Mapping[str, Sequence[Any] | Ints], temperature: float, whole: float) -> dict[str, float]:
+    if not sources:
+        return {}
+    shares = shares_by_temperature({name: len(rows) for name, rows in sources.items()}, temperature)
+    return {name: whole * share for name, share in shares.items()}

@@ -1,0 +1,125 @@
+"""One step of pretraining: generators guess what is hidden, and one discriminator looks for what they have put there.
+
+    text of a family -> generator: hide, guess, fill in -> ids, marks, originals -> discriminator
+
+Nothing comes back: a generator learns from its own guesses alone, so its cluster need not wait for the other. Each
+network has an optimizer of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from whale_nebula.errors import OptionError
+
+from ..masked_lm import MaskedLm
+from ..sides import Around, nowhere
+from .corruption import Corrupted, Corruption, corrupt, fill_in, hide_tokens, put_back
+from .discriminator import Discriminator
+from .objectives import Objectives, correction_loss, detection_loss, guess_loss
+
+DISCRIMINATOR = "discriminator"
+"""What its scope is called; those of generators are called by their names."""
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """Generators by the name of their family, one discriminator, and what they learn; all have one vocabulary.
+
+    `losses` belongs into the tape of a step, `update` behind it. Numbers of rows come first, as every process has them,
+    and the rows of an input that all have are what processes compare. `around` gives the scope of each network, by the
+    name of a generator and by "discriminator":
+
+    ```python
+    @nb.function
+    def step(numbers, texts):
+        with tf.GradientTape(persistent=True) as tape, nb.cluster():
+            losses = pretraining.losses(texts, numbers, around=lambda name: nb.stage(cluster=name))
+        pretraining.update(tape, losses)
+        return losses
+    ```
+    """
+
+    generators: Mapping[str, MaskedLm]
+    discriminator: Discriminator
+    corruption: Corruption
+    objectives: Objectives = field(default_factory=Objectives)
+    optimizers: Mapping[str, keras.optimizers.Optimizer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.generators or DISCRIMINATOR in self.generators:
+            raise OptionError(
+                f"generators called {', '.join(self.generators) or 'nothing'}",
+                why=f"there is at least one, and {DISCRIMINATOR!r} is another network",
+                mend='generators={"all": masked_lm(Bert(...))}',
+            )
+        sizes = {name: each.bert.sizes.vocabulary for name, each in self.generators.items()}
+        sizes[DISCRIMINATOR] = self.discriminator.bert.sizes.vocabulary
+        if len(set(sizes.values())) > 1:
+            raise OptionError(
+                f"networks of several vocabularies: {sizes}",
+                why="what a generator writes is what the discriminator reads",
+                mend="give all of them BertSizes of the same vocabulary",
+            )
+        if self.objectives.originals and not self.discriminator.corrects:
+            raise OptionError(
+                "a discriminator without the head that corrects",
+                why="objectives ask for the correction",
+                mend="Discriminator(bert, corrects=True), or Objectives(correction=0)",
+            )
+
+    @property
+    def networks(self) -> dict[str, keras.Model]:
+        """All of them, by the names of their scopes."""
+        return {**self.generators, DISCRIMINATOR: self.discriminator}
+
+    @tf.autograph.experimental.do_not_convert  # there is nothing in it to convert, nor in the scopes
+    def losses(self, texts: Mapping[str, Any], numbers: Mapping[str, Any], around: Around = nowhere) -> dict[str, Any]:
+        """What each network errs, by its name; and `detected`, `corrected`, which the discriminator's is made of.
+
+        `texts` are rows of tokens for each generator (rows, length), `numbers` the rows' own (rows,).
+        """
+        found: dict[str, Any] = {}
+        sent: list[Corrupted] = []
+        for name, generator in self.generators.items():
+            with around(name):
+                found[name], corrupted = self._generate(generator, texts[name], numbers[name])
+                sent.append(corrupted)
+        with around(DISCRIMINATOR):
+            return {**found, **self._discriminate(sent)}
+
+    def update(self, tape: tf.GradientTape, losses: Mapping[str, Any]) -> None:
+        """Apply the gradients of each network's loss to it; the tape is persistent."""
+        for name, network in self.networks.items():
+            gradients = tape.gradient(losses[name], network.trainable_variables)
+            self.optimizers[name].apply_gradients(zip(gradients, network.trainable_variables, strict=True))
+
+    def _generate(self, generator: MaskedLm, tokens: Any, numbers: Any) -> tuple[Any, Corrupted]:
+        hidden = hide_tokens(tokens, numbers, self.corruption)
+        scores = generator({"tokens": hidden.shown, "places": hidden.places}, training=True)
+        ids = fill_in(tokens, numbers, hidden, tf.stop_gradient(scores), self.corruption)
+        corrupted = corrupt(tokens, hidden, ids, originals=self.objectives.originals)
+        return guess_loss(hidden.originals, scores, hidden.weights), corrupted
+
+    def _discriminate(self, sent: Sequence[Corrupted]) -> dict[str, Any]:
+        if self.objectives.originals:
+            originals = _join([put_back(each.ids, each.marked, each.originals) for each in sent])
+        ids = _join([each.ids for each in sent])
+        replaced = ids != originals if self.objectives.originals else _join([each.marked for each in sent])
+        there = tf.cast(ids != self.discriminator.bert.sizes.padding, tf.float32)
+        judged = self.discriminator(ids, training=True)
+        found = {"detected": detection_loss(replaced, judged["replaced"], there)}
+        loss = self.objectives.detection * found["detected"]
+        if self.objectives.originals:
+            found["corrected"] = correction_loss(originals, ids, judged["replaced"], judged["tokens"], there)
+            loss += self.objectives.correction * found["corrected"]
+        return {DISCRIMINATOR: loss, **found}
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)

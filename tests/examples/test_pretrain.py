@@ -1,0 +1,74 @@
+"""Pretraining on little: in one process, in one for each cluster, and on files; a BERT is left, and a table."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.processes import zygote
+from whale_nebula.models import load_bert, text
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE, EXAMPLES = ROOT / "examples" / "pretrain.py", ROOT / "examples"
+CLI = ("-m", "whale_nebula", "run", "--all", "--config")
+FAMILIES = ("--families", "germanic=en,de", "romance=es,fr")
+DEADLINE = 240
+
+
+def ran(folder: Path, *words: str) -> str:
+    """What a quick run prints."""
+    ended = zygote.run(*words, "--quick", cwd=folder, timeout=DEADLINE, env={"COLUMNS": "160"})
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    return ended.stdout
+
+
+def check(folder: Path, said: str, pairs: list[str]) -> None:
+    """What every run leaves."""
+    assert said.count("bits a token crossed") == 1
+    head = next(line for line in said.splitlines() if line.startswith("┃"))
+    assert [cell.split(":")[0].strip() for cell in head.split("┃")[2:-1]] == pairs
+    assert "│ pretrained " in said and "│ not pretrained " in said
+    bert = load_bert(folder / "build" / "pretrain")
+    assert bert.sizes.vocabulary == len(text.read_vocabulary(folder / "build" / "pretrain"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--objectives", "mrtd", "clm"),
+        pytest.param(("--discriminators", "2"), marks=pytest.mark.grid),
+        pytest.param(("--families", "a=en", "b=de,es", "c=fr"), marks=pytest.mark.grid),
+    ],
+    ids=["one", "replicas", "three generators"],
+)
+def test_it_pretrains_saves_a_bert_and_asks_it_about_other_languages(tmp_path: Path, words: tuple[str, ...]) -> None:
+    said = ran(tmp_path, str(EXAMPLE), *words)
+    check(tmp_path, said, ["en-de", "en-es", "en-fr", "de-es", "de-fr", "es-fr"])
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize(("config", "words"), [("pretrain_families", FAMILIES), ("pretrain", ())])
+def test_a_process_for_each_cluster_trains_it(tmp_path: Path, config: str, words: tuple[str, ...]) -> None:
+    said = ran(tmp_path, *CLI, str(EXAMPLES / f"{config}.yaml"), str(EXAMPLE), *words)
+    check(tmp_path, said, ["en-de", "en-es", "en-fr", "de-es", "de-fr", "es-fr"])
+
+
+@pytest.mark.grid
+def test_it_reads_a_folder(tmp_path: Path) -> None:
+    for split, count in (("train", 200), ("val", 16)):
+        for language, lines in text.aligned("train", count, languages=["en", "de", "fr"]).items():
+            (tmp_path / f"{split}.{language}").write_text("\n".join(lines) + "\n", "utf-8")
+    said = ran(tmp_path, str(EXAMPLE), "--text", str(tmp_path), "--languages", "en", "de", "fr")
+    check(tmp_path, said, ["en-de", "en-fr", "de-fr"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--families", "a=en,de", "b=es"], "NB-104 families of en, de, es for the languages en, de, es, fr"),
+        (["--objectives", "clm"], "the correction needs rows of mrtd or of trtd"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_sentence(tmp_path: Path, words: list[str], said: str) -> None:
+    ended = zygote.run(str(EXAMPLE), *words, cwd=tmp_path)
+    assert ended.returncode != 0
+    assert said in ended.stderr and "Traceback" not in ended.stderr

@@ -1,0 +1,56 @@
+"""Pretraining in clusters is pretraining in one process: the same bits, with one generator and with three."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+from tests.unit.models.pretraining.small_pretraining import batches, make_step, pretraining, stages
+from whale_nebula.models.pretraining import Objectives
+
+STEPS = 3
+THREE = ("romance", "slavic", "germanic")
+
+
+def trained(names: tuple[str, ...], counts: tuple[int, ...], around: Any, objectives: Any = None) -> tuple[Any, Any]:
+    """All losses, and all weights and slots at the end."""
+    model = pretraining(names, objectives)
+    step = make_step(model, around)
+    losses = [
+        {name: float(each) for name, each in step(numbers, texts).items()}
+        for numbers, texts in batches(names, counts, STEPS)
+    ]
+    variables = [each.numpy() for network in model.networks.values() for each in network.variables]
+    return losses, variables + [each.numpy() for adam in model.optimizers.values() for each in adam.variables]
+
+
+@pytest.mark.parametrize(
+    ("names", "counts", "objectives"),
+    [
+        (("all",), (6,), Objectives(correction=0)),
+        pytest.param(THREE, (2, 4, 3), Objectives(), marks=pytest.mark.grid),
+        pytest.param(("all",), (6,), Objectives(), marks=pytest.mark.grid),
+    ],
+)
+def test_clusters_end_with_the_bits_of_an_uncut_step(names: Any, counts: Any, objectives: Any) -> None:
+    expected, weights = trained(names, counts, None, objectives)
+    found, others = trained(names, counts, stages(), objectives)
+    assert set(nb.last_report().stages) == {*names, "discriminator"}
+    assert found == expected
+    for one, other in zip(weights, others, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize(
+    "around",
+    [pytest.param(stages(micro_batch=3), marks=pytest.mark.grid), stages({"discriminator": 3}, micro_batch=3)],
+    ids=["micro-batches", "one generator, three discriminators"],
+)
+def test_micro_batches_and_replicas_draw_and_learn_the_same(around: Any) -> None:
+    expected, weights = trained(("all",), (6,), None)
+    found, others = trained(("all",), (6,), around)
+    for one, other in zip(expected, found, strict=True):
+        assert other == pytest.approx(one, rel=1e-5)
+    for one, other in zip(weights, others, strict=True):
+        assert np.allclose(one, other, rtol=1e-5, atol=1e-5)

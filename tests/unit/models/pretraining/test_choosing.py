@@ -1,0 +1,76 @@
+"""Which of two sentences is the translation: rows, the model's score, tuning; and the text that is asked about."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from tests.unit.models.pretraining.small_pretraining import LENGTH, SIZES, rows
+from whale_nebula.errors import OptionError
+from whale_nebula.models import Bert, text
+from whale_nebula.models.pretraining import (
+    Corpus,
+    check_families,
+    choice_accuracy,
+    choice_model,
+    encode_alone,
+    encode_choices,
+    encode_with_pivot,
+    tune_choice,
+)
+
+WORDS = text.Tokenizer(text.Vocabulary((*text.SPECIAL, *"abcdefgh")))
+
+
+def test_a_score_is_the_mean_over_tokens_that_are_there() -> None:
+    bert, ids = Bert(SIZES, name="b"), rows(6)
+    model = choice_model(bert)
+    each = model.get_layer("score")(model.get_layer("dense")(bert(ids)))[..., 0]
+    there = ids != SIZES.padding
+    assert np.allclose(model(ids), (np.asarray(each) * there).sum(1) / there.sum(1), atol=1e-6)
+
+
+def test_tuning_finds_what_tells_them_apart_and_accuracy_counts_it() -> None:
+    keras.utils.set_random_seed(1)
+    model = choice_model(Bert(SIZES, name="b"))
+    right, wrong = rows(64, 1, pairs=False), rows(64, 2, pairs=False)
+    right[:, 1], wrong[:, 1] = 7, 8
+    both = np.stack([right, wrong], axis=1)
+    losses = tune_choice(model, both, steps=60, batch=16, rate=0.01)
+    assert losses[0] == pytest.approx(np.log(2), abs=0.1) and losses[-1] < 0.2
+    assert choice_accuracy(model, both) > 0.95
+    assert choice_accuracy(model, both[:, ::-1]) < 0.05
+    assert choice_accuracy(model, np.stack([right, right], axis=1)) == 0.5
+
+
+def test_rows_hold_the_right_one_first() -> None:
+    found = encode_choices(WORDS, ["a b"], ["c"], ["d"], 8)
+    assert found.tolist() == [[[2, 5, 6, 3, 7, 3, 0, 0], [2, 5, 6, 3, 8, 3, 0, 0]]]
+
+
+class TestCorpus:
+    """Text made by rule, and that of a folder."""
+
+    def test_pairs_begin_with_a_language_of_the_family_and_have_the_pivot(self) -> None:
+        corpus = Corpus.by_rule(["en", "de", "fr"], 20)
+        words = text.Tokenizer(text.learn_vocabulary(corpus.lines(), 256, fill=True))
+        assert list(encode_with_pivot(corpus, words, ["en"], "en", LENGTH)) == ["en-de", "en-fr"]
+        assert list(encode_with_pivot(corpus, words, ["de", "fr"], "en", LENGTH)) == ["de-en", "fr-en"]
+        assert {name: each.shape for name, each in encode_alone(corpus, words, ["de"], LENGTH).items()} == {
+            "de": (20, LENGTH)
+        }
+
+    def test_a_folder_s_wrong_translations_are_others_of_about_the_same_length(self, tmp_path: Path) -> None:
+        for split in ("train", "val"):
+            for language in ("en", "de", "cs"):
+                lines = [f"{language} {'x' * number}" for number in (3, 1, 2, 5)]
+                (tmp_path / f"{split}.{language}").write_text("\n".join(lines) + "\n")
+        corpus = Corpus.of_folder(tmp_path, ["en", "de", "cs"], 4)
+        found = corpus.choices("test", "en", "cs", 4)
+        assert found.right == ["cs xxx", "cs x", "cs xx", "cs xxxxx"]
+        assert found.wrong == ["cs xxxxx", "cs xx", "cs xxx", "cs x"]
+
+    def test_each_language_belongs_to_one_family(self) -> None:
+        with pytest.raises(OptionError, match="families of en, en"):
+            check_families({"a": ["en"], "b": ["en"]}, ["en", "de"])
