@@ -8,9 +8,11 @@ rank, and with the low rank in four bits.
     python examples/understand.py                        # both clusters in this process, over an emulated line
     python examples/understand.py --task similar         # a number, not a label; --help lists the tasks
     python examples/understand.py --rank 4 --cut 1       # a lower rank, a deeper cut
+    python examples/understand.py --middle away far      # what is between is in two other clusters
     python examples/understand.py --labels away          # not U-shaped: only the first layers are at home
     python examples/understand.py --bert FOLDER --glue FOLDER --task sst-2    # Hugging Face's folder, GLUE's files
     whale-nebula run --all --config examples/understand.yaml examples/understand.py    # a process each, mutual TLS
+    whale-nebula run --all --config examples/understand_three.yaml examples/understand.py --middle away far
 """
 
 import argparse
@@ -86,7 +88,10 @@ def language_model(options: argparse.Namespace) -> tuple[Bert, text.Tokenizer]:
     """A BERT that both clusters have: of a folder, or pretrained on text that is no secret, in each process alike."""
     if options.bert:
         words = text.Tokenizer(text.read_vocabulary(options.bert))
-        return load_bert(options.bert), words
+        bert = load_bert(options.bert)
+        check_cut(options, bert.sizes)
+        return bert, words
+    check_cut(options, SIZES)
     lines = generated_text(4000)
     words = text.Tokenizer(text.learn_vocabulary(lines, WORDS, fill=True))
     keras.utils.set_random_seed(1)
@@ -130,16 +135,33 @@ def batches(ids: Any, count: int, epochs: int, *, shuffle: bool) -> tf.data.Data
 
 
 def cut(bert: Bert, model: keras.Model, options: argparse.Namespace, codec: str) -> None:
-    """Say which layers run where, and as what their tensors cross: this is all that two clusters need."""
-    last = bert.sizes.layers - 1
-    layers = [options.cut] if options.labels == AWAY else [options.cut, last]
-    clusters = [HOME, AWAY] if options.labels == AWAY else [HOME, AWAY, nb.stage(cluster=HOME, name="head")]
+    """Say which layers run where, and as what their tensors cross: this is all that clusters need."""
+    end, count = end_of(options), len(options.middle)
+    layers = [options.cut + (end - options.cut) * number // count for number in range(count + 1)]
+    clusters = [HOME, *options.middle, nb.stage(cluster=HOME, name="head")]
+    if options.labels == AWAY:
+        layers, clusters = layers[:-1], clusters[:-1]
     places = low_rank_cut(bert, layers, clusters, after="head(/.*)?")
     if codec == "none":
         nb.place(model, places)
         return
     with nb.compress(rank=options.rank, basis="svd", **CODECS[codec]):
         nb.place(model, places)
+
+
+def check_cut(options: argparse.Namespace, sizes: BertSizes) -> None:
+    """Refuse a cut that a BERT of these sizes does not have."""
+    options.sizes = sizes
+    deepest = end_of(options) - len(options.middle)
+    if deepest < 0:
+        raise SystemExit(f"--middle {' '.join(options.middle)}: this BERT has {sizes.layers} layers, too few")
+    if not 0 <= options.cut <= deepest:
+        raise SystemExit(f"--cut {options.cut}: this BERT can be cut after layer 0 to {deepest}")
+
+
+def end_of(options: argparse.Namespace) -> int:
+    """The layer in which the last cluster between ends, which is the head's, too, if that is not at home."""
+    return int(options.sizes.layers) - (options.labels == HOME)
 
 
 def train(
@@ -174,7 +196,7 @@ def train(
     crossed = sum(link.bytes for link in links.values()) / 1e3
     console.print(f"  {time.monotonic() - began:.0f} s, loss {history[0]:.3f} -> {history[-1]:.3f}")
     scores = scored(model, options, splits)
-    return model, Ran(median(taken[1:]), crossed, history[-1], scores)
+    return model, Ran(median(taken[1:] or taken), crossed, history[-1], scores)
 
 
 def scored(model: keras.Model, options: argparse.Namespace, splits: dict[str, Split]) -> dict[str, float]:
@@ -215,6 +237,7 @@ def asked() -> argparse.Namespace:
     add("--bert", type=Path, metavar="FOLDER", help="a BERT of Hugging Face; without it a small one is pretrained")
     add("--cut", type=int, default=1, metavar="LAYER", help="the last layer at home, from 0 (%(default)s)")
     add("--rank", type=int, default=8, help="how many numbers of a token cross (%(default)s)")
+    add("--middle", nargs="+", default=[AWAY], metavar="CLUSTER", help="which have the layers between (away)")
     add("--labels", choices=(HOME, AWAY), default=HOME, help="where the labels are, and the head (%(default)s)")
     add("--codecs", nargs="+", choices=CODECS, default=list(CODECS), help="which trainings to run")
     add("--line", help="to emulate between the clusters of one process (60mbit,10ms)")
@@ -235,6 +258,10 @@ def asked() -> argparse.Namespace:
         )
     if min(options.rows, options.test) < BATCH or options.epochs < 1 or options.rank < 1 or options.pretrain < 2:
         parser.error(f"--rows and --test are {BATCH} (a batch) or more, --pretrain 2, --epochs and --rank 1 or more")
+    if not 0 < options.rate < float("inf"):
+        parser.error(f"--rate {options.rate}: a number larger than 0")
+    if HOME in options.middle or len(set(options.middle)) < len(options.middle):
+        parser.error(f"--middle {' '.join(options.middle)}: other clusters than {HOME}, each once")
     if options.line and attach() is not None:
         parser.error("--line is emulated in one process; between processes the line is a real one")
     options.line = options.line or "60mbit,10ms"
@@ -246,11 +273,9 @@ def main() -> None:
     options = asked()
     alone = attach() is None  # between processes the launcher has the config, and the line is a real one
     bert, words = language_model(options)
-    options.sizes, weights = bert.sizes, bert.get_weights()
-    deepest = options.sizes.layers - 1 - (options.labels == HOME)
-    if not 0 <= options.cut <= deepest:
-        raise SystemExit(f"--cut {options.cut}: this BERT can be cut after layer 0 to {deepest}")
-    nb.init({"clusters": {HOME: {}, AWAY: {}}} if alone else None, links=options.line if alone else None)
+    weights = bert.get_weights()
+    clusters: Any = {name: {} for name in (HOME, *options.middle)}
+    nb.init({"clusters": clusters} if alone else None, links=options.line if alone else None)
     splits: dict[str, Split] = {}
     if nb.here().runs(HOME):
         encoder = Encoder(words, options.sizes.length)

@@ -40,7 +40,7 @@ def low_rank_cut(
     >>> far
     'bert_inner0/norm|(bert_attention1|bert_inner1)(/.*)?'
     """
-    cuts = [layers] if isinstance(layers, int) else list(layers)
+    cuts: list[Any] = list(layers) if isinstance(layers, (list, tuple, range)) else [layers]
     _check(bert, cuts, clusters, sub_layer)
     names = [bert.visible.name, bert.embedding.name, *(each.name for pair in bert.sub_layers for each in pair)]
     begins_with_norm = bert.ending is not None  # what reads the product, then, is the next layer
@@ -57,8 +57,13 @@ def low_rank_cut(
 
 
 def _check(bert: Bert, cuts: Sequence[int], clusters: Sequence[Any], sub_layer: str) -> None:
+    from whale_nebula.models import Bert  # only who has one calls this
+
+    if not isinstance(bert, Bert):
+        why = "its layers are found by the names that a Bert gives them"
+        raise OptionError(f"{type(bert).__name__} is no Bert", why=why, mend="nb.place(model, {PATTERN: CLUSTER, ...})")
     count = bert.sizes.layers
-    if not cuts or any(not 0 <= each < count for each in cuts) or sorted(set(cuts)) != cuts:
+    if not cuts or any(type(each) is not int or not 0 <= each < count for each in cuts) or sorted(set(cuts)) != cuts:
         raise OptionError(
             f"layers={cuts!r} of a BERT that has {count}",
             why="they are counted from 0, and a later cut is in a later layer",
@@ -66,9 +71,9 @@ def _check(bert: Bert, cuts: Sequence[int], clusters: Sequence[Any], sub_layer: 
         )
     if sub_layer not in SUB_LAYERS:
         raise OptionError(f"no sub-layer is called {sub_layer!r}", mend=did_you_mean(sub_layer, SUB_LAYERS))
-    if len(clusters) != len(cuts) + 1:
+    if isinstance(clusters, str) or len(clusters) != len(cuts) + 1:
         why = f"{len(cuts) + 1} sides come of {len(cuts)} cuts"
-        raise OptionError(f"clusters={list(clusters)!r}", why=why, mend='["gpu", "npu"]')
+        raise OptionError(f"clusters={clusters!r}", why=why, mend='["gpu", "npu"]')
 
 
 def _whole(prefix: str, names: Sequence[str]) -> str:

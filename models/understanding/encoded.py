@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whale_nebula.errors import DataError
+from whale_nebula.errors import DataError, OptionError
 
 from ..text.tokenizer import Tokenizer
 from .examples import Examples, Question
 
+_SHORTEST = 3
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -46,6 +47,11 @@ class Encoder:
 
     words: Tokenizer
     longest: int
+
+    def __post_init__(self) -> None:
+        if self.longest < _SHORTEST:
+            why = "[CLS], [SEP] and [SEP] are in each row of a pair"
+            raise OptionError(f"longest={self.longest!r}", why=why, mend=f"longest={_SHORTEST}, or more")
 
     def examples(self, rows: Examples) -> Rows:
         """Sentences, or pairs of them."""

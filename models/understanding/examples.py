@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from whale_nebula.errors import DataError
+from whale_nebula.errors import DataError, OptionError
+from whale_nebula.errors.text import did_you_mean
+
+from .metrics import METRICS, exact_match, span_f1
+
+_SCORES = (*METRICS, exact_match.__name__, span_f1.__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +29,24 @@ class Task:
     pairs: bool = False
     spans: bool = False
 
+    def __post_init__(self) -> None:
+        if type(self.classes) is not int or self.classes < 1:
+            raise OptionError(f"classes={self.classes!r} of a task", mend="classes=1, for a number, or more")
+        for each in self.metrics:
+            if each not in _SCORES:
+                raise OptionError(f"no metric is called {each!r}", mend=did_you_mean(each, _SCORES))
+
     @property
     def regression(self) -> bool:
         """Whether the label is a number."""
         return self.classes == 1 and not self.spans
+
+
+def check_task(task: object) -> None:
+    """Refuse what is no `Task`: the name of one, mostly."""
+    if not isinstance(task, Task):
+        mend = 'GLUE["rte"][0], TASKS["opinion"] or Task("mine", classes=2)'
+        raise OptionError(f"task={task!r} is no Task", mend=mend)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from keras import ops
 
 from ..attention import near_zero
 from ..bert import Bert
-from .examples import Task
+from .examples import Task, check_task
 from .metrics import METRICS
 
 NEVER = -1e9
@@ -65,6 +65,7 @@ def understanding(bert: Bert, task: Task, *, dropout: float = 0.0, name: str = "
     >>> understanding(bert, Task("two")).output.shape
     (None, 2)
     """
+    check_task(task)
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     visible = bert.visible(tokens)
     hidden = bert.embedding(tokens)
@@ -83,6 +84,7 @@ def loss_of(task: Task) -> keras.losses.Loss:
     >>> loss_of(Task("number", classes=1)).name
     'mean_squared_error'
     """
+    check_task(task)
     if task.regression:
         return keras.losses.MeanSquaredError()
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)

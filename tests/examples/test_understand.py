@@ -7,7 +7,7 @@ import pytest
 from tests.processes import zygote
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE, CONFIG = ROOT / "examples" / "understand.py", ROOT / "examples" / "understand.yaml"
+EXAMPLE = ROOT / "examples" / "understand.py"
 CLI = ("-m", "whale_nebula")
 LITTLE = ["--rows", "64", "--test", "32", "--epochs", "1", "--pretrain", "2"]
 DEADLINE = 240
@@ -43,10 +43,16 @@ def test_it_pretrains_once_and_trains_for_each_codec(tmp_path: Path, words: list
 
 
 @pytest.mark.grid
-def test_two_processes_train_it_and_home_alone_has_scores(tmp_path: Path) -> None:
-    said = ran(tmp_path, *CLI, "run", "--all", "--config", str(CONFIG), str(EXAMPLE), "--codecs", "none", "rank")
+@pytest.mark.parametrize(
+    ("config", "words"), [("understand", []), ("understand_three", ["--middle", "away", "far"])], ids=["two", "three"]
+)
+def test_a_process_for_each_cluster_trains_it_and_home_alone_has_scores(
+    tmp_path: Path, config: str, words: list[str]
+) -> None:
+    path = EXAMPLE.with_name(f"{config}.yaml")
+    said = ran(tmp_path, *CLI, "run", "--all", "--config", str(path), str(EXAMPLE), "--codecs", "none", "rank", *words)
     assert said.count("┃ crosses as") == 1
-    assert float(row(said, "rank")[3].split()[0]) > 10
+    assert float(row(said, "rank")[3].split()[0]) > 8
 
 
 @pytest.mark.parametrize(
@@ -54,6 +60,9 @@ def test_two_processes_train_it_and_home_alone_has_scores(tmp_path: Path) -> Non
     [
         (["--task", "opinions"], "--task opinions: without --glue it is opinion, grammar, follows, similar, answer"),
         (["--glue", ".", "--task", "rte"], "--glue needs --bert FOLDER"),
+        (["--middle", "home"], "--middle home: other clusters than home, each once"),
+        (["--middle", *"abcde"], "--middle a b c d e: this BERT has 4 layers, too few"),
+        (["--rate", "nan"], "--rate nan: a number larger than 0"),
         (["--cut", "3"], "--cut 3: this BERT can be cut after layer 0 to 2"),
     ],
 )

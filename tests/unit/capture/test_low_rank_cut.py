@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,7 +14,8 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.capture.linear_layers import singular_vectors
 from whale_nebula.errors import NebulaWarning, OptionError, UnsupportedError
-from whale_nebula.models import Bert, BertSizes
+from whale_nebula.models import Bert, BertSizes, load_bert, save_bert
+from whale_nebula.models.text import SPECIAL, Vocabulary
 from whale_nebula.strategies import low_rank_cut
 
 ROWS, TIME, WIDTH, WIDE, RANK = 6, 5, 8, 12, 3
@@ -199,6 +201,9 @@ def test_what_no_linear_layer_makes_is_refused_with_what_to_write() -> None:
     ("options", "what"),
     [
         ({"layers": 3}, r"layers=\[3\] of a BERT that has 3"),
+        ({"layers": "1"}, r"layers=\['1'\] of a BERT"),
+        ({"layers": 1.5}, r"layers=\[1.5\] of a BERT"),
+        ({"layers": 0, "clusters": "ab"}, "clusters='ab'"),
         ({"layers": [1, 0], "clusters": ["a", "b", "c"]}, "a later cut is in a later layer"),
         ({"layers": 0, "sub_layer": "iner"}, "no sub-layer is called 'iner'"),
         ({"layers": 0, "clusters": ["gpu"]}, "2 sides come of 1 cuts"),
@@ -207,5 +212,53 @@ def test_what_no_linear_layer_makes_is_refused_with_what_to_write() -> None:
 def test_a_cut_that_cannot_be_is_refused(options: Any, what: str) -> None:
     with pytest.raises(OptionError, match=what):
         low_rank_cut(bert("post"), **{"clusters": ["gpu", "npu"], **options})
+    with pytest.raises(OptionError, match="Sequential is no Bert"):
+        low_rank_cut(keras.Sequential(), 0, ["gpu", "npu"])
     with pytest.raises(OptionError, match="norm=True with basis='svd'"):
         nb.codec.Rank(3, basis="svd", norm=True)
+
+
+def test_a_bert_of_a_folder_is_cut_at_every_depth(tmp_path: Path) -> None:
+    save_bert(bert("post"), tmp_path, Vocabulary((*SPECIAL, *"abcdef")))
+    for layer in range(3):
+        model = load_bert(tmp_path)
+        with cut():
+            nb.place(model, low_rank_cut(model, layer, ["gpu", "npu"]))
+        model.predict(TOKENS, verbose=0)
+        (down,) = [each for each in model.variables if each.path.endswith("_down")]
+        kernel = model.sub_layers[layer].inner.narrow.kernel.numpy()
+        np.testing.assert_array_equal(down.numpy(), singular_vectors(kernel, RANK).T)
+        nb.place(model, {})
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_any_dense_by_its_path(last: int) -> None:
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((TIME, WIDTH))
+    hidden = inputs
+    for number in range(4):
+        hidden = keras.layers.Dense(WIDTH, name=f"dense{number}")(hidden)
+    model = keras.Model(inputs, hidden)
+    near, far = ("|".join(f"dense{n}" for n in numbers) for numbers in (range(last + 1), range(last + 1, 4)))
+    with cut():
+        nb.place(model, {near: "gpu", far: "npu"})
+    found, layer = model.predict(X, verbose=0), model.get_layer(f"dense{last}")
+    layer.kernel.assign(truncated(layer.kernel.numpy(), RANK))
+    np.testing.assert_allclose(found, uncut(model), atol=1e-5)
+    nb.place(model, {})
+
+
+def test_a_cut_in_a_by_pass_is_the_uncut_model() -> None:
+    """The LoRA cut: down-projection near, up-projection far, and the frozen kernel near, in what the by-pass reads."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((TIME, WIDTH))
+    with nb.cluster():
+        with nb.stage(cluster="gpu"):
+            frozen = keras.layers.Dense(WIDE, activation="tanh", trainable=False)(inputs)
+            down = keras.layers.Dense(RANK, use_bias=False)(frozen)
+        with nb.stage(cluster="npu"):
+            model = keras.Model(inputs, keras.layers.Dense(2)(keras.activations.tanh(keras.layers.Dense(WIDE)(down))))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    assert nb.verify(model, X, Y).ok
+    model.train_on_batch(X, Y)
+    assert nb.last_report().links["gpu->npu"].payload_bytes == ROWS * TIME * RANK * 4

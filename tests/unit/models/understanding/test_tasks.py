@@ -17,6 +17,7 @@ from whale_nebula.models.understanding import (
     Encoder,
     Examples,
     Question,
+    Task,
     exact_match,
     generated_task,
     generated_text,
@@ -104,3 +105,19 @@ def test_examples_without_labels_are_refused() -> None:
     with pytest.raises(DataError, match="2 and 1 sentences and labels are no examples"):
         Examples(["a", "b"], [1.0])
     assert all(task.pairs == (columns.second is not None) for task, columns in GLUE.values())
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: Task("mine", 0), "classes=0 of a task"),
+        (lambda: Task("mine", metrics=("accurcy",)), "no metric is called 'accurcy'"),
+        (lambda: loss_of("rte"), "task='rte' is no Task"),
+        (lambda: understanding(None, "rte"), "task='rte' is no Task"),
+        (lambda: Encoder(text.Tokenizer(text.Vocabulary((*text.SPECIAL, "a"))), 2), "longest=2"),
+    ],
+)
+def test_what_is_no_task_is_refused(make: Any, what: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        make()
+    assert raised.value.what == what
