@@ -120,7 +120,7 @@ class Desk(NamedTuple):
             found = issue.certify(
                 self.folder, self.authority, identity, key, hours / 24, moment, "a request", account.name
             ).peer
-            until = f"{found.not_after:%Y-%m-%dT%H:%M:%SZ}"
+            until = files.format_time(found.not_after)
             made.append(Certified(found.serial, account.name, identity.uri, digest, until))
         self.registry.note_certificates(made)
         return made

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security import chain, files, trust
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.chain import canonical
+from whale_nebula.security.files import format_time
 
 FILE = "accounts.db"
 ROLES = OWNER, TRAINER, AUDITOR = ("owner", "trainer", "auditor")
@@ -81,8 +82,10 @@ class Certified:
     until: str
 
 
-_NOBODY = hash_password(secrets.token_hex(16))
-"""What the password of a name that does not exist is compared with: that takes as long."""
+@cache
+def _hash_nothing() -> str:
+    """What the password of a name that does not exist is compared with: that takes as long."""
+    return hash_password(secrets.token_hex(16))
 
 
 class Registry:
@@ -92,6 +95,7 @@ class Registry:
         self.folder, self._authority, self._now = folder, authority, now
         self._lock = threading.RLock()
         self._seen = -1
+        _hash_nothing()  # before anybody asks, who would see how long it takes
         path = folder / FILE
         fresh = not path.exists()
         if fresh and self._highest():
@@ -203,7 +207,13 @@ class Registry:
             self._note_event(action, account, decision, reason, more)
 
     def _note_event(self, action: str, account: str, decision: str, reason: str, more: Mapping[str, Any]) -> None:
-        said = {"time": _text(self._now()), "action": action, "account": account[:64], "decision": decision, **more}
+        said = {
+            "time": format_time(self._now()),
+            "action": action,
+            "account": account[:64],
+            "decision": decision,
+            **more,
+        }
         line, link = chain.forge(self._last_link(), {**said, "reason": reason[:_LONGEST_REASON]})
         self._database.execute("insert into event values (?, ?)", (link.seq, line.decode("ascii")))
         self._note("event", f"{link.seq} {link.digest}")
@@ -232,7 +242,7 @@ class Registry:
     def list_accounts(self) -> list[Account]:
         """All accounts, by name."""
         with self._look():
-            return [self._account(row) for row in self._database.execute(f"{_SELECT} order by name")]
+            return [Account(*row) for row in self._database.execute(f"{_SELECT} order by name")]
 
     def find(self, name: str) -> Account:
         """An account, or an error that says which was meant."""
@@ -246,10 +256,7 @@ class Registry:
 
     def _known(self, name: str) -> Account | None:
         row = self._database.execute(f"{_SELECT} where name = ?", (name,)).fetchone()
-        return None if row is None else self._account(row)
-
-    def _account(self, row: Sequence[Any]) -> Account:
-        return Account(*row)
+        return None if row is None else Account(*row)
 
     def add(self, name: str, role: str = TRAINER, workers: int = 1, password: str | None = None) -> None:
         """A new account; without a password it needs an invitation."""
@@ -262,7 +269,7 @@ class Registry:
         if role not in ROLES:
             raise AccountError(f"no role is called {role!r}", mend=did_you_mean(role, ROLES))
         kept = "" if password is None else hash_password(check_password(password))
-        row = (name, role, ENABLED, kept, workers, 0, "", _text(self._now()))
+        row = (name, role, ENABLED, kept, workers, 0, "", format_time(self._now()))
         with self._change():
             try:
                 self._database.execute("insert into account values (?, ?, ?, ?, ?, ?, ?, ?)", row)
@@ -303,7 +310,7 @@ class Registry:
         self.find(name)
         number = secrets.token_hex(4)
         made = make_secret(kind, number)
-        row = (number, name, kind, digest_secret(made), _text(self._now() + timedelta(days=days)))
+        row = (number, name, kind, digest_secret(made), format_time(self._now() + timedelta(days=days)))
         with self._change():
             self._database.execute("insert into secret values (?, ?, ?, ?, ?)", row)
             self._note_event(kind, name, "", "", {"number": number, "until": row[-1]})
@@ -323,9 +330,9 @@ class Registry:
         with self._look():
             kept = self._database.execute("select password from account where name = ?", (name,)).fetchone()
         if kind == PASSWORD:
-            right = verify_password(value, (kept and kept[0]) or _NOBODY) and bool(kept and kept[0])
+            right = verify_password(value, (kept and kept[0]) or _hash_nothing()) and bool(kept and kept[0])
         else:
-            verify_password(value, _NOBODY)
+            verify_password(value, _hash_nothing())
             right = self._is_secret(name, kind, value)
         with self._look():
             account = self._known(name)
@@ -347,7 +354,7 @@ class Registry:
             return "no such account"
         if account.state != ENABLED:
             return "the account is disabled"
-        locked = kind == PASSWORD and account.locked > _text(self._now())
+        locked = kind == PASSWORD and account.locked > format_time(self._now())
         return f"the account is locked until {account.locked}" * locked
 
     def check_enabled(self, name: str) -> Account:
@@ -362,7 +369,7 @@ class Registry:
         with self._look():
             query = "select until from secret where account = ? and kind = ? and digest = ?"
             row = self._database.execute(query, (name, kind, digest_secret(value))).fetchone()
-        return row is not None and row[0] > _text(self._now())
+        return row is not None and row[0] > format_time(self._now())
 
     def _accept(self, name: str, invitation: str, password: str) -> None:
         """Set a password by an invitation, which is good once."""
@@ -383,7 +390,7 @@ class Registry:
             reason = self._refusal(account, PASSWORD)
             failures = 1 if account is None else account.failures + (not reason)
             seconds = min(_LONGEST_LOCK, 2.0 ** (failures - _FREE_FAILURES)) if failures >= _FREE_FAILURES else 0.0
-            until = _text(self._now() + timedelta(seconds=seconds)) if seconds else ""
+            until = format_time(self._now() + timedelta(seconds=seconds)) if seconds else ""
             query = "update account set failures = ?, locked = ? where name = ?"
             self._database.execute(query, (failures, until, "" if reason else name))
         return reason
@@ -393,13 +400,13 @@ class Registry:
         """The certificates that are good still, of one account or of all."""
         with self._look():
             query = "select * from certificate where until > ? order by identity, until"
-            found = [Certified(*row) for row in self._database.execute(query, (_text(self._now()),))]
+            found = [Certified(*row) for row in self._database.execute(query, (format_time(self._now()),))]
         return [each for each in found if name in (None, each.account)]
 
     def note_certificates(self, made: Sequence[Certified]) -> None:
         """Remember whom certificates were given; those that are over are forgotten."""
         with self._change():
-            self._database.execute("delete from certificate where until <= ?", (_text(self._now()),))
+            self._database.execute("delete from certificate where until <= ?", (format_time(self._now()),))
             for each in made:
                 row = (each.serial, each.account, each.identity, each.key, each.until)
                 self._database.execute("insert into certificate values (?, ?, ?, ?, ?)", row)
@@ -426,10 +433,6 @@ def refuse_login(reason: str = "") -> LoginError:
 
 
 _SELECT = "select name, role, state, workers, failures, locked, created from account"
-
-
-def _text(at: datetime) -> str:
-    return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _changed_error(folder: Path, why: str) -> AccountError:

@@ -138,20 +138,14 @@ class Call:
 
     def days(self, usual: float) -> float:
         """The days that were given, or the usual ones."""
-        try:
-            days = usual if self.given.days is None else float(self.given.days)
-        except ValueError:
-            self.made.error(f"--days takes a number, and {self.given.days!r} is none")
+        days = self.made.amount("--days", self.given.days, usual)
         authority.span(days)
         return days
 
     def password(self) -> str | None:
         """The password in the file that was given."""
         path = self.given.password_file
-        if path is None:
-            return None
-        lines = files.read(path, "the password", secret=True).decode("utf-8", "replace").splitlines()
-        return lines[0] if lines else ""
+        return None if path is None else read_secret(path, "the password")
 
     def invite(self) -> tuple[str, str]:
         """A new invitation, and what to do with it."""
@@ -254,6 +248,12 @@ def _serve(given: argparse.Namespace, made: Parser, desk: Desk) -> int:
         print(f"whale-nebula: accounts of {cluster} log in at {host}:{bound}", file=sys.stderr, flush=True)
         over.wait()
     return arguments.DONE
+
+
+def read_secret(path: str, what: str) -> str:
+    """The first line of a file that only its owner can read."""
+    lines = files.read(path, what, secret=True).decode("utf-8", "replace").splitlines()
+    return lines[0] if lines else ""
 
 
 def ask_password(text: str) -> str:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from whale_nebula.cli import arguments as exits
 from whale_nebula.cli.arguments import Options, Parser, Words, read_script, remark, tell, user_name
-from whale_nebula.config import Config, load
+from whale_nebula.cli.certs import find_folder, load_config
+from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError, CredentialsError, NebulaError, PlanError
 from whale_nebula.security import approval, authority, files, issue
 from whale_nebula.security.approval import DAYS, Found
@@ -74,10 +75,7 @@ def main(argv: Sequence[str]) -> int:
         made.error("one of these: a script to approve, --list, or --withdraw HEX")
     if given.steps is not None and not (given.steps.isdecimal() and int(given.steps)):
         made.error("--steps takes a number from 1 up")
-    try:
-        days = DAYS if given.days is None else float(given.days)
-    except ValueError:
-        made.error(f"--days takes a number, and {given.days!r} is none")
+    days = made.amount("--days", given.days, DAYS)
     try:
         if given.list:
             return _list(given)
@@ -91,10 +89,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _places(given: argparse.Namespace) -> tuple[Config, Path, Path]:
     """The config, the folder of the authority, and that of the approvals."""
-    config = Config() if given.config is None else load(given.config)
-    base = Path() if given.config is None else Path(given.config).parent
-    folder = base / "certs" if given.folder is None else Path(given.folder)
-    return config, folder, base / (config.approvals or "approvals")
+    config, base = load_config(given), Path() if given.config is None else Path(given.config).parent
+    return config, find_folder(given), base / (config.approvals or "approvals")
 
 
 # ---------------------------------------------------------------------- approve

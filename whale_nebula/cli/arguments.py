@@ -114,6 +114,13 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{name} takes a number, and {text!r} is none")
         return None if text is None else int(text)
 
+    def amount(self, name: str, text: str | None, usual: float) -> float:
+        """The amount that an option is given, or the usual one."""
+        try:
+            return usual if text is None else float(text)
+        except ValueError:
+            self.error(f"{name} takes a number, and {text!r} is none")
+
 
 def user_name() -> str:
     """Who runs this command; in a container it may be a number without a name."""

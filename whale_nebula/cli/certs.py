@@ -152,21 +152,23 @@ Answer = tuple[dict[str, Any], str]
 
 # ---------------------------------------------------------------------- the commands
 def _init(given: argparse.Namespace, made: Parser) -> Answer:
-    config, folder = _config(given), _folder(given)
+    config, folder = load_config(given), find_folder(given)
     run = given.run or config.run
     if not run:
         made.error('which run? --run mt, or --config clusters.yaml with "run: mt" in it')
     if given.run and config.run not in (None, given.run):
         made.error(f"the config's run is {config.run!r}: leave --run out")
     bound = [each.strip() for each in given.cluster.split(",")] if given.cluster else []
-    new = Authority.fresh(run, authority.clusters_of(config), _days(given, made, AUTHORITY_DAYS), bound=bound)
+    new = Authority.fresh(
+        run, authority.clusters_of(config), made.amount("--days", given.days, AUTHORITY_DAYS), bound=bound
+    )
     authority.create(folder, new)
     return certs_shown.authority_document(folder), certs_shown.describe_authority(new, folder)
 
 
 def _issue(given: argparse.Namespace, made: Parser) -> Answer:
-    folder, config = _folder(given), _config(given)
-    days, wanted = _days(given, made, DAYS), _wanted_certificates(given, made)
+    folder, config = find_folder(given), load_config(given)
+    days, wanted = made.amount("--days", given.days, DAYS), list_wanted(given, made)
     if given.all and (wanted or given.config is None):
         made.error("--all takes its workers from --config clusters.yaml, and from nothing else")
     if not given.all and not wanted:
@@ -177,15 +179,15 @@ def _issue(given: argparse.Namespace, made: Parser) -> Answer:
 
 
 def _show(given: argparse.Namespace, made: Parser) -> Answer:
-    return certs_shown.document(_folder(given)), "" if given.json else certs_shown.table(_folder(given))
+    return certs_shown.document(find_folder(given)), "" if given.json else certs_shown.table(find_folder(given))
 
 
 def _renew(given: argparse.Namespace, made: Parser) -> Answer:
-    folder, wanted = _folder(given), _wanted_certificates(given, made)
+    folder, wanted = find_folder(given), list_wanted(given, made)
     if given.ca:
         if wanted:
             made.error("--ca renews the authority's certificate, and no other")
-        new = issue.renew_authority(folder, _days(given, made, AUTHORITY_DAYS))
+        new = issue.renew_authority(folder, made.amount("--days", given.days, AUTHORITY_DAYS))
         return certs_shown.authority_document(folder), certs_shown.describe_authority(new, folder)
     signs = authority.load(folder)
     if given.forget_revocations and not given.revoked:
@@ -198,12 +200,12 @@ def _renew(given: argparse.Namespace, made: Parser) -> Answer:
     who = [Identity(signs.run, *each) for each in wanted] or certs_shown.renewable(folder)
     if not who:
         raise CredentialsError("there is nothing to renew", where=str(folder), mend="whale-nebula certs issue")
-    renewals = issue.renew(folder, signs, who, _days(given, made, DAYS))
+    renewals = issue.renew(folder, signs, who, made.amount("--days", given.days, DAYS))
     return _describe_issued(renewals, given, "renewed", certs_shown.only_pem)
 
 
 def _revoke(given: argparse.Namespace, made: Parser) -> Answer:
-    folder, wanted = _folder(given), _wanted_certificates(given, made)
+    folder, wanted = find_folder(given), list_wanted(given, made)
     if bool(wanted) == bool(given.serial):
         made.error("which? --cluster gpu --index 0, or --serial with its first digits")
     signs = authority.load(folder)
@@ -215,7 +217,7 @@ def _revoke(given: argparse.Namespace, made: Parser) -> Answer:
 
 
 def _request(given: argparse.Namespace, made: Parser) -> Answer:
-    config, folder, wanted = _config(given), _folder(given), _wanted_certificates(given, made)
+    config, folder, wanted = load_config(given), find_folder(given), list_wanted(given, made)
     run = given.run or config.run
     if not run or not wanted:
         made.error("for whom? --run mt --cluster gpu --index 0, or --config clusters.yaml with the run in it")
@@ -230,16 +232,16 @@ def _request(given: argparse.Namespace, made: Parser) -> Answer:
 def _sign(given: argparse.Namespace, made: Parser) -> Answer:
     if not given.paths:
         made.error("which requests? whale-nebula certs sign gpu-worker-0.csr")
-    folder, config = _folder(given), _config(given)
+    folder, config = find_folder(given), load_config(given)
     signs = _with_config(authority.load(folder), config, folder)
-    signed = owners.sign(folder, signs, [Path(each) for each in given.paths], _days(given, made, DAYS))
+    signed = owners.sign(folder, signs, [Path(each) for each in given.paths], made.amount("--days", given.days, DAYS))
     return _describe_issued(signed, given, "signed", certs_shown.describe_signed)
 
 
 def _trust(given: argparse.Namespace, made: Parser) -> Answer:
     if given.ca is None:
         made.error("whom? --ca his-ca.pem --list his-revoked.json")
-    changed = owners.trust_owner(_folder(given), Path(given.ca), given.list and Path(given.list))
+    changed = owners.trust_owner(find_folder(given), Path(given.ca), given.list and Path(given.list))
     text = "\n".join(["copy to every host of yours:", *(f"  {path}" for path in changed)])
     return {"changed": changed}, text
 
@@ -251,25 +253,19 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Parser], Answer]] = {
 
 
 # ---------------------------------------------------------------------- what the options mean
-def _folder(given: argparse.Namespace) -> Path:
+def find_folder(given: argparse.Namespace) -> Path:
     """Where a run looks for certificates: beside its config."""
     if given.folder is not None:
         return Path(given.folder)
     return Path("certs") if given.config is None else Path(given.config).parent / "certs"
 
 
-def _config(given: argparse.Namespace) -> Config:
+def load_config(given: argparse.Namespace) -> Config:
+    """The config that is given, or one in which nothing is said."""
     return load(given.config) if given.config is not None else Config()
 
 
-def _days(given: argparse.Namespace, made: Parser, usual: float) -> float:
-    try:
-        return usual if given.days is None else float(given.days)
-    except ValueError:
-        made.error(f"--days takes a number, and {given.days!r} is none")
-
-
-def _wanted_certificates(given: argparse.Namespace, made: Parser) -> list[tuple[str, str, int]]:
+def list_wanted(given: argparse.Namespace, made: Parser) -> list[tuple[str, str, int]]:
     """Cluster, role and number of those that the options name; none where they name nobody."""
     if given.cluster is None:
         if given.role or given.index or given.count:

@@ -8,19 +8,16 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 
 from whale_nebula.accounts.login import HOURS, MOST_HOURS, Asked
 from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN
 from whale_nebula.accounts.service import Service
 from whale_nebula.cli import arguments
-from whale_nebula.cli.accounts import ask_password
+from whale_nebula.cli.accounts import ask_password, read_secret
 from whale_nebula.cli.arguments import Options, Parser, remark, tell, user_name
-from whale_nebula.config import Config, load
+from whale_nebula.cli.certs import find_folder, list_wanted, load_config
 from whale_nebula.errors import AccountError, ConfigError, LoginError, NebulaError
-from whale_nebula.errors.text import did_you_mean
-from whale_nebula.security import WORKER, Identity, authority, files, owners
-from whale_nebula.security.identity import ROLES
+from whale_nebula.security import Identity, authority, files, owners
 
 LOOK_SECONDS = 3.0
 _DESCRIPTION = """\
@@ -78,23 +75,14 @@ def main(argv: Sequence[str]) -> int:
         made.error("--invitation asks for the invitation, and for the new password")
     host, _, port = given.at.rpartition(":")
     number = made.number("--at", port)
-    try:
-        hours = HOURS if given.hours is None else float(given.hours)
-    except ValueError:
-        made.error(f"--hours takes a number, and {given.hours!r} is none")
-    index, count = made.number("--index", given.index), made.number("--count", given.count)
-    if (index is not None and count is not None) or count == 0:
-        made.error("--index is one, --count is several, from 1 up: choose one of them")
+    hours = made.amount("--hours", given.hours, HOURS)
     if given.keep and not (given.token_file or given.password_file or given.lists):
         made.error("--keep logs in again and again: with --token-file or --password-file")
     if given.lists and (given.token_file or given.password_file or given.invitation or given.account):
         made.error("--lists needs no account: deny lists are for everybody")
-    role = given.role or WORKER
-    if role not in ROLES:
-        made.error(f"there is no role {role!r}: {did_you_mean(role, ROLES)}")
-    numbers = list(range(count)) if count else [index or 0]
+    wanted = list_wanted(given, made)
     try:
-        login = Login(given, host.strip("[]"), number or 0, hours, role, numbers)
+        login = Login(given, host.strip("[]"), number or 0, hours, wanted)
         if given.lists:
             login.write_lists(login.service.fetch_lists())
         until = None if given.lists else login.log_in()
@@ -113,18 +101,16 @@ class Login:
     """A login of this host, that can be done again."""
 
     def __init__(
-        self, given: argparse.Namespace, host: str, port: int, hours: float, role: str, numbers: Sequence[int]
+        self, given: argparse.Namespace, host: str, port: int, hours: float, wanted: Sequence[tuple[str, str, int]]
     ) -> None:
-        config = Config() if given.config is None else load(given.config)
-        base = Path() if given.config is None else Path(given.config).parent
-        self.folder = base / "certs" if given.folder is None else Path(given.folder)
+        config, self.folder = load_config(given), find_folder(given)
         ca = self.folder / authority.CA
         if not ca.exists():
             mend = f"put the ca.pem that came with the invitation there: mkdir -m 700 {self.folder}"
             raise AccountError("there is no certificate of the owner's authority", where=str(ca), mend=mend)
         data = files.read(ca, "the authority's certificate")
         run = given.run or config.run or files.authority_run(files.certificate(data, str(ca))) or "run"
-        self.wanted = [Identity(run, given.cluster, role, number) for number in numbers]
+        self.wanted = [Identity(run, *each) for each in wanted]
         self.service = Service(host, port, data, run, given.cluster)
         self.given, self.hours = given, hours
 
@@ -188,17 +174,12 @@ def keep(login: Login, until: datetime | None, wait: Callable[[float], bool], no
 def _ask(given: argparse.Namespace) -> tuple[str, str, str | None]:
     """The kind of the secret, the secret, and a new password where there is one."""
     if given.token_file is not None:
-        return TOKEN, _first_line(given.token_file, "the token"), None
+        return TOKEN, read_secret(given.token_file, "the token").strip(), None
     if given.invitation:
         invitation, password = ask_password("Invitation: "), ask_password("New password: ")
         if password != ask_password("The same again: "):
             raise AccountError("the two passwords differ", mend="type the same one twice")
         return INVITATION, invitation, password
     if given.password_file is not None:
-        return PASSWORD, _first_line(given.password_file, "the password"), None
+        return PASSWORD, read_secret(given.password_file, "the password").strip(), None
     return PASSWORD, ask_password(f"Password of {given.account or user_name()}: "), None
-
-
-def _first_line(path: str, what: str) -> str:
-    lines = files.read(path, what, secret=True).decode("utf-8", "replace").splitlines()
-    return lines[0].strip() if lines else ""

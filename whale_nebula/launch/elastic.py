@@ -91,9 +91,8 @@ class Sizes:
         self._failed = [*self._failed, worker] if worker in before else [worker]
         cluster = cluster_of(worker)
         limits = self.config.elastic.get(cluster)
-        if len(self._failed) < _LOST or limits is None or self.asked[cluster] <= limits.least:
-            return ""
-        if sum(self.asked.values()) == 1:
+        last = sum(self.asked.values()) == 1
+        if len(self._failed) < _LOST or limits is None or self.asked[cluster] <= limits.least or last:
             return ""
         self._failed = []
         with self._lock:

@@ -17,7 +17,7 @@ from whale_nebula.config.schema import DEPENDS, GRADIENT, ITSELF, NUMBER
 from whale_nebula.ir.cut import EVERY, Cut, InputCrossing
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, Op
 from whale_nebula.ir.program import GradientPart, Program
-from whale_nebula.passes.effects import is_effect, touches_outside, written_handles
+from whale_nebula.passes.effects import SHAPES, is_effect, touches_outside, written_handles
 from whale_nebula.passes.exchange import shared_parts
 from whale_nebula.passes.readings import readings
 from whale_nebula.spec import Value
@@ -30,9 +30,7 @@ _MOVES = frozenset(
     }
 )
 """Ops that only move numbers about."""
-_SIZES = frozenset(
-    {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "VariableShape", "BroadcastGradientArgs"}
-)
+_SIZES = SHAPES | {"ZerosLike", "OnesLike", "VariableShape", "BroadcastGradientArgs"}
 """Ops that read no more than the size of a tensor."""
 _Kinds = tuple[int, int, int]
 """The inputs that a value is, that it is derived from, and that it is a gradient of: bit n is input n."""
@@ -72,9 +70,9 @@ class Dependences:
             for handle in written_handles(op, graph) if is_effect(op, graph) else ():
                 writers.setdefault(handle, []).append(op)
         outside = self._outside
+        known = dict.fromkeys(outside, _NONE)
         changed = True
         while changed:
-            known = {cluster: _merge(found[value.op] for value in given) for cluster, (given, _) in outside.items()}
             changed = False
             for op in graph.ops:
                 if op.index in writers:
@@ -85,8 +83,9 @@ class Dependences:
                     now = self._look(op, found, op.index in weighted, arriving, read)
                 changed = changed or (now != found[op.index] and (op.index in arriving or op.index in writers))
                 found[op.index] = now
-            now_known = {cluster: _merge(found[value.op] for value in given) for cluster, (given, _) in outside.items()}
-            changed = changed or now_known != known
+            before = known
+            known = {cluster: _merge(found[value.op] for value in given) for cluster, (given, _) in outside.items()}
+            changed = changed or known != before
         return found
 
     @cached_property

@@ -136,8 +136,8 @@ class Compilation:
 
     `where` tells the user's line that made an op; `results` who is given the tensors that the step returns; `apart`
     names the inputs that only the workers whose stages read them are given; `held` says how variables lie that earlier
-    programs have touched. `folds` says what each value is to the
-    batch, `phases` when each op runs.
+    programs have touched. With `follows_inputs` it is found on which inputs all that crosses depends. `folds` says what
+    each value is to the batch, `phases` when each op runs.
     """
 
     program: Program
@@ -146,6 +146,7 @@ class Compilation:
     results: str = EVERYWHERE
     apart: Collection[str] = ()
     held: Mapping[int, Layout] = field(default_factory=dict)
+    follows_inputs: bool = False
     folds: BatchFolds | None = None
     phases: Parts | None = None
     cut: Cut | None = None
@@ -225,10 +226,11 @@ def _complete_layouts(given: Compilation) -> Compilation:
 
 
 def _list_exchange(given: Compilation) -> Compilation:
-    """List what clusters exchange for updates, and on which inputs all that crosses between them depends."""
+    """List what clusters exchange for updates and, if that is asked, on which inputs all that crosses depends."""
     cut = given.known("cut")
     parted = between_clusters(cut, given.known("phases"), given.known("folds"), given.results, given.apart)
-    return replace(given, cut=replace(cut, exchange=exchanges(parted), input_crossings=list_crossings(parted)))
+    crossings = list_crossings(parted) if given.follows_inputs else ()
+    return replace(given, cut=replace(cut, exchange=exchanges(parted), input_crossings=crossings))
 
 
 PIPELINE: tuple[Pass, ...] = (

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from whale_nebula.errors import NotApprovedError, PlanError
+from whale_nebula.errors import NotApprovedError
 from whale_nebula.errors.text import list_names
 from whale_nebula.plan.file import parse, plan_difference
 from whale_nebula.plan.pins import Pins
@@ -46,9 +45,9 @@ class Approvals:
                 if not why:
                     return each
                 differences.append((script, why, each))
-        main = getattr(sys.modules.get(code.SCRIPT), "__file__", None)
+        main = code.find_script()
         raise NotApprovedError(
-            f"{Path(main).name if main else 'what this process runs'} is not approved",
+            f"{main.name if main else 'what this process runs'} is not approved",
             where=str(self.folder),
             why=self._explain(differences),
         )
@@ -73,26 +72,21 @@ class Approvals:
                 why=f"the steps that were approved are {list_names(steps)}",
             )
         pins.met.add(step)
-        difference = plan_difference(plan, _load(chosen, step), _WORDS)
+        approved = parse(Plan, read_plan(chosen, step), str(chosen.folder))
+        difference = plan_difference(plan, approved, _WORDS)
         if difference is not None:
             raise NotApprovedError(
                 f"{plan.name} is not planned as it was approved", where=str(chosen.folder), why=difference
             )
 
 
-def _load(found: Found, step: str) -> Plan:
-    try:
-        return parse(Plan, read_plan(found, step).decode(), str(found.folder))
-    except UnicodeDecodeError as error:
-        raise PlanError("this file holds no plan", where=str(found.folder), why=str(error)) from None
-
-
 def _compare(own: Mapping[str, str], packages: Mapping[str, str], approval: Approval) -> tuple[int, str]:
     """How near an approval is, and the first difference from it, if there is one: a package that was not there when it
     was made differs once it is loaded.
     """
-    main = Path(getattr(sys.modules.get(code.SCRIPT), "__file__", None) or "").name
-    near = 2 * (own.get(code.SCRIPT) == approval.files.get(code.SCRIPT)) + (main == approval.script)
+    main = code.find_script()
+    alike = main is not None and main.name == approval.script
+    near = 2 * (own.get(code.SCRIPT) == approval.files.get(code.SCRIPT)) + alike
     if code.SCRIPT not in own:
         return near, "what runs here is no script in a file"
     why = code.first_difference(own, approval.files)

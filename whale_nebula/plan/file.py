@@ -114,7 +114,7 @@ def load(kind: type[Plan], path: str | os.PathLike[str]) -> Plan:
     return parse(kind, text, str(path))
 
 
-def parse(kind: type[Plan], text: str, where: str) -> Plan:
+def parse(kind: type[Plan], text: str | bytes, where: str) -> Plan:
     """The plan in the text of a file."""
     try:
         plan, digest = _read(kind, text)
@@ -143,7 +143,7 @@ def _why(error: Exception) -> str:
 _MEND = "nb.plan(model, *example).save(path) writes one, and so does: whale-nebula show train.py --save plan.json"
 
 
-def _read(kind: type[Plan], text: str) -> tuple[Plan, str]:
+def _read(kind: type[Plan], text: str | bytes) -> tuple[Plan, str]:
     document = json.loads(text)
     found = document.pop("format")
     if found == SHOWN:

@@ -32,7 +32,6 @@ DAYS = 90.0
 _MEANING = b"whale_nebula approval 1\0"
 _TABLES = ("files", "packages", "plans")
 _SERIAL = re.compile("[0-9a-f]{40}")
-_TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Approval:
 
     def is_over(self, at: datetime) -> bool:
         """Whether its time is over."""
-        return at > datetime.strptime(self.until, _TIME).replace(tzinfo=UTC)
+        return at > datetime.strptime(self.until, files.TIME).replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def save(
     until = min(moment + span(days), authority.certificate.not_valid_after_utc)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in plans.items()}
     made = Approval(
-        authority.run, serial, script, *code, digests, moment.strftime(_TIME), until.strftime(_TIME), by, why
+        authority.run, serial, script, *code, digests, files.format_time(moment), files.format_time(until), by, why
     )
     said = {"format": FORMAT, **asdict(made)}
     signature = base64.b64encode(authority.key.sign(_MEANING + canonical(said), files.SIGNATURE)).decode("ascii")

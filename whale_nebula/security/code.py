@@ -45,14 +45,20 @@ def digest_file(path: str | Path) -> str:
         return _UNREADABLE
 
 
+def find_script() -> Path | None:
+    """The script that this process runs, if it is one in a file."""
+    file = getattr(sys.modules.get(SCRIPT), "__file__", None)
+    return None if file is None else Path(file)
+
+
 def list_files(script: str | Path | None = None) -> dict[str, str]:
     """The digests of a script and of the modules that are loaded, but for those that are as the installer of a package
     has recorded them. The script is the one that this process runs, unless another is given.
     """
-    main = getattr(sys.modules.get(SCRIPT), "__file__", None) if script is None else script
+    main = find_script() if script is None else Path(script)
     found = {} if main is None else {SCRIPT: digest_file(main)}
     for name, path in sorted(_unrecorded_modules()):
-        if main is None or path != Path(main).resolve():
+        if main is None or path != main.resolve():
             found[name] = digest_file(path)
     return found
 

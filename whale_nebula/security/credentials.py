@@ -114,7 +114,7 @@ def _load(paths: Files, denied: DenyList | None) -> Credentials:
     peer = trust.check(shown, whose=f"this process ({paths.cert})")
     if denied is None:
         trust = Trust(trust.authorities, DenyList(paths.revoked, trust.authorities))
-        trust.check_denied(peer)
+        check_live(trust, peer)
     return Credentials(paths, ca_pem, cert_pem, key_pem, peer, trust, stamps)
 
 

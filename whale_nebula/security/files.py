@@ -182,6 +182,19 @@ def now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
+TIME = "%Y-%m-%dT%H:%M:%SZ"
+"""How moments are written in files of ours."""
+
+
+def format_time(at: datetime) -> str:
+    """A moment as text, to the second; later ones sort behind.
+
+    >>> format_time(datetime(2026, 11, 26, 16, 4, 35))
+    '2026-11-26T16:04:35Z'
+    """
+    return at.strftime(TIME)
+
+
 SIGNATURE = ec.ECDSA(hashes.SHA256())
 """How all signatures of ours are made."""
 

@@ -193,7 +193,7 @@ def revoke_locked(
         raise CredentialsError(f"no certificate has the serial {unknown[0]!r}", mend="whale-nebula certs show")
     keys = {known[each].key for each in serials}
     same = [peer for peer in known.values() if peer.key in keys and peer.serial not in revoked]
-    new = [Revocation(peer.serial, peer.identity.uri, f"{at:%Y-%m-%dT%H:%M:%SZ}", why) for peer in same]
+    new = [Revocation(peer.serial, peer.identity.uri, files.format_time(at), why) for peer in same]
     if new:
         _sign_list(folder, authority, present.number + 1, {**revoked, **{each.serial: each for each in new}})
     return new
@@ -201,7 +201,7 @@ def revoke_locked(
 
 def withdraw(folder: Path, authority: Authority, serial: str, what: str, why: str, at: datetime | None = None) -> int:
     """Put an approval of this authority on its deny list, by its serial number; gives the number of the list."""
-    found = Revocation(serial, what, f"{at or files.now():%Y-%m-%dT%H:%M:%SZ}", why)
+    found = Revocation(serial, what, files.format_time(at or files.now()), why)
     with files.lock_folder(folder):
         present = _deny_list(folder, authority)
         _sign_list(folder, authority, present.number + 1, {**present.revoked, serial: found})

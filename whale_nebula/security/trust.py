@@ -340,14 +340,13 @@ class Trust:
         authority = self.check_signed(found, said, moment)
         peer = files.peer(found)
         _check_made_for(found, authority, peer.identity)
-        self.check_denied(peer)
+        self.check_denied(peer, authority)
         if expected is not None and peer.identity != expected:
             raise wrong_name(peer.identity, expected)
         return peer
 
-    def check_denied(self, peer: Peer) -> None:
+    def check_denied(self, peer: Peer, signer: x509.Certificate) -> None:
         """Whether a certificate was taken back: asked again while a channel lives."""
-        signer = next((each for each in self.authorities if files.signed_by(peer.certificate, each)), None)
         revoked = self.denied.find(peer.serial, self.authorities, signer)
         if revoked is not None:
             raise RevokedError(
@@ -381,8 +380,8 @@ class Trust:
 
 def check_live(trust: Trust, peer: Peer, at: datetime | None = None) -> None:
     """Whether a peer that was let in may stay: TLS does not look again at a connection that stands."""
-    trust.check_signed(peer.certificate, peer.identity.worker, at or files.now())
-    trust.check_denied(peer)
+    signer = trust.check_signed(peer.certificate, peer.identity.worker, at or files.now())
+    trust.check_denied(peer, signer)
 
 
 def check_dates(found: x509.Certificate, at: datetime, whose: str, *, authority: bool = False) -> None:

@@ -336,7 +336,7 @@ def test_a_login_that_is_kept_renews_and_brings_the_deny_lists(site: Site, tmp_p
     given = Namespace(
         config=None, folder=str(folder), run=None, cluster="gpu", token_file=str(secret), account="ana", json=False
     )
-    login = Login(given, "127.0.0.1", site.port, 4.0, WORKER, [0])
+    login = Login(given, "127.0.0.1", site.port, 4.0, [("gpu", WORKER, 0)])
     until, begun, path = login.log_in(), files.now(), folder / "gpu-worker-0.pem"
     [other] = issue.issue(site.desk.folder, site.desk.authority, [worker(7)])
     first, hours, serials = path.read_bytes(), iter([1.0, 2.0, 3.5, 3.6]), []
@@ -366,6 +366,6 @@ def test_a_service_that_is_away_is_waited_for(site: Site, tmp_path: Path, capsys
     given = Namespace(config=None, folder=str(tmp_path / "own"), run=None, cluster="gpu", account="ana", json=False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    login, left = Login(given, "127.0.0.1", port, 4.0, WORKER, [0]), iter([True, True, True, False])
+    login, left = Login(given, "127.0.0.1", port, 4.0, [("gpu", WORKER, 0)]), iter([True, True, True, False])
     assert keep(login, files.now() + timedelta(hours=4), lambda seconds: next(left), files.now) == DONE
     assert capsys.readouterr().err.count("it goes on with what there is") == 1

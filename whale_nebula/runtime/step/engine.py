@@ -281,7 +281,8 @@ def engine(
     numbers that other processes make are waited for where they are read. `models` are those that it is about.
     """
     run = current_run()
-    program, given, watch = captured.program, prepare_compilation(captured, run), _watch_plan(captured, run, name)
+    given = prepare_compilation(captured, run, follows_inputs=bool(run.config.forbid))
+    program, watch = captured.program, _watch_plan(captured, run, name)
     run.programs += 1
     cut: Cut = run_passes(given).known("cut")
     xla = Xla(program.graph, program.stages) if jit else None
@@ -332,7 +333,7 @@ def held_layouts(captured: Captured, run: Run) -> dict[int, Layout]:
     return {op: layout for op, layout in known.items() if layout is not None}
 
 
-def prepare_compilation(captured: Captured, run: Run) -> Compilation:
+def prepare_compilation(captured: Captured, run: Run, *, follows_inputs: bool = False) -> Compilation:
     """What the passes are given for a captured step, once the run has met its clusters."""
     stages = captured.program.stages
     run.meet([stage.cluster for stage in stages], {stage.cluster: stage.where for stage in stages})
@@ -343,7 +344,7 @@ def prepare_compilation(captured: Captured, run: Run) -> Compilation:
     def where(number: int) -> str:
         return find_origin(operations[number])
 
-    return Compilation(captured.program, workers, where, config.results, frozenset(config.inputs), held)
+    return Compilation(captured.program, workers, where, config.results, frozenset(config.inputs), held, follows_inputs)
 
 
 def _place_workers(captured: Captured, run: Run) -> list[Worker]:
