@@ -74,6 +74,17 @@ class Site:
         assert found, f"{self.cluster} never said {part!r}:\n{self.said}"
         return time.monotonic()
 
+    def await_more(self, part: str, count: int, deadline: float = DEADLINE) -> None:
+        """Wait until so many lines more with this text have come than there are now."""
+
+        def number() -> int:
+            return sum(part in line for line in self.out)
+
+        with self.changed:
+            expected = number() + count
+            found = self.changed.wait_for(lambda: number() >= expected, deadline)
+        assert found, f"{self.cluster} does not say {part!r} {count} times more:\n{self.said}"
+
     @property
     def said(self) -> str:
         return "".join([*self.out, *self.err][-60:])
@@ -83,13 +94,20 @@ class Site:
         return told("".join(self.out))
 
     @property
-    def worker(self) -> int:
-        """The process of its worker."""
+    def workers(self) -> list[psutil.Process]:
+        """The processes of its workers, in the order in which they were started."""
+        found = []
         for child in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 if "whale_nebula.launch.child" in " ".join(child.cmdline()):
-                    return int(child.pid)
-        raise AssertionError(f"{self.cluster} has no worker:\n{self.said}")
+                    found.append(child)
+        return found
+
+    @property
+    def worker(self) -> int:
+        """The process of its worker."""
+        assert self.workers, f"{self.cluster} has no worker:\n{self.said}"
+        return int(self.workers[0].pid)
 
     def wait(self, deadline: float = DEADLINE) -> int:
         """Its exit code."""
@@ -108,6 +126,7 @@ class Sites:
     config: dict[str, Any]
     started: dict[str, Site] = field(default_factory=dict)
     gateways: dict[str, Site] = field(default_factory=dict)
+    commands: dict[str, list[str]] = field(default_factory=dict)
 
     def start_gateway(self, cluster: str) -> None:
         """Start the gateway of a cluster, or start it again."""
@@ -126,8 +145,12 @@ class Sites:
             path = self.written(cluster, (configs or {}).get(cluster, {}))
             command = ["-m", "whale_nebula.cli.main", "run", "--config", path, "--cluster", cluster]
             worker = str(HERE / "workers" / f"{script}.py")
-            process = _python([*command, worker, *map(str, arguments)])
-            self.started[cluster] = Site(cluster, process)
+            self.commands[cluster] = [*command, worker, *map(str, arguments)]
+            self.start_again(cluster)
+
+    def start_again(self, cluster: str) -> None:
+        """Start a cluster by the command by which it was started before."""
+        self.started[cluster] = Site(cluster, _python(self.commands[cluster]))
 
     def written(self, name: str, other: Mapping[str, Any] | None = None) -> str:
         """The path of a config: the common one, but for what is other."""

@@ -483,9 +483,9 @@ class EpochOverError(RemoteProtocolError):
 
 
 class StaleWorkerError(RemoteProtocolError):
-    """The worker at the other end belongs to an earlier epoch: it is kept out, and one of this epoch waited for."""
+    """The worker at the other end belongs to an earlier epoch, and is kept out. One that is `fresh` is in no session."""
 
-    code = "NB-416"
+    code, fresh = "NB-416", False
     usual_mend = "end what is left of an earlier epoch at the other end, and start its worker again"
 
 

@@ -306,10 +306,12 @@ def _check_epoch(ours: Hello, theirs: Hello, met: Hello | None) -> None:
     if ours.in_session or (met is not None and not theirs.in_session):
         now = ours.epoch if ours.in_session or met is None else met.epoch
         if theirs.epoch < now:
-            raise StaleWorkerError(
+            error = StaleWorkerError(
                 f"worker '{worker}' is of epoch {theirs.epoch}, and the run is in epoch {now}",
                 why="it stood still or was cut off while all workers were started again, or its launcher was",
             )
+            error.fresh = ours.in_session and not theirs.in_session
+            raise error
     elif theirs.in_session:
         raise StaleWorkerError(
             f"worker '{worker}' is still in a session of epoch {theirs.epoch}, of which this process is no part",

@@ -3,6 +3,7 @@ every two steps, and dies where it is told to."""
 
 import hashlib
 import sys
+import time
 
 import keras
 import numpy as np
@@ -18,9 +19,19 @@ ROWS, BATCH = 44, 8
 
 
 class Told(keras.callbacks.Callback):
-    """Lets no saving wait for another one, so that it does not depend on the machine where a run stands."""
+    """Lets no saving wait for another one, so that it does not depend on the machine where a run stands. With a `rest`
+    each step takes so many seconds longer, and is told.
+    """
+
+    def __init__(self, rest: float) -> None:
+        super().__init__()
+        self._rest, self._begun = rest, 0
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        if self._rest:
+            self._begun += 1
+            tell("step", self._begun)
+            time.sleep(self._rest)
         checkpoints = current_run().checkpoints
         for level in [] if checkpoints is None else checkpoints.levels:
             level.read_part(wait=True)
@@ -53,7 +64,7 @@ def apart() -> keras.Model:
 MODELS = {"piped": piped, "apart": apart}
 
 
-def lesson(epochs: str = "3", kind: str = "piped") -> None:
+def lesson(epochs: str = "3", kind: str = "piped", rest: str = "0") -> None:
     """Tells the numbers of the training, what was trained, and where it was gone on with."""
     tell("resumed", list(nb.resumed() or ()))
     model = MODELS[kind]()
@@ -62,7 +73,9 @@ def lesson(epochs: str = "3", kind: str = "piped") -> None:
     x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS).batch(BATCH)
     stopping = keras.callbacks.EarlyStopping(monitor="loss", patience=9)
-    history = model.fit(data, epochs=int(epochs), verbose=0, callbacks=[stopping, Told()], validation_data=(x, y))
+    history = model.fit(
+        data, epochs=int(epochs), verbose=0, callbacks=[stopping, Told(float(rest))], validation_data=(x, y)
+    )
     tell("history", {name: [float(each).hex() for each in values] for name, values in history.history.items()})
     weights = b"".join(np.ascontiguousarray(each).tobytes() for each in model.get_weights())
     tell("weights", hashlib.sha256(weights).hexdigest())
@@ -74,7 +87,7 @@ def main(folder: str, faults: str, *arguments: str) -> None:
     plan = FaultPlan.parse("" if faults == "-" else faults, worker=launched.worker)
     if folder != "-" and arguments[1:]:
         folder = enter_own_folder(folder)
-    every = {"every": 1000, "memory": 2} if launched.memory else {"every": 2}
+    every = {"every": 6 if arguments[2:] else 1000, "memory": 2} if launched.memory else {"every": 2}
     config = {} if folder == "-" else {"checkpoint": {"folder": folder, **every}}
     with with_plan(plan), nb.init(config):
         lesson(*arguments)

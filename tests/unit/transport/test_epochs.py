@@ -12,7 +12,7 @@ from tests.simulation.carrier import Cable
 from tests.unit.gateway.town import until
 from tests.unit.transport.cable import GPU, NPU, SOON, WORKERS, close_all, key, step, wait_for_threads
 from tests.unit.transport.crossing import RUN, Certificates, Line, free_address
-from whale_nebula.errors import EpochOverError, LinkClosedError, StaleWorkerError
+from whale_nebula.errors import EpochOverError, LinkClosedError, PeerRestartedError, StaleWorkerError
 from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.peer import PeerLink
@@ -85,6 +85,23 @@ def test_who_waits_in_vain_for_another_process_than_an_old_one_says_so() -> None
         new.take("SESSION", SOON)
     kill(cable, old[1])
     close_all(new, *old)
+
+
+def test_a_launcher_that_knows_of_no_epoch_ends_the_session_of_a_worker_that_died_and_of_no_other() -> None:
+    """A fresh process of an earlier epoch is that of a new launcher, if the one that was met is silent; else it waits."""
+    cable = Cable(*WORKERS)
+    met = link(cable, GPU, 1), link(cable, NPU, 1)
+    begin(1, *met)
+    cross(0, *met)
+    kill(cable, met[0])
+    new = link(cable, GPU, 0)
+    with pytest.raises(PeerRestartedError, match="'gpu/0' was restarted, by a launcher that is new"):
+        met[1].receive(key(1), SOON)
+    until(lambda: NPU in cable._closed)
+    again = link(cable, NPU, 2)
+    begin(2, new, again)
+    cross(0, new, again)
+    close_all(new, again, *met)
 
 
 def test_over_grpc_who_was_cut_off_cannot_disturb_the_session_of_a_later_epoch(tmp_path: Path) -> None:

@@ -290,6 +290,11 @@ class TestEpochs:
     def test_one_that_a_launcher_behind_the_others_has_started_is_kept_out_and_waits(self) -> None:
         here = process(0, 5, met=process(1, 5), begun=True)
         assert verdicts(here, process(1, 1)) == (STALE, STALE)
+        frozen = process(1, 0, met=process(0, 0), begun=True)
+        for other, fresh in ((process(1, 1), True), (frozen, False)):
+            with pytest.raises(StaleWorkerError) as caught:
+                meet(other, here)
+            assert caught.value.fresh is fresh
 
     def test_before_its_session_begins_a_worker_lets_nobody_in_who_is_behind_whom_it_has_met(self) -> None:
         present = process(1, 2)

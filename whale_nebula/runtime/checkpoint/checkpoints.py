@@ -414,7 +414,7 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
         Level(Folder(path, group.label), group, Pace(options.steps, options.seconds, overhead, saved_time=now), several)
     ]
     if in_memory and memory is not None:
-        beside = os.path.join(memory, hashlib.sha256(path.encode()).hexdigest()[:16])
+        beside = os.path.join(memory, hashlib.sha256(f"{os.getcwd()}\n{path}".encode()).hexdigest()[:16])
         pace = Pace(options.memory_steps, options.memory_seconds, overhead, saved_time=now, first=_MEMORY_FIRST)
         levels.append(Level(Folder(beside, group.label), group, pace, _MEMORY_KEPT, durable=False))
         ring = find_ring({worker: label for worker, (_, label) in told.items()}, run.workers, group.worker)
