@@ -42,9 +42,10 @@ def test_clusters_end_with_the_bits_of_an_uncut_step(names: Any, counts: Any, ob
         assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "around",
-    [pytest.param(stages(micro_batch=3), marks=pytest.mark.grid), stages({"discriminator": 3}, micro_batch=3)],
+    [stages(micro_batch=3), stages({"discriminator": 3}, micro_batch=3)],
     ids=["micro-batches", "one generator, three discriminators"],
 )
 def test_micro_batches_and_replicas_draw_and_learn_the_same(around: Any) -> None:

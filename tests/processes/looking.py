@@ -89,11 +89,12 @@ class Look:
         return cls(found, frozenset(word for word in words if len(word) >= SHORT_LETTERS) - OURS)
 
     def finds(self, frame: bytes) -> list[str]:
-        """What of the text is in a frame, after its header: that has numbers side by side, which may be those of ids."""
+        """What of the text is in a frame after its header, whose numbers may be those of ids by chance."""
         message = Frame.read(frame).message
         said = json.dumps(message, ensure_ascii=False) if message else ""
         short = self.words & set(_words(_RANDOM.sub(" ", said)))
-        return [*self._patterns(frame[HEADER_BYTES:]), *self._patterns(said.encode()), *(f"a word: {word}" for word in sorted(short))]
+        found = [*self._patterns(frame[HEADER_BYTES:]), *self._patterns(said.encode())]
+        return [*found, *(f"a word: {word}" for word in sorted(short))]
 
     def _patterns(self, data: bytes) -> list[str]:
         starts = {data[at : at + LONG_BYTES] for at in range(len(data) - LONG_BYTES + 1)}

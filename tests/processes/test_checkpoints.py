@@ -22,9 +22,7 @@ DEATHS = [
     "c0/1:step.announced=kill@5",
     "c1/0:update.begun=kill@3",  # some variables have the update, and others not
     "c0/1:checkpoint.written=kill@1,c1/0:checkpoint.written=kill@1",
-    "c0/0:checkpoint.joined=kill@1",
     "c1/0:agree.after=kill@1",  # while it recovers
-    "c0/0:checkpoint.committed=kill@2",
 ]
 """Who dies where, and which time it comes there."""
 EPOCHS = 4
@@ -53,6 +51,7 @@ def test_processes_that_die_again_and_again_come_to_the_same_end(undisturbed: En
     assert told(run("resuming", WORKERS, tmp_path, "-", EPOCHS)) == told(undisturbed)
 
 
+@pytest.mark.grid
 def test_clusters_apart_that_die_come_to_the_same_end(tmp_path: Path) -> None:
     """Each has numbers of its own; they meet, in fragments that are on their way, between savings."""
 

@@ -23,7 +23,8 @@ def two() -> Ended:
     return found
 
 
-@pytest.mark.parametrize("names", [THREE[:2], pytest.param(THREE, marks=pytest.mark.grid)], ids=["two", "three"])
+@pytest.mark.grid
+@pytest.mark.parametrize("names", [THREE[:2], THREE], ids=["two", "three"])
 def test_generators_and_a_discriminator_end_with_the_bits_of_one_process(names: tuple[str, ...]) -> None:
     workers = {f"{name}/0": name for name in (*names, DISCRIMINATOR)}
     alone_by = partial(told_alone, partial(train, names))

@@ -87,8 +87,8 @@ def test_who_waits_in_vain_for_another_process_than_an_old_one_says_so() -> None
     close_all(new, *old)
 
 
-def test_a_launcher_that_knows_of_no_epoch_ends_the_session_of_a_worker_that_died_and_of_no_other() -> None:
-    """A fresh process of an earlier epoch is that of a new launcher, if the one that was met is silent; else it waits."""
+def test_a_launcher_that_knows_of_no_epoch_is_not_kept_out_for_ever() -> None:
+    """A fresh process of an earlier epoch is that of a new launcher, where the one that was met is silent."""
     cable = Cable(*WORKERS)
     met = link(cable, GPU, 1), link(cable, NPU, 1)
     begin(1, *met)
