@@ -7,11 +7,11 @@ import time
 
 import keras
 import numpy as np
-import psutil
+from started import find_start
 
 import whale_nebula as nb
 
-STARTED, IMPORTED = psutil.Process().create_time(), time.time()
+STARTED, IMPORTED = find_start(), time.time()
 STEPS = 40
 
 
@@ -54,7 +54,11 @@ def main(folder: str, dies: str) -> None:
     model.compile("adam", "mse")
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(32 * STEPS, 256)).astype("float32"), draw.normal(size=(32 * STEPS, 1)).astype("float32")
-    model.fit(x, y, batch_size=32, epochs=1, verbose=0, callbacks=[Says(int(dies))])
+    try:
+        model.fit(x, y, batch_size=32, epochs=1, verbose=0, callbacks=[Says(int(dies))])
+    except nb.errors.NebulaError:
+        print(f"EVENT hears {time.time():.3f}", flush=True)
+        raise
 
 
 if __name__ == "__main__":

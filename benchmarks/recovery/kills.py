@@ -1,15 +1,19 @@
 """From the kill of a worker to the next new step: who notices when, and what takes how long.
 
-    python benchmarks/recovery/kills.py             # five kills
+    python benchmarks/recovery/kills.py             # five kills of each
     python benchmarks/recovery/kills.py --times 1   # one, to see that it runs; writes nothing
 
-Two clusters of one machine under `whale-nebula run --all --restarts 3`, over TLS. TensorFlow's start (imports) and the
-first step with its tracing are told apart: what is left is what the library takes.
+Two clusters of one machine under `whale-nebula run --all --restarts 3`, over TLS; and, in turn with them, two workers
+of TensorFlow's MultiWorkerMirroredStrategy, whom this script starts again as a supervisor would. TensorFlow's start
+(imports) and the first step with its tracing are told apart: what is left is what the library takes.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -24,8 +28,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import machine, verdict, write
 
 COMMAND = [sys.executable, "-m", "whale_nebula.cli.main", "run", "--all", "--clusters", "gpu,npu", "--restarts", "3"]
-SCRIPT = str(Path(__file__).with_name("killed.py"))
-DIES = 21
+HERE = Path(__file__).parent
+DIES, DEADLINE, PAUSE = 21, 300.0, 1.0
+BARS: dict[str, tuple[str, float]] = {
+    "noticed": ("from the kill until the other worker's step has ended", 2.0),
+    "ended": ("until all processes of that start have ended", 0.0),
+    "until processes start": ("until processes start again (1 s of it is the pause before the first restart)", 0.0),
+    "imports": ("imports of TensorFlow, Keras and the library", 0.0),
+    "first step with its trace": ("first step, with its trace", 0.0),
+    "all": ("from the kill to the end of the next new step", 0.0),
+    "without these": ("the same without imports and trace", 10.0),
+    "steps undone": ("steps that were done again", 0.0),
+}
 
 
 def measure() -> dict[str, float]:
@@ -33,33 +47,82 @@ def measure() -> dict[str, float]:
     lines: list[tuple[float, str]] = []
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
-            [*COMMAND, SCRIPT, f"{folder}/saved", str(DIES)],
+            [*COMMAND, str(HERE / "killed.py"), f"{folder}/saved", str(DIES)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        watch = threading.Timer(300, process.kill)
+        watch = threading.Timer(DEADLINE, process.kill)
         watch.start()
         for line in process.stdout or ():
             lines.append((time.time(), line.strip()))
         code = process.wait()
         watch.cancel()
+    said = [line for _, line in lines]
     if code:
-        raise SystemExit("\n".join(line for _, line in lines)[-4000:])
-    died = next(float(line.split()[-1]) for _, line in lines if "EVENT dies" in line)
-    noticed = next(at for at, line in lines if "failed first: ended by SIGKILL" in line)
-    steps = [line.split("EVENT ")[1].split()[1:] for _, line in lines if "EVENT step" in line]
+        raise SystemExit("\n".join(said)[-4000:])
+    hears = float(next(line for line in said if "EVENT hears" in line).split()[-1])
+    ended = next(at for at, line in lines if "failed first: ended by SIGKILL" in line)
+    return read_events(said, hears, ended)
+
+
+def measure_mirrored() -> dict[str, float]:
+    """The same of MultiWorkerMirroredStrategy: whoever is left ends by an error, and both are started again."""
+    said: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        ended = run_mirrored(folder, 0, said)
+        time.sleep(PAUSE)
+        run_mirrored(folder, 1, said)
+    return read_events(said, ended, ended)
+
+
+def run_mirrored(folder: str, start: int, said: list[str]) -> float:
+    """Start both workers, and wait until both have ended; gives when that was."""
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "mirrored.py"), folder, str(DIES), str(start)],
+            env={**os.environ, "TF_CONFIG": json.dumps(
+                {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+            )},
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    watches = [threading.Timer(DEADLINE, each.kill) for each in processes]
+    for watch in watches:
+        watch.start()
+    readers = [threading.Thread(target=lambda each=each: said.extend(each.stdout)) for each in processes]
+    for reader in readers:
+        reader.start()
+    for process in processes:
+        process.wait()
+    ended = time.time()
+    for reader, watch in zip(readers, watches, strict=True):
+        reader.join()
+        watch.cancel()
+    return ended
+
+
+def free_port() -> int:
+    """A port that nobody has at this moment."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def read_events(said: list[str], hears: float, ended: float) -> dict[str, float]:
+    """What the workers have said: "EVENT step WORKER START NUMBER ENDED ASKED STARTED IMPORTED"."""
+    died = next(float(line.split()[-1]) for line in said if "EVENT dies" in line)
+    steps = [line.split("EVENT ")[1].split()[1:] for line in said if "EVENT step" in line]
     again = [each for each in steps if int(each[1]) == 1]
-    first = {worker: next(each for each in again if each[0] == worker) for worker in ("gpu/0", "npu/0")}
-    new = max(float(each[3]) for each in first.values())
-    started = min(float(each[5]) for each in first.values())
-    imports = max(float(each[6]) - float(each[5]) for each in first.values())
-    tracing = max(float(each[3]) - float(each[4]) for each in first.values())
-    undone = DIES - (min(int(each[2]) for each in again) - 1)
+    first = [next(each for each in again if each[0] == worker) for worker in sorted({each[0] for each in again})]
+    new, started = max(float(each[3]) for each in first), min(float(each[5]) for each in first)
+    imports = max(float(each[6]) - float(each[5]) for each in first)
+    tracing = max(float(each[3]) - float(each[4]) for each in first)
     return {
-        "noticed": noticed - died, "until processes start": started - noticed, "imports": imports,
+        "noticed": hears - died, "ended": ended - died, "until processes start": started - ended, "imports": imports,
         "first step with its trace": tracing, "all": new - died, "without these": new - died - imports - tracing,
-        "steps undone": undone,
+        "steps undone": DIES - (min(int(each[2]) for each in again) - 1),
     }  # fmt: skip
 
 
@@ -68,33 +131,19 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--times", type=int, default=5)
     times = arguments.parse_args().times
-    found = []
+    found, beside = [], []
     for _ in range(times):
-        found.append(measure())
-        print({name: round(each, 2) for name, each in found[-1].items()}, flush=True)
-    middle = {name: statistics.median(each[name] for each in found) for name in found[0]}
-    bars: dict[str, tuple[str, float, str]] = {
-        "noticed": ("from the kill until it is noticed", 2.0, "s"),
-        "until processes start": (
-            "until processes start again (1 s of it is the pause before the first restart)",
-            0.0,
-            "s",
-        ),
-        "imports": ("imports of TensorFlow, Keras and the library", 0.0, "s"),
-        "first step with its trace": ("first step, with its trace", 0.0, "s"),
-        "all": ("from the kill to the end of the next new step", 0.0, "s"),
-        "without these": ("the same without imports and trace", 10.0, "s"),
-        "steps undone": ("steps that were done again", 0.0, ""),
-    }
-    rows: list[list[Any]] = [["what", "median", "worst", "at most", "verdict"]]
-    for name, (what, bar, unit) in bars.items():
-        worst = max(each[name] for each in found)
-        told = (
-            [f"{middle[name]:.2f} {unit}", f"{worst:.2f} {unit}"] if unit else [f"{middle[name]:.0f}", f"{worst:.0f}"]
-        )
-        rows.append([what, *told, f"{bar:g} s" if bar else "", verdict(worst, bar) if bar else ""])
+        for kept, act in ((found, measure), (beside, measure_mirrored)):
+            kept.append(act())
+            print(act.__name__, {name: round(each, 2) for name, each in kept[-1].items()}, flush=True)
+    rows: list[list[Any]] = [["what", "median", "worst", "at most", "verdict", "MultiWorkerMirroredStrategy, median"]]
+    for name, (what, bar) in BARS.items():
+        unit, digits = ("", 0) if name == "steps undone" else (" s", 2)
+        ours, theirs = ([each[name] for each in kept] for kept in (found, beside))
+        told = [f"{each:.{digits}f}{unit}" for each in (statistics.median(ours), max(ours), statistics.median(theirs))]
+        rows.append([what, *told[:2], *([f"{bar:g} s", verdict(max(ours), bar)] if bar else ["", ""]), told[2]])
     if times > 1:
-        write(__file__, {"machine": machine(), "kills": found}, rows, part="kills")
+        write(__file__, {"machine": machine(), "kills": found, "mirrored": beside}, rows, part="kills")
     return 0
 
 

@@ -36,6 +36,7 @@ from whale_nebula.launch.resolve import Resolved, resolve
 from whale_nebula.launch.restarts import Attempts, Ended, Rule
 from whale_nebula.report.prometheus import Metric, Sample, read_reports, render_metrics, serve_metrics
 from whale_nebula.report.screen import Screen, terminal
+from whale_nebula.security.approved import check_script
 
 
 def report_end(ended: Ended, asking: Asking, *, as_json: bool) -> int:
@@ -304,6 +305,8 @@ def _start(
     def start(epoch: int) -> Iterator[Job]:
         if epoch:
             wait_free(listen, config.patience)
+        for cluster in dict.fromkeys(map(cluster_of, placement.here)) if config.approvals is not None else ():
+            check_script(config, given.config, cluster, script[0])
         with start_placed(argv, tell_workers(), output=output, notice=remark, epoch=epoch) as job:
             asking.job, asking.starts = job, asking.starts + 1
             try:

@@ -483,7 +483,7 @@ class EpochOverError(RemoteProtocolError):
 
 
 class StaleWorkerError(RemoteProtocolError):
-    """The worker at the other end belongs to an earlier epoch, and is kept out. One that is `fresh` is in no session."""
+    """The worker at the other end belongs to an earlier epoch, and is kept out. A `fresh` one is in no session."""
 
     code, fresh = "NB-416", False
     usual_mend = "end what is left of an earlier epoch at the other end, and start its worker again"

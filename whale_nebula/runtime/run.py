@@ -29,8 +29,7 @@ from whale_nebula.scopes.auto import set_limits
 from whale_nebula.scopes.identity import LOCAL, deal_to
 from whale_nebula.scopes.observer import observer
 from whale_nebula.scopes.options import check_signature, scope
-from whale_nebula.security.files import Files
-from whale_nebula.security.identity import Identity
+from whale_nebula.security.approved import check_process, read_approvals
 from whale_nebula.site import calling_site, script_site, short_traceback
 
 
@@ -332,7 +331,7 @@ def init(
         run = Run(loaded, joined, _seed(seed), _ids(ids), attachment, site=str(script_site()), pins=held)
         run.source = str(config) if isinstance(config, str | os.PathLike) else ""
         if loaded.approvals is not None and watching is None:
-            run.approvals = _open_approvals(run, loaded.approvals)
+            run.approvals = _open_approvals(run)
         if held:
             run.closers.append(held.close)
             atexit.register(_shut_down_at_exit)
@@ -352,15 +351,11 @@ def init(
         return run
 
 
-def _open_approvals(run: Run, folder: str) -> Approvals:
-    """Read the approvals, and see that there is one of the code of this process. The authority is the one that the
-    config names, also where a launcher has made certificates for one run (`--all`).
-    """
-    base = Path(run.source).parent
-    files = Files.of(run.config.security, Identity(run.config.run_name, "any"), base)
+def _open_approvals(run: Run) -> Approvals:
+    """Read the approvals, and see that there is one of the code of this process."""
     cluster = None if run.attachment is None else run.attachment.cluster
-    found = Approvals.open(base / os.path.expanduser(folder), files, run.config.run, cluster)
-    found.check_code()
+    found = Approvals(*read_approvals(run.config, run.source, cluster))
+    check_process(found.folder, found.found)
     return found
 
 

@@ -10,7 +10,7 @@ import platform
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -60,6 +60,17 @@ def list_files(script: str | Path | None = None) -> dict[str, str]:
     for name, path in sorted(_unrecorded_modules()):
         if main is None or path != main.resolve():
             found[name] = digest_file(path)
+    return found
+
+
+def list_beside(script: str | Path, modules: Iterable[str]) -> dict[str, str]:
+    """The digests of a script that does not run yet, and of those of the modules that lie beside it."""
+    found, folder = {SCRIPT: digest_file(script)}, Path(script).resolve().parent
+    for name in modules:
+        path = folder.joinpath(*name.split("."))
+        for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
+            if name != SCRIPT and file.is_file():
+                found.setdefault(name, digest_file(file))
     return found
 
 

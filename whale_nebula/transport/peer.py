@@ -468,7 +468,9 @@ class PeerLink(Link):
             self._carrier.drop(error.what)
             return
         if isinstance(error, StaleWorkerError) and error.fresh and self._is_silent():
-            error = PeerRestartedError(f"worker '{self.there}' was restarted, by a launcher that is new", why=error.what)
+            error = PeerRestartedError(
+                f"worker '{self.there}' was restarted, by a launcher that is new", why=error.what
+            )
         if isinstance(error, StaleWorkerError):  # it ends once it has heard of our epoch
             with self._changed:
                 self._healing, self._stale = error, self._now()

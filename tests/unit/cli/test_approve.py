@@ -58,7 +58,7 @@ def install(folder: Path, version: str, text: str = "VALUE = 1\n") -> None:
 def call(folder: Path, *words: str, **env: str) -> tuple[int, str, str]:
     told = {"PYTHONPATH": str(folder / "packages"), **env}
     code = f"import sys; sys.path.append({str(folder / 'packages')!r}); "
-    if words[0] == "approve":
+    if words[0] in ("approve", "run"):
         code += "from whale_nebula.cli.main import main; sys.exit(main(sys.argv[1:]))"
     else:
         code += "import runpy; sys.path[0] = '.'; runpy.run_path(sys.argv[1], run_name='__main__')"
@@ -215,6 +215,30 @@ def test_whatever_else_is_refused(attack: Attack, site: Path) -> None:
     status, out, err = call(site, "train.py", **attack.env)
     assert status == 1 and out.split() == ["begun"] * attack.begun, (out, err)
     assert re.search(attack.said, err), err
+
+
+EVADES = {
+    "another config": edit("train.py", 'nb.init("clusters.yaml")', "nb.init({})"),
+    "without the library": lambda site: (site / "train.py").write_text("print('begun')"),
+    "another module": edit("helper.py", "WIDTH = 3", "WIDTH = 3; import os; print('begun'); os._exit(0)"),
+    "another version": lambda site: install(site, "1.1"),
+    "no approval": lambda site: shutil.rmtree(site / "approved"),
+}
+
+
+@pytest.mark.parametrize("evade", EVADES.values(), ids=EVADES)
+def test_a_launcher_starts_nothing_that_would_get_around_the_check(evade: Callable[[Path], object], site: Path) -> None:
+    evade(site)
+    status, out, err = call(site, "run", "--all", "--config", "clusters.yaml", "train.py")
+    assert status == 78 and not out and re.search("NB-[0-9]+ train.py is not approved", err), (out, err)
+
+
+def test_a_launcher_starts_what_was_approved(site: Path) -> None:
+    code = f"import sys; sys.path.append({str(site / 'packages')!r}); "
+    code += "from whale_nebula.config import load; from whale_nebula.security.approved import check_script; "
+    code += "check_script(load('clusters.yaml'), 'clusters.yaml', 'gpu', 'train.py'); print('starts')"
+    done = zygote.run("-c", code, cwd=site, env={"PYTHONPATH": str(site / "packages")})
+    assert done.stdout.strip() == "starts", done.stderr
 
 
 FORGED: Mapping[str, Mapping[str, object]] = {
