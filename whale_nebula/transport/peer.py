@@ -467,10 +467,12 @@ class PeerLink(Link):
             self._healing = error
             self._carrier.drop(error.what)
             return
-        if isinstance(error, StaleWorkerError) and error.fresh and self._is_silent():
-            error = PeerRestartedError(
-                f"worker '{self.there}' was restarted, by a launcher that is new", why=error.what
-            )
+        silent = self._now() - self._heard >= self._deadlines.silence
+        if (
+            silent and isinstance(error, StaleWorkerError) and error.fresh
+        ):  # that of before is dead, and so its launcher
+            what = f"worker '{self.there}' was restarted, by a launcher that is new"
+            error = PeerRestartedError(what, why=error.what)
         if isinstance(error, StaleWorkerError):  # it ends once it has heard of our epoch
             with self._changed:
                 self._healing, self._stale = error, self._now()
@@ -484,12 +486,6 @@ class PeerLink(Link):
             self._end()
             return
         self._carrier.drop(error.what)
-
-    def _is_silent(self) -> bool:
-        """Whether the other worker has not been heard for so long that a process in its place may well be the one that
-        was started after its death, by a launcher that knows of no epoch.
-        """
-        return self._now() - self._heard >= self._deadlines.silence
 
     def _refuse(self, error: NebulaError) -> None:
         """What comes is not to be trusted from here on: say so to both sides, if there still is a way to say it."""
