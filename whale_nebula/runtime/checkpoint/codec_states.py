@@ -29,7 +29,8 @@ def encode_state(state: ChannelState, put: Put) -> dict[str, Any]:
         parts = state.structure._asdict().items()
         arrays = {name: put(value) for name, value in parts if isinstance(value, tf.Tensor | tf.Variable | np.ndarray)}
         plain = {name: value for name, value in parts if name not in arrays}
-        document["structure"] = {"kind": kind, "arrays": arrays, "plain": plain}
+        numpy = [name for name, value in parts if isinstance(value, np.ndarray)]
+        document["structure"] = {"kind": kind, "arrays": arrays, "numpy": numpy, "plain": plain}
     elif state.structure is not None:
         document["reset"] = True
     return document
@@ -45,8 +46,8 @@ def decode_state(document: Mapping[str, Any], get: Callable[[str], Any]) -> Chan
         held = Cache.of_arrays({n: get(name).numpy() for n, name in document["held"].items()}, document["limit"])
     if "structure" in document:
         said = document["structure"]
-        values = {n: get(name) for n, name in said["arrays"].items()} | said["plain"]
-        structure = _STRUCTURES[said["kind"]](**values)
+        arrays = {n: get(name).numpy() if n in said["numpy"] else get(name) for n, name in said["arrays"].items()}
+        structure = _STRUCTURES[said["kind"]](**arrays, **said["plain"])
     return ChannelState(
         state.steps, state.rung, state.version, structure, held, state.codec, state.error,
     )  # fmt: skip
