@@ -67,7 +67,7 @@ class Embedding(keras.layers.Layer):
 
     def call(self, tokens: Any) -> Any:
         """The vectors of a batch of rows of tokens."""
-        return self.tokens(tokens) + self.positions(keras.ops.arange(tokens.shape[1]))
+        return self.tokens(tokens) + self.positions(keras.ops.arange(keras.ops.shape(tokens)[1]))
 
     def get_config(self) -> dict[str, Any]:
         """What it takes to make another one."""
@@ -116,11 +116,12 @@ def nowhere(block: int) -> AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-def transformer(sizes: Sizes | None = None, *, around: Around = nowhere) -> keras.Model:
+def transformer(sizes: Sizes | None = None, *, around: Around = nowhere, shorter: bool = False) -> keras.Model:
     """Build the model: int32 tokens (rows, length) in, logits (rows, length, vocabulary) out.
 
     `around(block)` gives the scope around each block; the embedding lies in the first block's, the output in
-    the last one's. Scopes above stages (`nb.cluster`, `nb.pipeline`) are entered around the call.
+    the last one's. Scopes above stages (`nb.cluster`, `nb.pipeline`) are entered around the call. With `shorter`
+    rows may be shorter than `length`, too.
 
     >>> import whale_nebula as nb
     >>> small = Sizes(vocabulary=11, length=4, width=8, heads=2, blocks=2)
@@ -130,7 +131,7 @@ def transformer(sizes: Sizes | None = None, *, around: Around = nowhere) -> kera
     ((None, 4, 11), ['embedding', 'block0', 'block1', 'norm', 'output'])
     """
     s = sizes or Sizes()
-    tokens = keras.Input((s.length,), dtype="int32", name="tokens")
+    tokens = keras.Input((None if shorter else s.length,), dtype="int32", name="tokens")
     with around(0):
         hidden = Embedding(s.vocabulary, s.length, s.width, name="embedding")(tokens)
     for block in range(s.blocks):

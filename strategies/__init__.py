@@ -1,7 +1,8 @@
-"""Functions from (model, clusters) to a map for `nb.place`; installed as `whale_nebula.strategies`."""
+"""Maps for `nb.place`, made of a model and clusters; methods of training. Installed as `whale_nebula.strategies`."""
 
 from .by_parameters import by_parameters
+from .curriculum import ByTokens, Curriculum
 from .halves import halves
 from .low_rank_cut import low_rank_cut
 
-__all__ = ["by_parameters", "halves", "low_rank_cut"]
+__all__ = ["ByTokens", "Curriculum", "by_parameters", "halves", "low_rank_cut"]

@@ -21,6 +21,7 @@ import whale_nebula as nb
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.errors import CheckpointError
 from whale_nebula.runtime.run import current_run
+from whale_nebula.strategies import Curriculum
 
 ROWS, BATCH, SEED = 44, 8, 3
 """Six batches, of which the last is smaller."""
@@ -42,6 +43,7 @@ class Case:
     epochs: int = 2
     breaks: tuple[int, ...] = (9,)
     validates: bool = True
+    prepare: Callable[[tf.data.Dataset], tf.data.Dataset] = lambda data: data
 
 
 def staged(codec: Any = None, pipeline: Any = None, head: Any = nullcontext) -> keras.Model:
@@ -87,6 +89,17 @@ def automatic() -> keras.Model:
     )
 
 
+def of_any_length() -> keras.Model:
+    """For rows of any number of columns."""
+    with nb.cluster():
+        with nb.stage(cluster="gpu"):
+            inputs = keras.Input((None,), name="x")
+            hidden = keras.layers.Dense(8, activation="relu")(keras.layers.Reshape((-1, 1))(inputs))
+        with nb.stage(cluster="npu"):
+            outputs = keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(hidden))
+    return keras.Model(inputs, outputs)
+
+
 def replicated() -> keras.Model:
     with nb.replica(2, shard="optimizer"):
         inputs = keras.Input((6,))
@@ -127,6 +140,9 @@ CASES = {
         lambda: apart({"topk": 0.2, "int8": True}, sync_every=4, fragments=2, delay=1), breaks=(3, 9), validates=False
     ),
     "clusters apart that meet in each epoch": Case(lambda: apart(sync_every=4, outer="average"), breaks=(5, 9)),
+    "a curriculum": Case(
+        of_any_length, epochs=3, breaks=(4, 13), prepare=lambda data: Curriculum(2, 6, 15, step=2)(data)
+    ),
     "callbacks that remember": Case(staged, callbacks=plateaus, epochs=6),
 }
 
@@ -143,6 +159,7 @@ def train(case: Case, folder: Path | None, stop: int = -1) -> dict[str, Any]:
         model = case.build()
         model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"], **case.compiled)
         data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS).batch(BATCH)
+        data = data.apply(case.prepare)
         given = {"x": x, "y": y, "batch_size": BATCH} if case.arrays else {"x": data}
         breaks = keras.callbacks.LambdaCallback(on_train_batch_end=_break_after(stop))
         try:

@@ -1,0 +1,210 @@
+"""A curriculum by length: training begins with short sequences, and they grow to their full length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.errors import DataError, OptionError
+
+Pace = str | Mapping[int, int]
+ROOTS = {"linear": 1, "root": 2}
+MODES = ("truncate", "pack")
+
+
+class Curriculum:
+    """Sequences of `start` tokens at first and of `end` from step `steps` on, in multiples of `step`.
+
+    At step t of T the length is start + (end - start) (t / T)^(1 / r), rounded down: r is 1 (`pace="linear"`) or 2
+    (`"root"`, which grows faster at first). A table says by itself from which step on sequences have which length:
+    `Curriculum(64, 256, 900, pace={0: 64, 300: 128, 900: 256})`.
+
+    `dataset.apply(curriculum)` cuts the batches of a dataset. Those of `mode="pack"` keep their tokens: a row of 256
+    becomes two of 128, or three of 80, of which the rest is dropped.
+
+    >>> [Curriculum(8, 64, 100).length(step) for step in (0, 30, 99, 100, 1000)]
+    [8, 24, 56, 64, 64]
+    >>> [Curriculum(8, 64, 100, pace="root").length(step) for step in (0, 30, 99, 100)]
+    [8, 32, 56, 64]
+    """
+
+    def __init__(
+        self, start: int, end: int, steps: int, *, step: int = 8, pace: Pace = "linear", mode: str = "truncate"
+    ) -> None:
+        for name, value in {"start": start, "end": end, "steps": steps, "step": step}.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise OptionError(
+                    f"{name}={value!r} of a curriculum", mend=f"{name}=64, or another whole number from 1 up"
+                )
+        if start > end:
+            raise OptionError(
+                f"a curriculum from {start} to {end}", why="sequences grow", mend=f"Curriculum({end}, {start}, ...)"
+            )
+        if mode not in MODES:
+            raise OptionError(f"mode={mode!r} of a curriculum", mend='mode="truncate", or mode="pack"')
+        self.start, self.end, self.steps, self.step, self.pace, self.mode = start, end, steps, step, pace, mode
+        self.changes: Mapping[int, int] = (
+            self._read_table(pace) if isinstance(pace, Mapping) else self._list_changes(pace)
+        )
+
+    def _list_changes(self, pace: Any) -> dict[int, int]:
+        """From which step on sequences have which length: each length first comes where the pace first reaches it."""
+        if pace not in ROOTS:
+            raise OptionError(
+                f"pace={pace!r} of a curriculum", mend='pace="linear", pace="root", or a table {0: 64, 300: 128}'
+            )
+        changes = {0: self.start}
+        first = self.start - self.start % self.step + self.step
+        for length in (*range(first, self.end, self.step), self.end):
+            if length <= self.start:
+                continue
+            above, power = -self.steps * (length - self.start) ** ROOTS[pace], ROOTS[pace]
+            changes[-(above // (self.end - self.start) ** power)] = length
+        return dict(sorted(changes.items()))
+
+    def _read_table(self, table: Mapping[int, int]) -> dict[int, int]:
+        rows = sorted(table.items()) if all(isinstance(each, int) for row in table.items() for each in row) else []
+        lengths = [length for _, length in rows]
+        ends = (rows[0], rows[-1]) if rows else None
+        if ends != ((0, self.start), (self.steps, self.end)) or lengths != sorted(set(lengths)):
+            raise OptionError(
+                f"pace={dict(table)!r} is no table from {self.start} to {self.end} in {self.steps} steps",
+                why="it says from which step on which length holds: the start from 0, the end from the last step, "
+                "and between them each is longer than the one before",
+                mend=f"pace={{0: {self.start}, {self.steps}: {self.end}}}",
+            )
+        return dict(rows)
+
+    @property
+    def lengths(self) -> list[int]:
+        """All lengths that come, the shortest first."""
+        return list(self.changes.values())
+
+    def length(self, step: int) -> int:
+        """The length of sequences in a step, which are counted from 0."""
+        return next(length for begin, length in reversed(list(self.changes.items())) if begin <= max(step, 0))
+
+    def cut(self, batch: Any, step: int) -> Any:
+        """A batch as it is trained in a step: for loops that draw their batches themselves."""
+        return self._cut(batch, self.length(step))
+
+    def __call__(self, dataset: tf.data.Dataset, first: int = 0) -> tf.data.Dataset:
+        """A dataset of batches whose sequences are cut; its first batch is that of step `first`. Each pass through it
+        goes on where the one before has ended.
+        """
+        self._check(dataset.element_spec)
+        begins, lengths = tf.constant(list(self.changes), tf.int64), tf.constant(self.lengths, tf.int32)
+        begin, reached = (tf.Variable(first, dtype=tf.int64, trainable=False) for _ in range(2))
+        count = dataset.cardinality()
+
+        def start_pass(_: Any) -> tf.data.Dataset:
+            before = begin.read_value()
+
+            def cut(number: Any, batch: Any) -> Any:
+                step = before + number
+                reached.assign(step + 1)
+                begin.assign(tf.where(number + 1 == count, step + 1, begin))
+                return self._cut(batch, lengths[tf.searchsorted(begins, step[None], side="right")[0] - 1])
+
+            return dataset.enumerate().map(cut)
+
+        def end_pass(_: Any) -> Any:
+            begin.assign(reached)
+            return False
+
+        passing = tf.data.Dataset.range(1).flat_map(start_pass)
+        if count != tf.data.UNKNOWN_CARDINALITY:
+            return passing.apply(tf.data.experimental.assert_cardinality(count))
+        nothing = tf.data.Dataset.range(1).filter(end_pass).flat_map(start_pass)
+        return passing.concatenate(nothing)
+
+    def _cut(self, batch: Any, length: Any) -> Any:
+        return tf.nest.map_structure(
+            lambda each: self._pack(each, length) if self.mode == "pack" else self._truncate(each, length), batch
+        )
+
+    def _truncate(self, tensor: Any, length: Any) -> Any:
+        """The first so many along each axis but the first that has the full length."""
+        parts = [slice(None)] + [slice(length) if size == self.end else slice(None) for size in tensor.shape[1:]]
+        return tensor[tuple(parts)]
+
+    def _pack(self, tensor: Any, length: Any) -> Any:
+        """Each row as several rows of so many, one below the other."""
+        if self.end not in tuple(tensor.shape[1:2]):
+            return tensor
+        ops, whole = (np, tensor) if isinstance(tensor, np.ndarray) else (tf, tensor)
+        count = self.end // length
+        shape = [-1, length, *tensor.shape[2:]]
+        return ops.reshape(whole[:, : count * length], shape)
+
+    def _check(self, spec: Any) -> None:
+        """Whether there is something to cut; and whether what is packed has sequences alone."""
+        shapes = [tuple(each.shape) for each in tf.nest.flatten(spec)]
+        cut = [shape for shape in shapes if self.end in shape[1:]]
+        if not cut:
+            raise DataError(
+                f"no tensor of a batch has an axis of {self.end}: {', '.join(map(str, shapes))}",
+                why="a curriculum cuts batches of sequences that have their full length",
+                mend=f"dataset.padded_batch(32, padded_shapes=([{self.end}], [{self.end}]))",
+            )
+        if self.mode == "pack" and any(shape[1:2] != (self.end,) or self.end in shape[2:] for shape in shapes):
+            raise DataError(
+                f"a batch of {', '.join(map(str, shapes))} cannot be packed",
+                why=f"all get the same rows only where the second axis, and no other, of each tensor is {self.end}",
+                mend='mode="truncate"',
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        pace = self.pace if isinstance(self.pace, str) else [[begin, length] for begin, length in self.changes.items()]
+        return {
+            "start": self.start,
+            "end": self.end,
+            "steps": self.steps,
+            "step": self.step,
+            "pace": pace,
+            "mode": self.mode,
+        }
+
+
+class ByTokens(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning-rate schedule that counts tokens: its step n comes when as many tokens were trained as in n steps of
+    full length.
+
+    >>> schedule = keras.optimizers.schedules.PolynomialDecay(1.0, 100, 0.0)
+    >>> counted = ByTokens(schedule, Curriculum(8, 64, 100, step=64))
+    >>> [round(float(counted(step)), 4) for step in (0, 100, 187)]
+    [1.0, 0.875, 0.005]
+    """
+
+    def __init__(self, schedule: Any, curriculum: Curriculum | Mapping[str, Any]) -> None:
+        super().__init__()
+        if isinstance(curriculum, Mapping):  # of a model that is loaded
+            said = dict(curriculum)
+            pace = said.pop("pace")
+            curriculum = Curriculum(**said, pace=pace if isinstance(pace, str) else dict(pace))
+        if isinstance(schedule, Mapping):
+            schedule = keras.optimizers.schedules.deserialize(schedule)
+        self.schedule, self.curriculum = schedule, curriculum
+
+    def __call__(self, step: Any) -> Any:
+        """The rate at a step of the optimizer."""
+        if self.curriculum.mode == "pack":  # each step has the tokens of a full one
+            return self.schedule(step)
+        begins, lengths = np.array(list(self.curriculum.changes)), np.array(self.curriculum.lengths)
+        tokens = np.concatenate([[0], np.cumsum(lengths[:-1] * np.diff(begins))])
+        at = tf.cast(step, tf.int64)
+        row = tf.searchsorted(tf.constant(begins, tf.int64), at[None], side="right")[0] - 1
+        begin, length, before = (tf.gather(tf.constant(each, tf.int64), row) for each in (begins, lengths, tokens))
+        return self.schedule(tf.cast(before + (at - begin) * length, tf.float32) / self.curriculum.end)
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        return {
+            "schedule": keras.optimizers.schedules.serialize(self.schedule),
+            "curriculum": self.curriculum.get_config(),
+        }

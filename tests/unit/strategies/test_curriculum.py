@@ -1,0 +1,170 @@
+"""A curriculum by length: the pace, what becomes of batches, and a training whose steps grow with it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+import whale_nebula as nb
+from whale_nebula.errors import DataError, NebulaError, OptionError
+from whale_nebula.models import Sizes, transformer
+from whale_nebula.strategies import ByTokens, Curriculum
+
+ROWS, LENGTH = 8, 64
+TEXT = np.arange(ROWS * LENGTH, dtype=np.int32).reshape(ROWS, LENGTH)
+SIZES = Sizes(vocabulary=32, length=LENGTH, width=32, heads=2, blocks=2)
+
+
+@given(st.integers(1, 70), st.integers(0, 90), st.integers(1, 200), st.integers(1, 16), st.sampled_from([1, 2]))
+def test_lengths_are_those_of_the_formula(start: int, more: int, steps: int, step: int, root: int) -> None:
+    """start + (end - start) (t / T)^(1 / r), rounded down to multiples, but never below the start."""
+    end = start + more
+    found = Curriculum(start, end, steps, step=step, pace={1: "linear", 2: "root"}[root])
+    for t in (*range(steps + 1), 2 * steps, 10**9):
+        length = found.length(t)
+        if t >= steps:
+            assert length == end
+            continue
+        # the longest multiple L with (L - start)^r T <= t (end - start)^r, in whole numbers
+        reached = [n for n in range(start, end + 1) if (n - start) ** root * steps <= t * more**root]
+        assert length == max(start, max(reached) // step * step)
+    assert found.lengths == sorted(set(found.lengths))
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["of known size", "of unknown size"])
+def test_each_pass_goes_on_where_the_one_before_has_ended(known: bool) -> None:
+    """Also where somebody looks at the first batches in between, as Keras does to build a model."""
+    mask = np.ones((ROWS, LENGTH, LENGTH), bool)
+    batches = ({"text": TEXT, "mask": mask}, TEXT[:, 0])
+    found = Curriculum(16, LENGTH, 10)
+    data = tf.data.Dataset.from_tensor_slices(batches)
+    data = (data if known else data.filter(lambda *_: True)).batch(2).apply(found)
+    assert data.cardinality() == (ROWS // 2 if known else tf.data.UNKNOWN_CARDINALITY)
+    seen = []
+    for _ in range(3):
+        next(iter(data))
+        for features, label in itertools.islice(data, ROWS // 2) if known else data:  # asks for no batch more
+            length = features["text"].shape[1]
+            seen.append(length)
+            assert features["mask"].shape == (2, length, length) and label.shape == (2,)
+            np.testing.assert_array_equal(features["text"], TEXT[label.numpy() // LENGTH, :length])
+    assert seen == [found.length(step) for step in range(12)]
+    (later,) = tf.data.Dataset.from_tensors(TEXT).apply(lambda each: found(each, first=7))
+    np.testing.assert_array_equal(later, found.cut(TEXT, 7))
+    endless = iter(tf.data.Dataset.from_tensors((TEXT, TEXT)).repeat().apply(found))
+    assert [next(endless)[1].shape[1] for _ in range(11)] == [found.length(step) for step in range(11)]
+
+
+def test_packed_batches_keep_their_tokens() -> None:
+    found = Curriculum(16, LENGTH, 2, step=24, pace={0: 16, 1: 24, 2: LENGTH}, mode="pack")
+    data = tf.data.Dataset.from_tensors((TEXT, TEXT + 1)).repeat(3).apply(found)
+    shapes = [(16, ROWS * 4), (24, ROWS * 2), (LENGTH, ROWS)]
+    for step, ((x, y), (length, rows)) in enumerate(zip(data, shapes, strict=True)):
+        assert x.shape == (rows, length)
+        np.testing.assert_array_equal(x, TEXT[:, : LENGTH // length * length].reshape(rows, length))
+        np.testing.assert_array_equal(y, x + 1)
+        np.testing.assert_array_equal(found.cut(TEXT, step), x)
+
+
+def batches_of(*shapes: tuple[int, ...]) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensors(tuple(tf.zeros(shape) for shape in shapes))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "said"),
+    [
+        (lambda: Curriculum(0, 8, 9), OptionError, "start=0 of a curriculum"),
+        (lambda: Curriculum(8, 16, True), OptionError, "steps=True of a curriculum"),
+        (lambda: Curriculum(16, 8, 9), OptionError, "a curriculum from 16 to 8"),
+        (lambda: Curriculum(8, 16, 9, pace="fast"), OptionError, "pace='fast' of a curriculum"),
+        (lambda: Curriculum(8, 16, 9, mode="cut"), OptionError, "mode='cut' of a curriculum"),
+        (lambda: Curriculum(8, 16, 9, pace={}), OptionError, r"pace=\{\} is no table from 8 to 16 in 9 steps"),
+        (lambda: Curriculum(8, 16, 9, pace={0: 8, 5: 7, 9: 16}), OptionError, "is no table from 8 to 16"),
+        (lambda: Curriculum(8, 16, 9, pace={0: 8, 8: 16}), OptionError, "is no table from 8 to 16 in 9 steps"),
+        (
+            lambda: Curriculum(8, 16, 9)(batches_of((4, 12))),
+            DataError,
+            r"no tensor of a batch has an axis of 16: \(4, 12\)",
+        ),
+        (
+            lambda: Curriculum(8, 16, 9, mode="pack")(batches_of((4, 16), (4,))),
+            DataError,
+            r"a batch of \(4, 16\), \(4,\) cannot be packed",
+        ),
+        (
+            lambda: Curriculum(8, 16, 9, mode="pack")(batches_of((4, 16, 16))),
+            DataError,
+            r"a batch of \(4, 16, 16\) cannot be packed",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Any, kind: type[NebulaError], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        make()
+
+
+def text_of(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(0)
+    start, stride = draw.integers(0, 32, (rows, 1)), draw.integers(1, 9, (rows, 1))
+    tokens = (start + stride * np.arange(LENGTH + 1)) % 32
+    return tokens[:, :-1].astype(np.int32), tokens[:, 1:].astype(np.int32)
+
+
+@pytest.mark.parametrize("mode", ["truncate", pytest.param("pack", marks=pytest.mark.grid)])
+def test_a_cut_model_trains_by_it_as_an_uncut_one(mode: str) -> None:
+    """Bytes fall with the length, the rate is that of as many tokens, and all lengths but the first share a trace."""
+    curriculum = Curriculum(16, LENGTH, 6, step=16, mode=mode)
+    seen: list[tuple[int, int]] = []
+    traced: list[Any] = []
+
+    def loss(y: Any, logits: Any) -> Any:
+        traced.append(y)
+        return keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+
+    def look(batch: int, logs: Any) -> None:
+        seen.append((len(traced), nb.last_report().links["gpu->npu"].bytes))
+
+    def train(cut: bool) -> Any:
+        keras.utils.set_random_seed(1)
+        with nb.cluster(), nb.pipeline(micro_batch=2):
+            model = transformer(
+                SIZES, around=lambda block: nb.stage(cluster=("gpu", "npu")[block if cut else 0]), shorter=True
+            )
+        model.compile(
+            keras.optimizers.Adam(ByTokens(keras.optimizers.schedules.CosineDecay(3e-3, 8), curriculum)), loss
+        )
+        data = tf.data.Dataset.from_tensor_slices(text_of(16)).batch(4).apply(curriculum)
+        callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=look)] if cut else []
+        return model.fit(data, epochs=2, verbose=0, callbacks=callbacks).history["loss"], model.get_weights()
+
+    history, weights = train(cut=True)
+    expected, others = train(cut=False)
+    np.testing.assert_allclose(history, expected, rtol=1e-5)
+    for one, other in zip(weights, others, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+    tokens = [curriculum.cut(text_of(4)[0], step).size for step in range(8)]
+    shares = [each / seen[-1][1] for _, each in seen]
+    np.testing.assert_allclose(shares, [each / tokens[-1] for each in tokens], rtol=0.03)
+    second = next(step for step in range(8) if curriculum.length(step) > 16)
+    assert len({count for count, _ in seen}) == 2 and seen[second][0] == seen[-1][0]
+
+
+def test_a_rate_by_tokens_is_saved_with_its_model() -> None:
+    for pace in ("root", {0: 8, 30: 24, 100: 64}):
+        schedule = ByTokens(keras.optimizers.schedules.CosineDecay(1.0, 100), Curriculum(8, 64, 100, pace=pace))
+        optimizer = keras.optimizers.Adam(schedule)
+        again = keras.optimizers.Adam.from_config(
+            optimizer.get_config(), custom_objects={"ByTokens": ByTokens}
+        )._learning_rate
+        tokens = 0
+        for step in range(120):
+            expected = schedule.schedule(tokens / 64)
+            assert float(schedule(step)) == float(again(step)) == pytest.approx(float(expected), abs=1e-6)
+            tokens += schedule.curriculum.length(step)
