@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, verdict, write
+from common import free_port, machine, verdict, write
 
 COMMAND = [sys.executable, "-m", "whale_nebula.cli.main", "run", "--all", "--clusters", "gpu,npu", "--restarts", "3"]
 HERE = Path(__file__).parent
@@ -102,12 +101,6 @@ def run_mirrored(folder: str, start: int, said: list[str]) -> float:
         reader.join()
         watch.cancel()
     return ended
-
-
-def free_port() -> int:
-    """A port that nobody has at this moment."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def read_events(said: list[str], hears: float, ended: float) -> dict[str, float]:

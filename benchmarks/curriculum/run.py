@@ -1,0 +1,262 @@
+"""Training with a curriculum by length beside full rows from the start: steps, time to a loss, and steadiness.
+
+    python benchmarks/curriculum/run.py            # half an hour; goes on where it was broken off
+    python benchmarks/curriculum/run.py --quick    # a few steps of each, to see that it runs; writes nothing
+
+A language model of two stages over an emulated line of 60 Mbit/s and 20 ms; ways of one seed train in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import keras
+import numpy as np
+import tensorflow as tf
+from common import machine, verdict, write
+
+import whale_nebula as nb
+from whale_nebula.models import Sizes, text, transformer
+from whale_nebula.strategies import ByTokens, Curriculum
+
+HERE = Path(__file__).parent
+ROWS = HERE / "results.jsonl"
+LINE, WORDS, SENTENCES, LENGTH, BATCH, RATE = "60mbit,20ms", 512, 8000, 128, 16, 3e-3
+SIZES = Sizes(vocabulary=WORDS, length=LENGTH, width=64, heads=4, blocks=4)
+STEPS, GROW, LOOK, SEEDS = 240, 140, 10, (1, 2, 3)
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "full rows": {"start": LENGTH},
+    "linear": {"start": 16},
+    "root": {"start": 16, "pace": "root"},
+    "packed": {"start": 16, "mode": "pack"},
+}
+LARGE, LARGE_STEPS, LARGE_RATE = 4, 120, 4
+"""So many times the batch, for so many steps, at so many times the rate."""
+SPIKE = 1.1
+
+
+def read_text() -> tuple[np.ndarray, np.ndarray]:
+    """One text of many sentences as rows of tokens, and the token that follows each."""
+    lines = text.monolingual("en", SENTENCES)
+    ids = text.Tokenizer(text.learn_vocabulary(lines, WORDS)).encode(lines).flat_values.numpy()
+    count = (len(ids) - 1) // LENGTH
+    return ids[: count * LENGTH].reshape(count, LENGTH), ids[1 : count * LENGTH + 1].reshape(count, LENGTH)
+
+
+class Looks(keras.callbacks.Callback):
+    """Keeps of each step what it took and what it lost, and the loss on held-back rows every so many steps."""
+
+    def __init__(self, curriculum: Curriculum, held: Any, *, cut: bool) -> None:
+        super().__init__()
+        self.steps: list[list[float]] = []
+        self.held: list[list[float]] = []
+        self._curriculum, self._rows, self._cut, self._mean = curriculum, held, cut, 0.0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """A step is over; Keras gives the mean of all losses so far."""
+        number = len(self.steps)
+        loss = logs["loss"] * (number + 1) - self._mean * number
+        self._mean = logs["loss"]
+        report = nb.last_report() if self._cut else None
+        crossed = sum(link.bytes for link in report.links.values()) if report else 0
+        took, due = (report.step_seconds, report.predicted_seconds or 0.0) if report else (0.0, 0.0)
+        self.steps.append([self._curriculum.length(number), took, due, crossed, loss])
+        if (number + 1) % LOOK == 0:
+            found = self.model.evaluate(*self._rows, batch_size=BATCH, verbose=0)
+            self.held.append([number + 1, float(found)])
+
+
+def train(way: str, seed: int, steps: int, *, times: int = 1, rate: float = RATE, cut: bool = True) -> Looks:
+    """Train in one way; `times` the batch."""
+    nb.shutdown()
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(seed)
+    curriculum = Curriculum(**{"end": LENGTH, "steps": GROW * steps // STEPS, "step": 16, **WAYS[way]})
+    if cut:
+        nb.init(links=LINE, seed=seed)
+        with nb.cluster(), nb.pipeline(micro_batch=4):
+            model = transformer(
+                SIZES, around=lambda block: nb.stage(cluster="gpu" if block < 2 else "npu"), shorter=True
+            )
+    else:
+        model = transformer(SIZES, shorter=True)
+    schedule = ByTokens(keras.optimizers.schedules.CosineDecay(rate, steps, 0.1), curriculum)
+    model.compile(keras.optimizers.Adam(schedule), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = read_text()
+    held = 4 * BATCH
+    data = tf.data.Dataset.from_tensor_slices((x[held:], y[held:])).shuffle(len(x), seed=seed).repeat()
+    data = data.batch(times * BATCH).apply(curriculum)
+    looks = Looks(curriculum, (x[:held], y[:held]), cut=cut)
+    model.fit(data, steps_per_epoch=steps, verbose=0, callbacks=[looks])
+    return looks
+
+
+def measure(steps: int, large: int, seeds: tuple[int, ...], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All rows that are not there yet; each is kept as soon as it is made."""
+    have = {(row["kind"], row["way"], row["seed"]) for row in found}
+    for seed in seeds:
+        for kind, ways in (("small", list(WAYS)), ("large", ["full rows", "linear"])):
+            for way in ways:
+                if (kind, way, seed) in have:
+                    continue
+                how = {} if kind == "small" else {"times": LARGE, "rate": LARGE_RATE * RATE, "cut": False}
+                looks = train(way, seed, steps if kind == "small" else large, **how)
+                found.append({"kind": kind, "way": way, "seed": seed, "steps": looks.steps, "held": looks.held})
+                print(f"{kind} {way} seed {seed}: held-back loss {looks.held[-1][1]:.3f}", flush=True)
+                if steps == STEPS:
+                    with ROWS.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(found[-1]) + "\n")
+    return found
+
+
+def find(found: list[dict[str, Any]], kind: str, way: str) -> list[dict[str, Any]]:
+    """The rows of one way, by seed."""
+    return sorted((row for row in found if (row["kind"], row["way"]) == (kind, way)), key=lambda row: row["seed"])
+
+
+def typical(row: Mapping[str, Any]) -> dict[int, tuple[float, ...]]:
+    """Of each length the median of what steps took, of that beside what was predicted where it was, and of what they
+    sent; the first ones are traced.
+    """
+    by: dict[int, list[tuple[float, float, float]]] = {}
+    for length, took, due, sent, _ in row["steps"]:
+        by.setdefault(int(length), []).append((took, took / due if due else np.nan, sent))
+    return {length: tuple(np.nanmedian(each, axis=0)) for length, each in by.items()}
+
+
+def reach(row: Mapping[str, Any], target: float) -> tuple[float, float, float] | None:
+    """Seconds, tokens (in full steps) and bytes until the held-back loss was first so low; a traced step counts as one
+    of its length.
+    """
+    usual = typical(row)
+    for step, loss in row["held"]:
+        if loss <= target:
+            lengths = [int(each[0]) for each in row["steps"][: int(step)]]
+            seconds, sent = (sum(usual[length][part] for length in lengths) for part in (0, 2))
+            return seconds, sum(lengths) / LENGTH, sent
+    return None
+
+
+def describe_steps(found: list[dict[str, Any]]) -> list[list[Any]]:
+    """How steps fall with the length, beside what the simulator predicts of each."""
+    rows: list[list[Any]] = [
+        ["rows of", "bytes, of a full step", "off", "seconds, of a full step", "beside the prediction", "bar 10 %"]
+    ]
+    usual = [typical(row) for row in find(found, "small", "linear")]
+    for length in sorted(usual[0]):
+        sent, took = (statistics.median(each[length][part] / each[LENGTH][part] for each in usual) for part in (2, 0))
+        beside, share = statistics.median(each[length][1] for each in usual), length / LENGTH
+        off = max(abs(sent / share - 1), abs(beside - 1))
+        told = [f"{sent:.3f}", f"{sent / share - 1:+.1%}", f"{took:.3f}", f"{beside:.3f}"]
+        rows.append([length, *told, verdict(off, 0.10)])
+    return rows
+
+
+def describe_times(found: list[dict[str, Any]]) -> list[list[Any]]:
+    """What it takes to the loss that full rows have in the end."""
+    rows: list[list[Any]] = [
+        ["way", "seconds, of those with full rows", "tokens", "bytes", "held-back loss at the end", "bar 0.75"]
+    ]
+    base = find(found, "small", "full rows")
+    targets = [row["held"][-1][1] for row in base]
+    whole = [reach(row, target) for row, target in zip(base, targets, strict=True)]
+    for way in WAYS:
+        some = find(found, "small", way)
+        ratios = [
+            None
+            if (got := reach(row, target)) is None or full is None
+            else [a / b for a, b in zip(got, full, strict=True)]
+            for row, target, full in zip(some, targets, whole, strict=True)
+        ]
+        reached = [each for each in ratios if each is not None]
+        last = [row["held"][-1][1] for row in some]
+        told = ["not reached"] * 3 if len(reached) < len(ratios) else [
+            f"{statistics.mean(each):.2f} ({min(each):.2f} to {max(each):.2f})" for each in zip(*reached, strict=True)
+        ]  # fmt: skip
+        bar = (
+            ""
+            if way == "full rows"
+            else verdict(statistics.mean(r[0] for r in reached) if len(reached) == len(ratios) else 9.0, 0.75)
+        )
+        rows.append(
+            [way, *told, f"{statistics.mean(last):.3f} ± {statistics.stdev(last) if len(last) > 1 else 0:.3f}", bar]
+        )
+    return rows
+
+
+def describe_steadiness(found: list[dict[str, Any]]) -> list[list[Any]]:
+    """Losses of steps with four times the batch and the rate: how often one is far above the lowest before it."""
+    rows: list[list[Any]] = [
+        ["way", f"steps over {SPIKE} × the lowest loss before", "highest such ratio", "held-back loss at the end"]
+    ]
+    for way in ("full rows", "linear"):
+        shares, highest, last = [], [], []
+        for row in find(found, "large", way):
+            losses = np.array([each[4] for each in row["steps"]])
+            ratio = losses[1:] / np.minimum.accumulate(losses)[:-1]
+            shares.append(float(np.mean(ratio > SPIKE)))
+            highest.append(float(ratio.max()))
+            last.append(row["held"][-1][1])
+        rows.append([way, f"{statistics.mean(shares):.1%}", f"{max(highest):.2f}", f"{statistics.mean(last):.3f}"])
+    return rows
+
+
+def draw(found: list[dict[str, Any]]) -> None:
+    """Held-back loss by seconds, and losses of steps with the large batch."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
+    for number, way in enumerate(WAYS):
+        for row in find(found, "small", way):
+            usual = typical(row)
+            seconds = np.cumsum([usual[int(each[0])][0] for each in row["steps"]])
+            at = [seconds[int(step) - 1] for step, _ in row["held"]]
+            label = way if row["seed"] == SEEDS[0] else None
+            left.plot(at, [loss for _, loss in row["held"]], color=f"C{number}", label=label, linewidth=1)
+    for number, way in enumerate(("full rows", "linear")):
+        for row in find(found, "large", way):
+            label = way if row["seed"] == SEEDS[0] else None
+            right.plot([each[4] for each in row["steps"]], color=f"C{number}", label=label, linewidth=0.7)
+    left.set(xlabel="seconds of steps", ylabel="loss on full rows, held back", title="a batch of 16, 60 Mbit/s")
+    right.set(xlabel="step", ylabel="loss of the step", title="4 times the batch and the rate")
+    for each in (left, right):
+        each.legend(frameon=False)
+        each.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(HERE / "curriculum.svg")
+
+
+def main() -> int:
+    """Measure what is missing, and write all tables."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--quick", action="store_true")
+    quick = arguments.parse_args().quick
+    kept = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()] if ROWS.exists() and not quick else []
+    found = measure(20, 20, SEEDS[:1], kept) if quick else measure(STEPS, LARGE_STEPS, SEEDS, kept)
+    tables = {"steps": describe_steps(found), "steadiness": describe_steadiness(found)}
+    times = describe_times(found)
+    for table in (*tables.values(), times):
+        print("\n".join(" | ".join(map(str, row)) for row in table), end="\n\n")
+    if not quick:
+        for name, table in tables.items():
+            write(__file__, {"machine": machine(), "table": table}, table, part=name)
+        write(__file__, {"machine": machine(), "table": times}, times)
+        draw(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
