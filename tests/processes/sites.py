@@ -32,10 +32,17 @@ RUN, SEED, DEADLINE = "sites", 5, 120.0
 MANY_LINES = 200_000
 
 
+_GIVEN: set[int] = set()
+
+
 def free_port() -> int:
-    """A port that nobody has at this moment."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A port that nobody has at this moment, and that was not given before."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = int(server.getsockname()[1])
+        if port not in _GIVEN:
+            _GIVEN.add(port)
+            return port
 
 
 @dataclass
