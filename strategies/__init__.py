@@ -4,5 +4,6 @@ from .by_parameters import by_parameters
 from .curriculum import ByTokens, Curriculum
 from .halves import halves
 from .low_rank_cut import low_rank_cut
+from .one_bit import OneBitAdam, OneBitLamb
 
-__all__ = ["ByTokens", "Curriculum", "by_parameters", "halves", "low_rank_cut"]
+__all__ = ["ByTokens", "Curriculum", "OneBitAdam", "OneBitLamb", "by_parameters", "halves", "low_rank_cut"]

@@ -21,7 +21,7 @@ import whale_nebula as nb
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.errors import CheckpointError
 from whale_nebula.runtime.run import current_run
-from whale_nebula.strategies import Curriculum
+from whale_nebula.strategies import Curriculum, OneBitLamb
 
 ROWS, BATCH, SEED = 44, 8, 3
 """Six batches, of which the last is smaller."""
@@ -43,6 +43,7 @@ class Case:
     epochs: int = 2
     breaks: tuple[int, ...] = (9,)
     validates: bool = True
+    optimizer: Callable[[], Any] = lambda: keras.optimizers.Adam(0.02)
     prepare: Callable[[tf.data.Dataset], tf.data.Dataset] = lambda data: data
 
 
@@ -109,7 +110,8 @@ def replicated() -> keras.Model:
 
 def apart(codec: dict[str, Any] | None = None, **options: Any) -> keras.Model:
     """Two clusters that each train a copy, with dropout of their own."""
-    with nb.cluster(["gpu", "npu"]), nb.compress(**codec or {"fp16": True}), nb.replica(**options):
+    squeeze = nullcontext() if "exchange" in options else nb.compress(**codec or {"fp16": True})
+    with nb.cluster(["gpu", "npu"]), squeeze, nb.replica(**options):
         inputs = keras.Input((6,))
         hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(32, activation="relu")(inputs))
         outputs = keras.layers.Dense(1)(hidden)
@@ -140,6 +142,9 @@ CASES = {
         lambda: apart({"topk": 0.2, "int8": True}, sync_every=4, fragments=2, delay=1), breaks=(3, 9), validates=False
     ),
     "clusters apart that meet in each epoch": Case(lambda: apart(sync_every=4, outer="average"), breaks=(5, 9)),
+    "momenta in a bit a number": Case(
+        lambda: apart(exchange="1bit"), breaks=(3, 9), optimizer=lambda: OneBitLamb(0.02, freeze_step=5)
+    ),
     "a curriculum": Case(
         of_any_length, epochs=3, breaks=(4, 13), prepare=lambda data: Curriculum(2, 6, 15, step=2)(data)
     ),
@@ -157,7 +162,7 @@ def train(case: Case, folder: Path | None, stop: int = -1) -> dict[str, Any]:
     said = {} if folder is None else {"checkpoint": {"folder": str(folder), "every": 2}}
     with nb.init(links=case.links, seed=SEED, **said) as run:
         model = case.build()
-        model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"], **case.compiled)
+        model.compile(case.optimizer(), "mse", metrics=["mae"], **case.compiled)
         data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS).batch(BATCH)
         data = data.apply(case.prepare)
         given = {"x": x, "y": y, "batch_size": BATCH} if case.arrays else {"x": data}

@@ -15,7 +15,7 @@ from whale_nebula.launch.ending import EXIT_LEFT
 DEADLINE = 300.0
 pytestmark = pytest.mark.timeout(DEADLINE)
 THREE = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
-WAYS = ("sync", "async")
+WAYS = ("sync", "async", "1bit")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """Two clusters of one worker each."""
-    return run("train", 2, "apart", tmp_path_factory.mktemp("apart"), "sync", "each")
+    return run("train", 2, "apart", tmp_path_factory.mktemp("apart"), "sync", "each", "1bit")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -57,7 +57,7 @@ def test_a_custom_loop_begins_with_the_first_ones_weights(three: Ended) -> None:
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("way", ["sync", "each"])
+@pytest.mark.parametrize("way", ["sync", "each", "1bit"])
 def test_two_processes_leave_what_one_leaves(two: Ended, way: str) -> None:
     here = told_alone(train.trained_apart, way, config={"clusters": {"c0": {}, "c1": {}}})
     assert json.loads(json.dumps(here[f"{way} weights"])) == two.same(f"{way} weights")

@@ -33,7 +33,7 @@ SIGNATURES = {
     "here": "()",
     "cluster": "(layout='all', *, name=None)",
     "replica": "(count=None, *, sync_every=None, outer='average', mode='sync', fragments=None, delay=None, "
-    "staleness=None, shard=None)",
+    "staleness=None, shard=None, exchange=None)",
     "stage": "(*, cluster=None, name=None)",
     "pipeline": "(micro_batch=None, *, schedule='eager-1f1b', in_flight=None, recompute=False, coupled='error')",
     "split": "(count=None, *, axis=-1)",

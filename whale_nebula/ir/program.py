@@ -20,7 +20,8 @@ class Apart:
     Without a number of `fragments` the size of the weights says how many there are.
 
     In `mode` "async" a server on the first cluster's first worker takes each cluster's difference as it comes, and none
-    is more than `staleness` rounds ahead of the slowest.
+    is more than `staleness` rounds ahead of the slowest. With an `exchange` all meet after each step, and tell one
+    another their momenta.
 
     >>> print(Apart(every=100, delay=10, codec="int4"))
     each cluster trains a copy, they meet every 100 steps and have 10 steps for it, int4, average
@@ -35,8 +36,11 @@ class Apart:
     mode: str = SYNC
     staleness: int = 0
     where: str = ""
+    exchange: str = ""
 
     def __str__(self) -> str:
+        if self.exchange:
+            return f"each cluster trains a copy, they exchange momenta after each step, {self.exchange}"
         if self.mode == ASYNC:
             how = f"each pushes its difference every {self.every} steps, at most {self.staleness} rounds ahead"
         elif self.fragments > 1:

@@ -122,6 +122,7 @@ def _codec(option: str, value: Any) -> Codec:
     return codec
 
 
+ONE_BIT = "1bit"
 _ALONE = {"outer": "average", "mode": SYNC, "fragments": None, "delay": None, "staleness": None}
 """What the options are that mean nothing without `sync_every`."""
 _KINDS = ("TopK", "FP16", "BF16", "INT8", "INT4")
@@ -129,6 +130,8 @@ _KINDS = ("TopK", "FP16", "BF16", "INT8", "INT4")
 
 def check_apart_options(given: Mapping[str, Any]) -> dict[str, object]:
     """The options of `nb.replica` about local SGD as a frame holds them; none where `sync_every` is not given."""
+    if given["exchange"] is not None:
+        return _check_exchange(given)
     if given["sync_every"] is None:
         idle = [name for name in ("mode", "fragments", "delay", "staleness", "outer") if given[name] != _ALONE[name]]
         if idle:
@@ -156,6 +159,19 @@ def check_apart_options(given: Mapping[str, Any]) -> dict[str, object]:
         "delay": None if delay is None else _at_most("delay", _steps("delay", delay), every - 1),
         "staleness": None if staleness is None else _steps("staleness", staleness),
     }
+
+
+def _check_exchange(given: Mapping[str, Any]) -> dict[str, object]:
+    """Momenta are exchanged after each step: there is nothing else to say of it."""
+    values.choice("exchange", given["exchange"], (ONE_BIT,))
+    said = {name: given[name] for name in ("sync_every", *_ALONE, "shard") if given[name] != _ALONE.get(name)}
+    for name, value in said.items():
+        raise values.refuse(
+            f"{name}={value!r} does not go with exchange={ONE_BIT!r}",
+            why="the copies exchange momenta after each step, and are alike after it",
+            mend=f"leave {name} out",
+        )
+    return {**_ALONE, "sync_every": 1, "exchange": ONE_BIT}
 
 
 def _steps(option: str, value: Any) -> int:
@@ -199,6 +215,13 @@ def apart_of(frames: Sequence[Frame], frame: Frame | None = None) -> Apart | Non
         "mode": options["mode"],
         "where": str(frame.site),
     }
+    if options.get("exchange") is not None:
+        if squeeze is not None:
+            what = f"momenta that cross by {str(_way(squeeze))!r} and in a bit a number"
+            raise OptionError(
+                what, where=shared["where"], why='exchange="1bit" is a codec', mend="leave nb.compress out"
+            )
+        return Apart(fragments=1, exchange=ONE_BIT, **shared)
     if options["mode"] == ASYNC:  # a server adds what comes, which is the average
         staleness = 1 if options["staleness"] is None else int(options["staleness"])
         return Apart(fragments=1, delay=0, outer=Average(), staleness=staleness, **shared)

@@ -49,6 +49,7 @@ def replica(
     delay: int | None = None,
     staleness: int | None = None,
     shard: str | None = None,
+    exchange: str | None = None,
 ) -> Opens:
     """Copy what is inside; each copy works on its share of the micro-batches.
 
@@ -66,6 +67,9 @@ def replica(
     differences cross, and what a codec leaves out goes with the next ones. They cross in `fragments` that take turns,
     each with `delay` steps to arrive in. With `mode="async"` a server in the first cluster takes each difference as it
     comes; no cluster is more than `staleness` rounds ahead of the slowest.
+
+    With `exchange="1bit"` each cluster trains a copy, too, and all exchange the momenta of their optimizers after each
+    step, in a bit a number once these have warmed up: `whale_nebula.strategies.OneBitAdam`, `OneBitLamb`.
 
     >>> import whale_nebula as nb
     >>> nb.replica(3), nb.replica(sync_every=100).options["mode"]

@@ -32,6 +32,7 @@ from whale_nebula.errors import NebulaError
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step import measured
 from whale_nebula.schedule.schedules import DEFAULT
+from whale_nebula.strategies import OneBitLamb
 
 Rows = tuple[np.ndarray, np.ndarray]
 
@@ -250,6 +251,7 @@ APART: Mapping[str, Mapping[str, Any]] = {
     "each": {"sync_every": 1, "outer": "average"},
     "async": {"sync_every": 3, "mode": "async"},
     "endless": {"sync_every": 10},
+    "1bit": {"exchange": "1bit"},
 }
 DRAWN = np.random.default_rng(0)
 APART_X = DRAWN.random((48, 8)).astype("float32")
@@ -263,9 +265,10 @@ def trained_apart(way: str, seed: int = 1, **options: Any) -> keras.Model:
     inputs = keras.Input((8,))
     hidden = keras.layers.Dense(1200, activation="tanh")(inputs)
     made = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Dropout(0.2)(hidden)))
-    made.compile(keras.optimizers.SGD(0.002, momentum=0.9), "mse")
+    plain, one_bit = keras.optimizers.SGD(0.002, momentum=0.9), OneBitLamb(0.01, freeze_step=3)
+    made.compile(one_bit if way == "1bit" else plain, "mse")
     given = {**IN_ORDER, "epochs": 2, "validation_data": (APART_X, APART_Y), **options}
-    with nb.cluster(), nb.compress(int4=True), nb.replica(**APART[way]):
+    with nb.cluster(), contextlib.nullcontext() if way == "1bit" else nb.compress(int4=True), nb.replica(**APART[way]):
         history = made.fit(APART_X, APART_Y, **given).history
         meetings = nb.last_report(f"{made.name}.train_step").meetings
     tell(f"{way} meetings", None if meetings is None else [list(meetings.others), meetings.steps])

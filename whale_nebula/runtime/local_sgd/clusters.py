@@ -6,7 +6,7 @@ Rounds are opened for a set of weights, settled before reads, and restarted afte
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -24,6 +24,7 @@ from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import ASYNC, Apart
 from whale_nebula.runtime.local_sgd.async_mode import Pushes, Server
+from whale_nebula.runtime.local_sgd.one_bit import find_optimizer, make_one_bit_rounds
 from whale_nebula.runtime.local_sgd.step import Asked, Copies, LeavesTogether, TakesTurns, TrainsApart
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
 from whale_nebula.runtime.local_sgd.topology import (
@@ -197,8 +198,13 @@ class Opened:
             if place:
                 own = self.copies.of(cluster, variables, place)
                 held = {path: own[id(variable)] for path, variable in weights.items()}
-            made[cluster] = _meetings(apart, sites, held, ends)
+            copy = partial(self._copy_of, cluster if place else "")
+            made[cluster] = _meetings(apart, sites, held, ends, copy=copy, models_own=weights)
         return made
+
+    def _copy_of(self, cluster: str, variable: Any) -> Any:
+        """A cluster's copy of a variable of the model's or its optimizer's."""
+        return self.copies.kept[cluster][id(variable)] if cluster else variable
 
     # ------------------------------------------------------------------ others are in other processes
     def _own(
@@ -208,7 +214,7 @@ class Opened:
         firsts = {cluster: workers[0] for cluster, workers in sites.workers.items()}
         mates = [worker for worker in sites.workers[here.cluster] if worker != session.worker]
         ends = Ends(session.worker, here.cluster, firsts, session.links, session.patience, mates, self._made)
-        rounds = _meetings(apart, sites, weights, ends, waits=True)
+        rounds = _meetings(apart, sites, weights, ends, waits=True, copy=partial(self._copy_of, ""), models_own=weights)
         session.expected.add_round(ends.program, _MOST * rounds.flat.total + _OWN)
         self._start_alike(rounds, seeds_of(variables))
         offset_seeds(variables, sites.names.index(here.cluster))
@@ -239,8 +245,16 @@ class Opened:
                 rounds.flat.write(whole, read_numbers(ends.receive_start(first), rounds.flat.total))
 
 
-def _meetings(apart: Apart, sites: Sites, weights: Mapping[str, Any], ends: Ends, waits: bool = False) -> Meetings:
-    """What a cluster does between its steps."""
+def _meetings(
+    apart: Apart, sites: Sites, weights: Mapping[str, Any], ends: Ends, waits: bool = False, *,
+    copy: Callable[[Any], Any], models_own: Mapping[str, Any],
+) -> Meetings:  # fmt: skip
+    """What a cluster does between its steps. `models_own` are the model's variables, of which `weights` are copies."""
+    if apart.exchange:
+        optimizer = find_optimizer(models_own, apart.where)
+        return make_one_bit_rounds(
+            weights, ends, Differences(parse_way("none")), sites.shares, optimizer, copy, models_own
+        )
     flat, way = Flat(tuple(weights.values())), parse_way(apart.codec)
     if apart.mode == ASYNC:
         serves = ends.worker == ends.server

@@ -1,0 +1,166 @@
+"""1-bit LAMB and Adam between two clusters: bytes and seconds of a step, and what is learned, beside other exchanges.
+
+    python benchmarks/onebit/run.py            # 40 minutes; goes on where it was broken off
+    python benchmarks/onebit/run.py --quick    # a few steps of each, to see that it runs; writes nothing
+
+A language model trains in two clusters of one process. Steps are timed over an emulated line of 60 Mbit/s and 20 ms;
+what is learned does not depend on the line, and is measured without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import keras
+import numpy as np
+from common import machine, verdict, write
+
+import whale_nebula as nb
+from whale_nebula.models import Sizes, text, transformer
+from whale_nebula.strategies import OneBitAdam, OneBitLamb
+
+HERE = Path(__file__).parent
+ROWS = HERE / "results.jsonl"
+LINE, WORDS, SENTENCES, LENGTH, BATCH = "60mbit,20ms", 512, 6000, 32, 16
+SIZES = Sizes(vocabulary=WORDS, length=LENGTH, width=192, heads=4, blocks=4)
+STEPS, FREEZE, TIMED, SEEDS = 240, 48, 6, (1, 2, 3)
+NEVER = 10**6
+
+
+def lamb(freeze: int) -> Any:
+    """LAMB, whose momenta cross in a bit from a step on."""
+    return OneBitLamb(keras.optimizers.schedules.CosineDecay(1e-2, STEPS, 0.1), freeze)
+
+
+def adam(freeze: int) -> Any:
+    """Adam, of the same kind."""
+    return OneBitAdam(keras.optimizers.schedules.CosineDecay(1e-3, STEPS, 0.1), freeze)
+
+
+def plain(_: int) -> Any:
+    """Keras's Adam, for clusters that exchange weights."""
+    return keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(1e-3, STEPS, 0.1))
+
+
+WAYS: Mapping[str, tuple[Any, bool, Mapping[str, Any], Mapping[str, Any]]] = {
+    "LAMB, float32": (lamb, False, {"exchange": "1bit"}, {}),
+    "1-bit LAMB": (lamb, True, {"exchange": "1bit"}, {}),
+    "Adam, float32": (adam, False, {"exchange": "1bit"}, {}),
+    "1-bit Adam": (adam, True, {"exchange": "1bit"}, {}),
+    "Adam, weights each 4 steps, int4": (plain, False, {"sync_every": 4}, {"int4": True}),
+}
+"""The optimizer, whether it freezes, and what is said of the replica and of the codec."""
+
+
+def read_text() -> tuple[np.ndarray, np.ndarray]:
+    """One text of many sentences as rows of tokens, and the token that follows each."""
+    lines = text.monolingual("en", SENTENCES)
+    ids = text.Tokenizer(text.learn_vocabulary(lines, WORDS)).encode(lines).flat_values.numpy()
+    count = (len(ids) - 1) // LENGTH
+    return ids[: count * LENGTH].reshape(count, LENGTH), ids[1 : count * LENGTH + 1].reshape(count, LENGTH)
+
+
+def train(way: str, seed: int, steps: int, freeze: int, line: str | None) -> dict[str, Any]:
+    """The seconds and bytes of each step, and the loss on rows that were held back."""
+    make, freezes, replica, codec = WAYS[way]
+    nb.shutdown()
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(seed)
+    nb.init({"clusters": {"gpu": {}, "npu": {}}}, links=line, seed=seed)
+    squeeze = nb.compress(**codec) if codec else contextlib.nullcontext()
+    with nb.cluster(), squeeze, nb.replica(**replica), nb.stage(name="all"):
+        model = transformer(SIZES)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(make(freeze if freezes else NEVER), loss)
+    x, y = read_text()
+    held = 8 * BATCH
+    order = np.random.default_rng(seed).permutation(np.arange(held, len(x)))
+    taken: list[list[float]] = []
+    for step in range(steps):
+        rows = order[np.arange(step * BATCH, (step + 1) * BATCH) % len(order)]
+        model.train_on_batch(x[rows], y[rows])
+        report = nb.last_report()
+        taken.append([report.step_seconds, sum(link.bytes for link in report.links.values())])
+    found = model.evaluate(x[:held], y[:held], batch_size=BATCH, verbose=0)
+    return {"loss": float(found), "steps": taken, "parameters": model.count_params()}
+
+
+def measure(steps: int, freeze: int, seeds: tuple[int, ...], found: list[dict[str, Any]], keep: bool) -> None:
+    """All rows that are not there yet; each is kept as soon as it is made."""
+    wanted = [("timed", way, 0) for way in WAYS] + [("learned", way, seed) for seed in seeds for way in WAYS]
+    have = {(row["kind"], row["way"], row["seed"]) for row in found}
+    for kind, way, seed in wanted:
+        if (kind, way, seed) in have:
+            continue
+        if kind == "timed":  # the first steps are traced, and some are before and some after the warm-up
+            row = train(way, 1, 4 + 2 * TIMED, 4 + TIMED // 2, LINE)
+        else:
+            row = train(way, seed, steps, freeze, None)
+            row["steps"] = [[0.0, sent] for _, sent in row["steps"]]
+        found.append({"kind": kind, "way": way, "seed": seed, **row})
+        print(f"{kind} {way} seed {seed}: loss {row['loss']:.3f}", flush=True)
+        if keep:
+            with ROWS.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(found[-1]) + "\n")
+
+
+def describe(found: list[dict[str, Any]]) -> list[list[Any]]:
+    """Bytes and seconds of a step in the end, of the whole run, and what was learned; beside float32."""
+    rows: list[list[Any]] = [
+        ["exchange", "bytes of a step, of float32", "of the whole run", "seconds of a step", "of float32", "of the whole run",
+         "loss, held back", "bars"],
+    ]  # fmt: skip
+    base: dict[str, dict[str, Any]] = {}
+    for way in WAYS:
+        learned = [row for row in found if (row["kind"], row["way"]) == ("learned", way)]
+        (timed,) = [row for row in found if (row["kind"], row["way"]) == ("timed", way)]
+        after = statistics.median(each[0] for each in timed["steps"][-TIMED // 2 * 2 :][-TIMED:])
+        if "each 4" in way:
+            after = statistics.mean(each[0] for each in timed["steps"][-2 * (TIMED // 3) * 2 :][-8:])
+        sent = [sum(each[1] for each in row["steps"]) for row in learned]
+        last = statistics.mean(each[1] for each in learned[0]["steps"][-4:])
+        kind = "LAMB" if "LAMB" in way else "Adam"
+        own = {"after": after, "sent": sent[0], "last": last}
+        base.setdefault(kind, own)
+        first = base[kind]
+        warm = FREEZE / STEPS if WAYS[way][1] else 0.0
+        whole = warm + (1 - warm) * after / first["after"]
+        losses = [row["loss"] for row in learned]
+        spread = statistics.stdev(losses) if len(losses) > 1 else 0.0
+        bars = ""
+        if WAYS[way][1]:
+            bars = f"bytes 1/24: {verdict(last / first['last'], 1 / 24)}; time 1/8: {verdict(whole, 1 / 8)}"
+        rows.append([
+            way, f"1/{first['last'] / last:.1f}", f"{sent[0] / first['sent']:.3f}", f"{after:.3f} s",
+            f"{after / first['after']:.3f}", f"{whole:.3f}", f"{statistics.mean(losses):.3f} ± {spread:.3f}", bars,
+        ])  # fmt: skip
+    return rows
+
+
+def main() -> int:
+    """Measure what is missing, and write the table."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--quick", action="store_true")
+    quick = arguments.parse_args().quick
+    found = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()] if ROWS.exists() and not quick else []
+    measure(8 if quick else STEPS, 4 if quick else FREEZE, SEEDS[:1] if quick else SEEDS, found, not quick)
+    rows = describe(found)
+    print("\n".join(" | ".join(map(str, row)) for row in rows))
+    if not quick:
+        write(__file__, {"machine": machine(), "parameters": found[0]["parameters"], "table": rows}, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""Adam and LAMB whose momenta can cross in a bit a number: after a warm-up the variance is frozen.
+
+With `nb.replica(exchange="1bit")` clusters exchange momenta after each step, in float32 at first and as signs once the
+variance is frozen. Without it they are optimizers like others, whose variance is frozen after `freeze_step` steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.errors import OptionError
+from whale_nebula.runtime.local_sgd.one_bit import Slots, note_optimizer
+
+_OF_GRADIENTS = (
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "gradient_accumulation_steps",
+    "loss_scale_factor",
+    "use_ema",
+)
+
+
+class OneBitAdam(keras.optimizers.Optimizer):
+    """Adam without bias correction, whose variance stays as it is from step `freeze_step` on: 15 to 25 % of all steps.
+
+    `weight_decay` is a part of the update. With `servers=True` the mean of the clusters' momenta is compressed once
+    more, with an error of its own, as it is where each worker is the server of a part: for comparison, as nothing less
+    crosses by it.
+
+    >>> OneBitAdam(1e-3, freeze_step=500).get_config()["freeze_step"]
+    500
+    """
+
+    fused = False
+    """Whether all momenta cross with one scale, or each with its own."""
+
+    def __init__(
+        self, learning_rate: Any = 1e-3, freeze_step: int = 1000, beta_1: float = 0.9, beta_2: float = 0.999,
+        epsilon: float = 1e-8, weight_decay: float = 0.0, servers: bool = False, name: str = "one_bit_adam",
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(learning_rate=learning_rate, name=name, **kwargs)
+        for option in _OF_GRADIENTS:
+            if kwargs.get(option):
+                why = "it would be of the gradients of each cluster's own rows, before momenta are exchanged"
+                raise OptionError(f"{option}={kwargs[option]!r} of {name}", why=why, mend=f"leave {option} out")
+        if not isinstance(freeze_step, int) or isinstance(freeze_step, bool) or freeze_step < 1:
+            raise OptionError(f"freeze_step={freeze_step!r} of {name}", mend="freeze_step=1000: after so many steps")
+        for option, value in {"beta_1": beta_1, "beta_2": beta_2}.items():
+            if not 0 <= value < 1:
+                raise OptionError(f"{option}={value!r} of {name}", mend=f"{option}=0.9, from 0 up and below 1")
+        self.freeze_step, self.beta_1, self.beta_2, self.epsilon = freeze_step, beta_1, beta_2, epsilon
+        self.decay, self.servers = weight_decay, servers
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Make the slots."""
+        if self.built:
+            return
+        super().build(variables)
+        names = self._slot_names()
+        self._kept = [self._make_slots(variable, names) for variable in variables]
+        note_optimizer(self, [getattr(each, "value", each) for each in variables])
+
+    def _slot_names(self) -> tuple[str, ...]:
+        return "momentum", "velocity"
+
+    def _make_slots(self, variable: Any, names: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(self.add_variable_from_reference(variable, name=name) for name in names)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """An update with the gradient of all rows, or, where momenta are exchanged, of the own ones."""
+        momentum, *others = self._kept[self._get_variable_index(variable)]
+        gradient = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
+        before = tf.convert_to_tensor(momentum)
+        after = self.beta_1 * before + (1.0 - self.beta_1) * gradient
+        rate = tf.cast(learning_rate, variable.dtype)
+        tensors = [tf.convert_to_tensor(each) for each in others]
+        step = tf.cast(tf.convert_to_tensor(self.iterations), tf.int64)
+        weight, made = self.advance(tf.convert_to_tensor(variable), before, after, tensors, gradient, step, rate)
+        self.assign(variable, weight)
+        for slot, value in zip((momentum, *others), (after, *made), strict=True):
+            self.assign(slot, value)
+
+    def slots_of(self, variable: Any) -> Slots:
+        """The slots of a weight."""
+        place = next(n for n, each in enumerate(self._trainable_variables) if getattr(each, "value", each) is variable)
+        momentum, *others = (getattr(each, "value", each) for each in self._kept[place])
+        return Slots(momentum, tuple(others))
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        rate = self._learning_rate
+        found = rate(step) if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else rate
+        return float(tf.convert_to_tensor(found))
+
+    def scales_of(self, momenta: Sequence[Any]) -> Sequence[float]:
+        """All momenta share one scale as they are."""
+        return [1.0] * len(momenta)
+
+    def advance(
+        self, weight: Any, before: Any, momentum: Any, others: Sequence[Any], gradient: Any, step: Any, rate: Any
+    ) -> tuple[Any, Sequence[Any]]:
+        """A weight and its variance after an update."""
+        (velocity,) = others
+        fresh = self.beta_2 * velocity + (1.0 - self.beta_2) * tf.square(gradient)
+        velocity = tf.where(step >= self.freeze_step, velocity, fresh)
+        update = momentum / (tf.sqrt(velocity) + self.epsilon) + self.decay * weight
+        return weight - rate * update, (velocity,)
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        names = ("freeze_step", "beta_1", "beta_2", "epsilon", "servers")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}, "weight_decay": self.decay}
+
+
+class OneBitLamb(OneBitAdam):
+    """LAMB that goes on after `freeze_step` with the mean of each layer's coefficients so far, times a factor.
+
+    The factor is the largest ratio of the frozen to the current root of the variance, within `factors` and within a
+    tenth of the one before; the current variance is that of the gradients which the momenta tell of. Coefficients lie
+    within `coefficients`, and count by `coefficient_beta` in their mean. Before momenta are compressed, each layer's is
+    scaled to the same root mean square.
+    """
+
+    fused = True
+
+    def __init__(
+        self, learning_rate: Any = 1e-3, freeze_step: int = 1000, *, coefficients: tuple[float, float] = (0.01, 10.0),
+        coefficient_beta: float = 0.9, factors: tuple[float, float] = (0.5, 4.0), factor_change: float = 0.1,
+        name: str = "one_bit_lamb", **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(learning_rate, freeze_step, name=name, **kwargs)
+        self.coefficients, self.factors = tuple(coefficients), tuple(factors)
+        self.coefficient_beta, self.factor_change = coefficient_beta, factor_change
+
+    def _slot_names(self) -> tuple[str, ...]:
+        return "momentum", "velocity", "current_velocity"
+
+    def _make_slots(self, variable: Any, names: Sequence[str]) -> tuple[Any, ...]:
+        path = variable.path.replace("/", "_")
+        mean = self.add_variable((), initializer="zeros", dtype="float32", name=f"{path}_coefficient")
+        last = self.add_variable((), initializer="ones", dtype="float32", name=f"{path}_factor")
+        return *super()._make_slots(variable, names), mean, last
+
+    def scales_of(self, momenta: Sequence[Any]) -> Sequence[float]:
+        """What brings the momenta of all layers to the same root mean square; one without momentum stays as it is."""
+        roots = np.array([float(tf.sqrt(tf.reduce_mean(tf.square(each)))) for each in momenta])
+        return np.where(roots > 0, np.mean(roots) / np.where(roots > 0, roots, 1.0), 1.0).tolist()
+
+    def advance(
+        self, weight: Any, before: Any, momentum: Any, others: Sequence[Any], gradient: Any, step: Any, rate: Any
+    ) -> tuple[Any, Sequence[Any]]:
+        """A weight, both variances, the mean of coefficients and the last factor after an update."""
+        velocity, current, mean, last = others
+        frozen = step >= self.freeze_step
+        current = self.beta_2 * current + (1.0 - self.beta_2) * tf.square(gradient)
+        velocity = tf.where(frozen, velocity, current)
+        root = tf.sqrt(velocity) + self.epsilon
+        plain = momentum / root
+        update = plain + self.decay * weight
+        trusted = self._clip(tf.math.divide_no_nan(tf.norm(weight), tf.norm(update)), self.coefficients)
+        trusted = tf.where((tf.norm(weight) > 0) & (tf.norm(update) > 0), trusted, 1.0)
+        seen = self.coefficient_beta * mean + (1.0 - self.coefficient_beta) * trusted
+        warm = tf.where(trusted != 1.0, seen, mean)
+        factor = tf.reduce_max(root / (tf.sqrt(current) + self.epsilon))
+        if self.decay:
+            share = tf.minimum(1.0, tf.math.divide_no_nan(tf.norm(plain), tf.norm(update)))
+            factor = factor * share + (1.0 - share)
+        factor = self._clip(factor, self.factors)
+        factor = self._clip(factor, (last * (1.0 - self.factor_change), last * (1.0 + self.factor_change)))
+        coefficient = tf.where(frozen, mean * factor, trusted)
+        made = weight - rate * coefficient * update
+        return made, (velocity, current, tf.where(frozen, mean, warm), tf.where(frozen, factor, last))
+
+    @staticmethod
+    def _clip(value: Any, limits: Sequence[Any]) -> Any:
+        return tf.clip_by_value(value, limits[0], limits[1])
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        names = ("coefficients", "coefficient_beta", "factors", "factor_change")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}

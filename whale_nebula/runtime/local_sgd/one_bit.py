@@ -1,0 +1,307 @@
+"""Exchange of momenta in a bit a number: after each step clusters have the same momentum, and make one update of it.
+
+Each cluster trains a copy. Its optimizer (`whale_nebula.strategies.OneBitAdam`, `OneBitLamb`) makes its step with the
+gradients of its own rows; of that only the momentum counts. It is sent, in float32 while the optimizer warms up, and
+then as signs and one scale, with what these leave out added to the next. All decode the same bytes, average them in the
+same order, and make the update of the weights and slots that all had before the step. So all stay alike, bit for bit.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.errors import OptionError, RemoteProtocolError
+from whale_nebula.ir.outer_optimizer import Numbers
+from whale_nebula.runtime.local_sgd.topology import Ends, Flat, Meetings, naming, read_numbers
+from whale_nebula.wire.tensor import Bytes
+
+_SCALE_BYTES = 4
+
+
+class Slots(NamedTuple):
+    """What an optimizer keeps of a weight: its momentum, and all else."""
+
+    momentum: Any
+    others: tuple[Any, ...]
+
+
+class MomentumOptimizer(Protocol):
+    """What the exchange asks of an optimizer."""
+
+    freeze_step: int
+    beta_1: float
+    servers: bool
+    fused: bool
+
+    def slots_of(self, variable: Any) -> Slots:
+        """The slots of a weight."""
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+
+    def scales_of(self, momenta: Sequence[Any]) -> Sequence[float]:
+        """By what momenta are multiplied before they are compressed, once the variance is frozen."""
+
+    def advance(
+        self, weight: Any, before: Any, momentum: Any, others: Sequence[Any], gradient: Any, step: Any, rate: Any
+    ) -> tuple[Any, Sequence[Any]]:
+        """A weight and its other slots after an update: `before` and `momentum` are the momenta before and after it."""
+
+
+_OPTIMIZERS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def note_optimizer(optimizer: MomentumOptimizer, variables: Sequence[Any]) -> None:
+    """An optimizer trains these variables, and can exchange their momenta."""
+    for variable in variables:
+        _OPTIMIZERS[id(variable)] = optimizer
+
+
+def find_optimizer(weights: Mapping[str, Any], where: str) -> MomentumOptimizer:
+    """The one optimizer that trains some of these weights; the others are averages that layers keep."""
+    found = {id(each): each for variable in weights.values() if (each := _OPTIMIZERS.get(id(variable))) is not None}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    raise OptionError(
+        'exchange="1bit" needs one optimizer that exchanges momenta',
+        where=where,
+        why="the weights of this step have several" if found else "none of the weights of this step has such a one",
+        mend="model.compile(whale_nebula.strategies.OneBitAdam(1e-3, freeze_step=1000), ...), or OneBitLamb",
+    )
+
+
+def compress_signs(numbers: Numbers, ends: Sequence[int]) -> tuple[Bytes, Numbers]:
+    """The bytes of scales and signs, and what they stand for: each number of a part, which `ends` there, is plus or
+    minus the root mean square of that part.
+
+    >>> data, there = compress_signs(np.float32([3.0, -4.0, 0.0, 2.0]), [3, 4])
+    >>> data.nbytes, there.round(3).tolist()
+    (9, [2.887, -2.887, 2.887, 2.0])
+    """
+    parts = np.split(numbers, ends[:-1])
+    scales = np.array([np.sqrt(np.mean(np.square(part, dtype=np.float64))) for part in parts], np.float32)
+    data = np.concatenate([scales.view(np.uint8), np.packbits(numbers >= 0)])
+    return data, restore_signs(data, ends)
+
+
+def restore_signs(data: Bytes, ends: Sequence[int]) -> Numbers:
+    """What the bytes of so many scales and signs stand for."""
+    count, size = _SCALE_BYTES * len(ends), ends[-1]
+    if data.nbytes != count + -(-size // 8):
+        raise RemoteProtocolError(f"{data.nbytes} bytes of signs came where {count + -(-size // 8)} were due")
+    scales = np.repeat(np.ascontiguousarray(data[:count]).view(np.float32), np.diff([0, *ends]))
+    return np.where(np.unpackbits(data[count:], count=size).astype(bool), scales, -scales)
+
+
+@dataclass
+class OneBitRounds(Meetings):
+    """One cluster's side. `flat` are all weights, of which `trained` have slots; the others, averages that layers keep,
+    are sent as they are. `shares` are the weights of the clusters in the mean, by name.
+    """
+
+    optimizer: MomentumOptimizer = field(kw_only=True)
+    trained: Sequence[Any] = field(kw_only=True)
+    slots: Sequence[Slots] = field(kw_only=True)
+    shares: Mapping[str, float] = field(kw_only=True)
+    _before: list[tuple[Any, ...]] | None = None
+    _error: Numbers = field(default_factory=lambda: np.zeros(0, np.float32))
+    _server_error: Numbers = field(default_factory=lambda: np.zeros(0, np.float32))
+    _mask: Numbers = field(default_factory=lambda: np.zeros(0, np.float32))
+    _scales: Numbers = field(default_factory=lambda: np.zeros(0, np.float32))
+    _own: tuple[Numbers, Numbers] | None = None
+    _update: Any = None
+
+    def begin(self, shared: Numbers | None = None) -> None:
+        """Take the weights and slots that all clusters have."""
+        super().begin(shared)
+        if self._before is None:
+            self._read_slots()
+
+    def tell(self) -> None:
+        """A step is over: send the momentum that it has made."""
+        momentum = self._momenta.read((0, self._momenta.total))
+        data, there = self._encode(momentum)
+        kept = self._kept.read((0, self._kept.total))
+        self._own = there, kept
+        self.steps += 1
+        self.ends.tell(self.steps, 0, np.concatenate([data, kept.view(np.uint8)]), momentum.nbytes + kept.nbytes)
+
+    def take(self) -> None:
+        """Wait for the momenta of the others, and make the update of all clusters."""
+        if self._own is None:
+            return
+        began = time.perf_counter()
+        came = self.ends.hear(self.steps, 0)
+        self.waited += time.perf_counter() - began
+        momentum, kept = (np.zeros_like(each) for each in self._own)
+        for cluster in self.ends.firsts:  # in the same order everywhere, so to the same bits
+            with naming(self.ends.firsts[cluster]):
+                found = self._own if cluster == self.ends.cluster else self._decode(came[cluster])
+            momentum += np.float32(self.shares[cluster]) * found[0]
+            kept += np.float32(self.shares[cluster]) * found[1]
+        self._own = None
+        if self._compresses:
+            momentum = self._compress_mean(momentum) if self.optimizer.servers else momentum
+            momentum = momentum / self._scales * self._mask
+        self._kept.write((0, self._kept.total), kept)
+        self._make_update(momentum)
+        self._shared, self._told = self._read_all(), self.steps
+        self.met += 1
+
+    def settle_tell(self) -> None:
+        """All have the same weights after each step."""
+
+    def settle_take(self) -> None:
+        """All have the same weights after each step."""
+
+    def capture(self) -> Callable[[], dict[str, Any]]:
+        """Take the state: what was left out so far, and how it crosses."""
+        arrays = {"error": self._error, "server": self._server_error, "mask": self._mask, "scales": self._scales}
+        state = {"steps": self.steps, "met": self.met, **{name: each.copy() for name, each in arrays.items()}}
+        return lambda: state
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; slots are those that the optimizer has now."""
+        self.steps = self._told = int(state["steps"])
+        self.met = int(state["met"])
+        names = ("error", "server", "mask", "scales")
+        self._error, self._server_error, self._mask, self._scales = (np.asarray(state[name]) for name in names)
+        self._read_slots()
+
+    def restart(self) -> None:
+        """Nothing of what was left out belongs to the new weights."""
+        super().restart()
+        self._error, self._server_error = np.zeros_like(self._error), np.zeros_like(self._server_error)
+        self._read_slots()
+
+    def close(self) -> None:
+        """There are no threads."""
+
+    # ------------------------------------------------------------------ what crosses
+    @property
+    def _momenta(self) -> Flat:
+        return Flat([each.momentum for each in self.slots])
+
+    @property
+    def _kept(self) -> Flat:
+        trained = {id(each) for each in self.trained}
+        return Flat([each for each in self.flat.variables if id(each) not in trained])
+
+    @property
+    def _ends(self) -> list[int]:
+        """Where the parts of the momentum end that have a scale each: one for each weight, or one for all."""
+        ends = list(np.cumsum([np.prod(each.momentum.shape, dtype=int) for each in self.slots]))
+        return ends[-1:] if self.optimizer.fused else ends
+
+    @property
+    def _step(self) -> int:
+        """The number of the step that is made, from 0; the optimizer has counted it."""
+        return self.steps - 1
+
+    @property
+    def _compresses(self) -> bool:
+        return self._step >= self.optimizer.freeze_step
+
+    def _encode(self, momentum: Numbers) -> tuple[Bytes, Numbers]:
+        """The bytes that cross, and what they stand for."""
+        if self.steps < self.optimizer.freeze_step:
+            return momentum.view(np.uint8), momentum
+        if not self._mask.size:
+            self._freeze()
+        wanted = momentum * self._scales * self._mask + self._error
+        data, there = compress_signs(wanted, self._ends)
+        there = there * self._mask
+        self._error = wanted - there
+        return data, there
+
+    def _decode(self, data: Bytes) -> tuple[Numbers, Numbers]:
+        total = self._momenta.total
+        size = _SCALE_BYTES * len(self._ends) + -(-total // 8) if self._compresses else 4 * total
+        kept = read_numbers(data[size:], self._kept.total)
+        if not self._compresses:
+            return read_numbers(data[:size], total), kept
+        return restore_signs(data[:size], self._ends) * self._mask, kept
+
+    def _compress_mean(self, mean: Numbers) -> Numbers:
+        """The mean as servers would send it, of which each cluster is one for its part: all know what all have said, so
+        nothing more crosses.
+        """
+        wanted = mean + self._server_error
+        count = len(self.ends.firsts)
+        parts = zip([0, *self._ends], self._ends, strict=False)
+        chunks = [len(each) for begin, end in parts for each in np.array_split(wanted[begin:end], count)]
+        there = compress_signs(wanted, list(np.cumsum([each for each in chunks if each])))[1] * self._mask
+        self._server_error = wanted * self._mask - there
+        return there
+
+    def _freeze(self) -> None:
+        """The warm-up is over: what never had a gradient is left as it is, and errors begin at zero."""
+        if self._before is None:
+            self._read_slots()
+        before = self._before or []
+        first = [np.asarray(slots[1]).reshape(-1) > 0 for slots in before]
+        self._mask = np.concatenate(first).astype(np.float32)
+        scales = self.optimizer.scales_of([slots[0] for slots in before])
+        counts = [each.size for each in first]
+        self._scales = np.repeat(np.asarray(scales, np.float32), counts)
+        self._error = np.zeros(self._mask.size, np.float32)
+        self._server_error = np.zeros(self._mask.size, np.float32)
+
+    # ------------------------------------------------------------------ the update
+    def _read_slots(self) -> None:
+        self._before = [tuple(tf.identity(each) for each in (slots.momentum, *slots.others)) for slots in self.slots]
+
+    def _make_update(self, momentum: Numbers) -> None:
+        """From the weights and slots of before the step, and the momentum of all: the same in all clusters."""
+        if self._update is None:
+            self._update = tf.function(self._compute_update, autograph=False, reduce_retracing=True)
+        weights = [tf.reshape(numbers, v.shape) for v, numbers in Flat(self.trained).divide(self._trained_before())]
+        momenta = [tf.reshape(numbers, slots.momentum.shape) for slots, (_, numbers) in zip(
+            self.slots, self._momenta.divide(momentum), strict=True
+        )]  # fmt: skip
+        rate = tf.constant(self.optimizer.rate_at(self._step), tf.float32)
+        made, others = self._update(weights, self._before, momenta, tf.constant(self._step, tf.int64), rate)
+        for variable, weight in zip(self.trained, made, strict=True):
+            variable.assign(weight)
+        for slots, first, rest in zip(self.slots, momenta, others, strict=True):
+            for slot, value in zip((slots.momentum, *slots.others), (first, *rest), strict=True):
+                slot.assign(value)
+        self._before = [(first, *rest) for first, rest in zip(momenta, others, strict=True)]
+
+    def _compute_update(self, weights: Any, before: Any, momenta: Any, step: Any, rate: Any) -> Any:
+        beta = self.optimizer.beta_1
+        made = []
+        for weight, slots, momentum in zip(weights, before, momenta, strict=True):
+            gradient = (momentum - beta * slots[0]) / (1.0 - beta)
+            made.append(self.optimizer.advance(weight, slots[0], momentum, slots[1:], gradient, step, rate))
+        return [weight for weight, _ in made], [tuple(others) for _, others in made]
+
+    def _trained_before(self) -> Numbers:
+        """The trained weights that all had before the step."""
+        trained = {id(each) for each in self.trained}
+        shared = self._shared if self._shared is not None else np.zeros(0, np.float32)
+        parts = {id(variable): numbers for variable, numbers in self.flat.divide(shared) if id(variable) in trained}
+        return np.concatenate([parts[id(variable)] for variable in self.trained])
+
+
+def make_one_bit_rounds(
+    weights: Mapping[str, Any], ends: Ends, differences: Any, shares: Mapping[str, float], optimizer: MomentumOptimizer,
+    copy: Callable[[Any], Any], models_own: Mapping[str, Any],
+) -> OneBitRounds:  # fmt: skip
+    """The rounds of a cluster whose variables are `weights`; `models_own` are those of the model, which the optimizer
+    knows, and `copy` gives this cluster's copy of one.
+    """
+    trained = [path for path, variable in models_own.items() if id(variable) in _OPTIMIZERS]
+    slots = [optimizer.slots_of(models_own[path]) for path in trained]
+    own = [Slots(copy(each.momentum), tuple(map(copy, each.others))) for each in slots]
+    return OneBitRounds(
+        Flat(tuple(weights.values())), ends, differences, optimizer=optimizer, trained=[weights[p] for p in trained],
+        slots=own, shares=shares,
+    )  # fmt: skip
