@@ -156,8 +156,8 @@ def describe_steps(found: list[dict[str, Any]]) -> list[list[Any]]:
     for length in sorted(usual[0]):
         sent, took = (statistics.median(each[length][part] / each[LENGTH][part] for each in usual) for part in (2, 0))
         beside, share = statistics.median(each[length][1] for each in usual), length / LENGTH
-        off = max(abs(sent / share - 1), abs(beside - 1))
-        told = [f"{sent:.3f}", f"{sent / share - 1:+.1%}", f"{took:.3f}", f"{beside:.3f}"]
+        off = max(abs(sent / share - 1), 0.0 if np.isnan(beside) else abs(beside - 1))
+        told = [f"{sent:.3f}", f"{sent / share - 1:+.1%}", f"{took:.3f}", "" if np.isnan(beside) else f"{beside:.3f}"]
         rows.append([length, *told, verdict(off, 0.10)])
     return rows
 

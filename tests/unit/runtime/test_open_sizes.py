@@ -54,3 +54,21 @@ def test_what_a_free_line_would_carry_is_counted_length_by_length(micro_batch: i
     free = carried(None, micro_batch)
     assert free == carried("10gbit,0ms", micro_batch)
     assert len({step["gpu->npu"] for step in free}) == len(set(LENGTHS))
+
+
+def test_as_many_micro_batches_are_in_flight_as_the_line_needs() -> None:
+    """No size is planned, so the way of the first micro-batch says how long the line is."""
+    keras.utils.set_random_seed(1)
+    with nb.cluster(), nb.pipeline(6):
+        inputs = keras.Input((None, 4))
+        with nb.stage(cluster="gpu"):
+            hidden = keras.layers.Dense(8)(inputs)
+        with nb.stage(cluster="npu"):
+            outputs = keras.layers.Dense(1)(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    with nb.init(links="1gbit,20ms"):
+        for length in (5, 9, 3, 9, 7):
+            model.train_on_batch(np.ones((6, length, 4)), np.ones((6, length, 1)))
+        ran = [span.what.split()[0] for span in nb.last_report().timeline() if span.lane == "gpu"]
+    assert ran.index("backward") == 6, ran

@@ -30,13 +30,14 @@ from whale_nebula.runtime.step.actors import ActorStep, OneStep
 from whale_nebula.runtime.step.clock import Runner, StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.gradients import Sums
-from whale_nebula.runtime.step.measured import LineRates
+from whale_nebula.runtime.step.measured import LineRates, Medians, paces_of_trips
 from whale_nebula.runtime.step.once import ASSERTION, OnceRun
 from whale_nebula.runtime.step.peers import Parts, Peers
 from whale_nebula.runtime.step.rollback import Guard, unfit
 from whale_nebula.runtime.step.stage_run import StageRun
 from whale_nebula.runtime.step.traffic import link_reports
 from whale_nebula.schedule.lines import pace
+from whale_nebula.schedule.schedules import Pace
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
 from whale_nebula.transport import Key, KeyKind, Link, MemoryNetwork
@@ -112,7 +113,7 @@ class EmulatedStep(ActorStep):
             clocks,
             Guard(self.variables, plan.forward_written, whereabouts=self.compiled.whereabouts, updates=plan.updates),
             EmulatedPeers(plan.exchange, self.links, self.program, self.steps, sum(batch.rows)),
-            [pace(phase.works, phase.hops) for phase in self.measured.phases(batch.rows[0], medians)],
+            self._find_paces(batch.rows, medians),
         )  # fmt: skip
         try:
             results = self.run_stages(step)
@@ -124,6 +125,12 @@ class EmulatedStep(ActorStep):
         seconds = clocks.seconds()
         self._measure(step)
         return self._report(step, results, seconds, self._count_links(before, clocks), medians)
+
+    def _find_paces(self, rows: Sequence[int], medians: Medians) -> Sequence[Pace]:
+        """The pace of each phase by its lines, or, where sizes of what crosses are not planned, by trips."""
+        if not self.measured.traffic.is_known(rows):
+            return paces_of_trips(self.compiled.cut, medians)
+        return [pace(phase.works, phase.hops) for phase in self.measured.phases(rows[0], medians)]
 
     def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
         """Who waits for something at a link stops waiting."""
