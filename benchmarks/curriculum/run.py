@@ -63,9 +63,10 @@ class Looks(keras.callbacks.Callback):
         self._curriculum, self._rows, self._cut, self._mean = curriculum, held, cut, 0.0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """A step is over; Keras gives the mean of all losses so far."""
+        """A step is over; Keras gives the mean of all losses since the last look, which begins it anew."""
         number = len(self.steps)
-        loss = logs["loss"] * (number + 1) - self._mean * number
+        since = number % LOOK
+        loss = logs["loss"] * (since + 1) - (self._mean * since if since else 0.0)
         self._mean = logs["loss"]
         report = nb.last_report() if self._cut else None
         crossed = sum(link.bytes for link in report.links.values()) if report else 0
@@ -131,7 +132,16 @@ def typical(row: Mapping[str, Any]) -> dict[int, tuple[float, ...]]:
     by: dict[int, list[tuple[float, float, float]]] = {}
     for length, took, due, sent, _ in row["steps"]:
         by.setdefault(int(length), []).append((took, took / due if due else np.nan, sent))
-    return {length: tuple(np.nanmedian(each, axis=0)) for length, each in by.items()}
+    found = {}
+    for length, steps in by.items():
+        took, beside, sent = np.array(steps).T
+        known = beside[np.isfinite(beside)]
+        found[length] = (
+            float(np.median(took)),
+            float(np.median(known)) if known.size else np.nan,
+            float(np.median(sent)),
+        )
+    return found
 
 
 def reach(row: Mapping[str, Any], target: float) -> tuple[float, float, float] | None:

@@ -117,10 +117,15 @@ def measure(steps: int, freeze: int, seeds: tuple[int, ...], found: list[dict[st
 
 def describe(found: list[dict[str, Any]]) -> list[list[Any]]:
     """Bytes and seconds of a step in the end, of the whole run, and what was learned; beside float32."""
-    rows: list[list[Any]] = [
-        ["exchange", "bytes of a step, of float32", "of the whole run", "seconds of a step", "of float32", "of the whole run",
-         "loss, held back", "bars"],
-    ]  # fmt: skip
+    head = [
+        "exchange",
+        "bytes of a step",
+        "of the whole run",
+        "seconds of a step",
+        "beside float32",
+        "of the whole run",
+    ]
+    rows: list[list[Any]] = [[*head, "loss, held back", "bars"]]
     base: dict[str, dict[str, Any]] = {}
     for way in WAYS:
         learned = [row for row in found if (row["kind"], row["way"]) == ("learned", way)]
