@@ -19,7 +19,8 @@ import pytest
 
 from whale_nebula.accounts import service
 from whale_nebula.accounts.login import Asked, Desk
-from whale_nebula.accounts.registry import AUDITOR, DISABLED, OWNER, PASSWORD, TOKEN, Registry, refuse_login
+from whale_nebula.accounts.members import AUDITOR, DISABLED, OWNER
+from whale_nebula.accounts.registry import PASSWORD, TOKEN, Registry, refuse_login
 from whale_nebula.accounts.service import Service, serve
 from whale_nebula.cli.arguments import DONE
 from whale_nebula.cli.login import Login, keep, main
