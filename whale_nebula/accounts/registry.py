@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 
+from cryptography import x509
+
 from whale_nebula.accounts.members import ENABLED, Account, Accounts
 from whale_nebula.accounts.passwords import (
     check_password,
@@ -35,7 +37,9 @@ def _hash_nothing() -> str:
 class Registry(Accounts):
     """An open registry, at which accounts log in."""
 
-    def __init__(self, folder: Path, authority: Authority, now: Callable[[], datetime] = files.now) -> None:
+    def __init__(
+        self, folder: Path, authority: Authority | x509.Certificate, now: Callable[[], datetime] = files.now
+    ) -> None:
         super().__init__(folder, authority, now)
         _hash_nothing()  # before anybody asks, who would see how long it takes
 

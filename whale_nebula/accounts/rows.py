@@ -18,6 +18,9 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
+
+from cryptography import x509
 
 from whale_nebula.errors import AccountError
 from whale_nebula.security import chain, files, trust
@@ -38,35 +41,60 @@ create table certificate (serial text primary key, account text not null, identi
 create table event (seq integer primary key, line text not null) strict;
 create table about (name text primary key, value text not null) strict;
 """
-_TABLES = ("about", "account", "certificate", "secret")
+_DATA_SCHEMA = """
+create table if not exists dataset (name text primary key, digest text not null, document text not null,
+    folder text not null, state text not null, published text not null, expires text not null) strict;
+create table if not exists permission (number text primary key, dataset text not null,
+    account text not null references account(name) on delete cascade, purpose text not null, state text not null,
+    asked text not null, decided text not null, until text not null) strict;
+create index if not exists permission_of on permission (dataset, account);
+"""
+_TABLES = ("about", "account", "certificate", "secret", "dataset", "permission")
 
 
 class SignedRows:
     """The rows of an open registry. Any thread may use them; what changes them is written before the call returns."""
 
-    def __init__(self, folder: Path, authority: Authority, now: Callable[[], datetime] = files.now) -> None:
-        self.folder, self._authority, self.now = folder, authority, now
+    def __init__(
+        self, folder: Path, authority: Authority | x509.Certificate, now: Callable[[], datetime] = files.now
+    ) -> None:
+        self.folder, self.now = folder, now
+        self._authority = authority if isinstance(authority, Authority) else None
+        self._certificate = authority.certificate if isinstance(authority, Authority) else authority
         self._lock = threading.RLock()
         self._seen = -1
         path = folder / FILE
         fresh = not path.exists()
-        if fresh and self._highest():
-            raise changed_error(folder, f"{FILE} is gone, and this host has had number {self._highest()}")
+        if fresh and (self._highest() or self._authority is None):
+            highest = self._highest()
+            had = f", and this host has had number {highest}" * bool(highest)
+            raise changed_error(folder, f"{FILE} is gone{had}" if highest else f"there is no {FILE}")
         try:
             if fresh:
                 path.touch(files.SECRET)
-            self.database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self.database = sqlite3.connect(
+                f"file:{quote(str(path))}?mode={'ro' if self._authority is None else 'rw'}",
+                uri=True,
+                check_same_thread=False,
+                isolation_level=None,
+            )
             self.database.execute("pragma foreign_keys = on")
             self.database.execute("pragma synchronous = extra")
         except (OSError, sqlite3.Error) as error:
             raise AccountError("the registry cannot be opened", where=str(path), why=str(error)) from None
+        self._make_tables(fresh)
+
+    def _make_tables(self, fresh: bool) -> None:
+        """The tables of a new registry; those of data also in one that was made before there were any."""
+        if self._authority is None:
+            return
+        try:
+            self.database.executescript(_SCHEMA * fresh + _DATA_SCHEMA)
+        except sqlite3.Error as error:
+            raise _unusable_error(self.folder, error) from None
         if fresh:
-            try:
-                self.database.executescript(_SCHEMA)
-            except sqlite3.Error as error:
-                raise _unusable_error(folder, error) from None
             with self.change():
-                self._note("run", authority.run)
+                self._note("run", self._authority.run)
 
     def close(self) -> None:
         """Close the file."""
@@ -77,6 +105,9 @@ class SignedRows:
     @contextmanager
     def change(self) -> Iterator[None]:
         """A transaction, which is signed in its end; with an error nothing is changed."""
+        if self._authority is None:
+            mend = "run this where the authority is"
+            raise AccountError("this host does not have the authority's key", where=str(self.folder), mend=mend)
         with self._lock:
             try:
                 self.database.execute("begin immediate")
@@ -105,7 +136,7 @@ class SignedRows:
             try:
                 self.database.execute("begin")
                 if self._seen != self._version():
-                    self._check(highest)
+                    trust.remember_highest(self.folder / FILE, self._signer, self._check(highest))
                     self._seen = self._version()
                 yield
             except sqlite3.Error as error:
@@ -127,7 +158,9 @@ class SignedRows:
     def _message(self) -> bytes:
         """What is signed: the digest of all rows, the number among them."""
         digest = hashlib.sha256()
-        for table in _TABLES:
+        query = "select name from sqlite_master where type = 'table'"
+        there = {name for (name,) in self.database.execute(query)}
+        for table in (each for each in _TABLES if each in there):
             for row in self.database.execute(f"select * from {table} order by 1"):  # noqa: S608 - names of ours
                 if (table, row[0]) != ("about", "signature"):
                     digest.update(canonical({"table": table, "row": list(row)}))
@@ -135,22 +168,23 @@ class SignedRows:
 
     @cached_property
     def _signer(self) -> str:
-        return files.public_key_digest(self._authority.certificate)
+        return files.public_key_digest(self._certificate)
 
     def _highest(self) -> int:
         return trust.highest_number(self.folder / FILE, self._signer)
 
-    def _check(self, highest: int) -> None:
-        """Whether the rows are those that were signed, and no older ones than this host has had."""
+    def _check(self, highest: int) -> int:
+        """Whether the rows are those that were signed, and no older ones than this host has had; gives their number."""
         number, signature = int(self._about("number") or 0), self._about("signature") or ""
         try:
-            right = files.verify_signature(self._authority.certificate, base64.b64decode(signature), self._message())
+            right = files.verify_signature(self._certificate, base64.b64decode(signature), self._message())
         except ValueError:
             right = False
         if not right and (number or highest):
             raise changed_error(self.folder, "its rows are not those that the authority's key has signed")
         if number < highest:
             raise changed_error(self.folder, f"its number is {number}, and this host has had number {highest}")
+        return number
 
     # ------------------------------------------------------------------ events
     def note(self, action: str, account: str, decision: str = "", reason: str = "", **more: Any) -> None:

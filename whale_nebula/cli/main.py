@@ -23,6 +23,7 @@ COMMANDS = {  # each is a module of its own here
     "certs": "make, issue, show, renew and revoke certificates",
     "approve": "show what a program is, and sign that it may run",
     "accounts": "who may train in the clusters of an owner: add, list, disable accounts; serve logins",
+    "data": "datasets of an owner: publish, list, grant, serve and ask for them",
     "login": "get certificates for this host by an account",
     "gateway": "be the one process of a cluster that others can reach",
     "audit": "verify a gateway's audit log",

@@ -40,8 +40,8 @@ from whale_nebula.errors.text import did_you_mean
 _EXAMPLE = "clusters: {gpu: {}, npu: {}}"
 
 
-def read(path: Path) -> Place:
-    """The values in a file; a key that is given twice is refused, because YAML would drop the first."""
+def read(path: Path, what: str = "the config", example: str = _EXAMPLE) -> Place:
+    """The values in a file of YAML; a key that is given twice is refused, because YAML would drop the first."""
     try:
         text = path.read_text("utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -50,14 +50,14 @@ def read(path: Path) -> Place:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         mend = "give the path of a YAML file, or a dict"
-        raise ConfigError("the config cannot be read", where=str(path), why=reason, mend=mend) from None
+        raise ConfigError(f"{what} cannot be read", where=str(path), why=reason, mend=mend) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         why = getattr(error, "problem", None) or str(error)
-        raise ConfigError("the config is no YAML", where=where, why=why, mend=f"write it like {_EXAMPLE}") from None
+        raise ConfigError(f"{what} is no YAML", where=where, why=why, mend=f"write it like {example}") from None
     if not isinstance(value, dict | None):
-        raise ConfigError("a config is a mapping", where=str(path), mend=f"begin it like {_EXAMPLE}")
+        raise ConfigError(f"{what} is no mapping", where=str(path), mend=f"begin it like {example}")
     return Place(value, source=str(path), lines=dict(_lines(node, "")))
 
 
