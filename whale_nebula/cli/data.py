@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,8 +20,11 @@ from whale_nebula.datasets import grants as states
 from whale_nebula.datasets.grants import DAYS, Grants
 from whale_nebula.datasets.interface import Interface, read_interface
 from whale_nebula.datasets.opened import open_dataset
+from whale_nebula.datasets.reading import open_remote
+from whale_nebula.datasets.schema import read_schema
+from whale_nebula.datasets.service import open_service
 from whale_nebula.errors import AccessError, ConfigError, NebulaError
-from whale_nebula.errors.text import did_you_mean
+from whale_nebula.errors.text import did_you_mean, escape_foreign_text
 from whale_nebula.security import authority
 
 _DESCRIPTION = """\
@@ -32,11 +38,18 @@ commands, where the authority is:
   show      one dataset, its schema and limits, and who may read it
   withdraw  nobody reads it any more
   grants    what was asked for; --grant, --deny or --withdraw one of them
+  serve     the service from which accounts read
+
+commands of an account, with the certificates of "whale-nebula login":
+  list --at HOST:PORT   the datasets that one may ask for
+  request               ask to read one: whale-nebula data request gpu://corpus --at HOST:PORT --purpose TEXT
 
 examples:
   whale-nebula data publish corpus.yaml
   whale-nebula data grants --grant 1f3a9c02 --days 7
   whale-nebula data withdraw corpus
+  whale-nebula data serve --listen 0.0.0.0:7300
+  whale-nebula data request gpu://corpus --at gpu.example.org:7300 --folder of-gpu --purpose "a study of tickets"
 
 exit status:
   0   done
@@ -51,6 +64,9 @@ _TEXT = {
     "show": "Show a dataset, what leaves of it, its limits, and who may read it.",
     "withdraw": "Let nobody read a dataset any more. Grants end; a new publication needs new ones.",
     "grants": "List what accounts have asked for, and what became of it; or answer.",
+    "serve": "Let accounts read what they were granted, until SIGTERM or Ctrl-C. What they read stands in "
+    "audit/data-CLUSTER.jsonl in the folder of the authority.",
+    "request": "Ask the owner of a dataset to let this account read it, for a purpose.",
 }
 _OPTIONS: Options = {
     "--grant": ("NUMBER", "let the account that has asked so read the dataset"),
@@ -58,12 +74,21 @@ _OPTIONS: Options = {
     "--withdraw": ("NUMBER", "end a grant"),
     "--days": ("DAYS", f"how long a grant is good: {DAYS:g} if it is not given, and not longer than the dataset"),
     "--why": ("TEXT", "what to remember about it"),
-    "--folder": ("FOLDER", 'where the authority is; "certs" if it is not given'),
+    "--at": ("HOST:PORT", "the service of the owner"),
+    "--cluster": ("NAME", "the cluster whose data it is"),
+    "--listen": ("HOST:PORT", "where; 127.0.0.1:7300 if it is not given"),
+    "--purpose": ("TEXT", "what the rows are for"),
+    "--folder": ("FOLDER", 'where the authority is, or the certificates of an account; "certs" if it is not given'),
     "--json": (None, "print one JSON object"),
 }
 _ALWAYS = ("--folder", "--json")
-_TAKES = {"grants": ("--grant", "--deny", "--withdraw", "--days", "--why", *_ALWAYS)}
-_NAMED = {"publish": "FILE", "show": "NAME", "withdraw": "NAME"}
+_TAKES = {
+    "grants": ("--grant", "--deny", "--withdraw", "--days", "--why", *_ALWAYS),
+    "serve": ("--cluster", "--listen", "--folder"),
+    "list": ("--at", "--cluster", *_ALWAYS),
+    "request": ("--at", "--purpose", *_ALWAYS),
+}
+_NAMED = {"publish": "FILE", "show": "NAME", "withdraw": "NAME", "request": "CLUSTER://NAME"}
 
 
 class Call(NamedTuple):
@@ -102,12 +127,56 @@ def main(argv: Sequence[str]) -> int:
         made.error(f"of what? One {_NAMED[command]}" if command in _NAMED else "it takes options alone")
     folder = Path(given.folder or "certs")
     try:
-        with contextlib.closing(Registry(folder, authority.load(folder))) as registry:
-            document, text = _COMMANDS[command](Call(given, made, words.script or "", Grants(registry)))
+        if command == "request" or getattr(given, "at", None) is not None:
+            document, text = _ask_service(command, given, made, words.script or "", folder)
+        elif command == "serve":
+            return _serve(given, made, folder)
+        else:
+            with contextlib.closing(Registry(folder, authority.load(folder))) as registry:
+                document, text = _COMMANDS[command](Call(given, made, words.script or "", Grants(registry)))
     except NebulaError as error:
         code = arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
         return tell(error, as_json=given.json, code=code)
     print(json.dumps(document, indent=1) if given.json else text)
+    return arguments.DONE
+
+
+def _ask_service(command: str, given: argparse.Namespace, made: Parser, name: str, folder: Path) -> Answer:
+    """What an account asks of the service of an owner."""
+    if given.at is None:
+        made.error("where? --at gpu.example.org:7300")
+    cluster, _, dataset = name.partition("://") if command == "request" else (given.cluster, "", "")
+    if not cluster or (command == "request" and not dataset):
+        made.error("whale-nebula data request gpu://corpus" if command == "request" else "of whom? --cluster gpu")
+    service = open_remote(given.at, folder, None, cluster)
+    if command == "list":
+        found = service.list_datasets()
+        return found, escape_foreign_text("\n".join(map(_describe_offer, found)), 20_000, lines=True)
+    if not given.purpose:
+        made.error("what for? --purpose TEXT")
+    number = service.request(dataset, given.purpose)
+    text = f"asked for {name}: request {number}; its owner answers by: whale-nebula data grants --grant {number}"
+    return {"asked": name, "number": number}, text
+
+
+def _describe_offer(said: dict[str, Any]) -> str:
+    leaves = ", ".join(map(str, read_schema(said.get("schema"))))
+    return f"{said.get('name'):<16} {leaves}   until {said.get('until')}   {said.get('about')}"
+
+
+def _serve(given: argparse.Namespace, made: Parser, folder: Path) -> int:
+    signs = authority.load(folder)
+    cluster = given.cluster or (signs.bound[0] if len(signs.bound) == 1 else None)
+    if cluster is None:
+        made.error("of which cluster? --cluster gpu")
+    host, _, port = (given.listen or "127.0.0.1:7300").rpartition(":")
+    number = made.number("--listen", port)
+    over = threading.Event()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: over.set())
+    with open_service(folder, signs, cluster, host.strip("[]"), number or 0) as bound:
+        print(f"whale-nebula: data of {cluster} is read at {host}:{bound}", file=sys.stderr, flush=True)
+        over.wait()
     return arguments.DONE
 
 

@@ -25,6 +25,7 @@ from whale_nebula.config.schema import (
     Checkpointing,
     Cluster,
     Config,
+    DataHome,
     Elastic,
     Forbid,
     InputSpec,
@@ -141,6 +142,7 @@ def _config(place: Place) -> Config:
         elastic=_elastic(root.key("elastic"), clusters),
         checkpoint=root.key("checkpoint").read_or(parse_checkpoint, None),
         approvals=root.key("approvals").read_or(Place.text, None),
+        data={name: _data_home(name, each) for name, each in root.key("data").entries().items()},
         forbid=tuple(_forbid(each, clusters) for each in root.key("forbid").items()),
     )
 
@@ -161,6 +163,19 @@ def _forbid(place: Place, clusters: Mapping[str, Cluster]) -> Forbid:
     if isinstance(allow.value, str):
         allow = Place([allow.value], allow.path, allow.source, allow.lines)
     return Forbid(name, cluster.text(), tuple(each.choice(DEPENDS) for each in allow.items()))
+
+
+def _data_home(name: str, place: Place) -> DataHome:
+    """Where data of a cluster is read, as a table."""
+    table = place.table(field.name for field in fields(DataHome))
+    found = DataHome(
+        table.key("at").read_or(address, None),
+        *(table.key(key).read_or(Place.text, None) for key in ("folder", "registry")),
+    )
+    if found.at is None and found.registry is None:
+        mend = f'data: {{{name}: {{at: "gpu.example.org:7300", folder: certs}}}}'
+        raise place.wrong(f"nothing says where data of {name!r} is read", mend=mend)
+    return found
 
 
 def _elastic(place: Place, clusters: Mapping[str, Cluster]) -> dict[str, Elastic]:
