@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import Options, Parser, split, tell
+from whale_nebula.cli.arguments import Options, Parser, split, tell, user_name
 from whale_nebula.datasets import grants as states
 from whale_nebula.datasets.grants import DAYS, Grants
 from whale_nebula.datasets.interface import Interface, read_interface
@@ -242,7 +242,7 @@ def _grants(call: Call) -> Answer:
     days = call.made.amount("--days", given.days, DAYS)
     if not 0 < days <= authority.MOST_DAYS:
         raise AccessError(f"{days:g} days are no life of a grant", mend="--days 30")
-    made = call.grants.decide(number, state, days, given.why or "")
+    made = call.grants.decide(number, state, days, given.why or "", user_name())
     return asdict(made), _describe(made)
 
 

@@ -26,7 +26,7 @@ COMMANDS = {  # each is a module of its own here
     "data": "datasets of an owner: publish, list, grant, serve and ask for them",
     "login": "get certificates for this host by an account",
     "gateway": "be the one process of a cluster that others can reach",
-    "audit": "verify a gateway's audit log",
+    "audit": "verify an audit log; report who read what, when, by which program",
     "checkpoints": "list, show, verify, prune and export checkpoints",
     "measure": "measure this machine for plans: kernels, memory, codecs, collectives, lines",
     "bench": "measure the line between two clusters: whale-nebula bench link",

@@ -125,7 +125,7 @@ class Grants:
             rows.note_event("request", account, "", "", more)
         return made
 
-    def decide(self, number: str, state: str, days: float = DAYS, reason: str = "") -> Permission:
+    def decide(self, number: str, state: str, days: float = DAYS, reason: str = "", by: str = "") -> Permission:
         """Grant, deny or withdraw what an account has asked for; a grant ends after so many days."""
         rows, found = self.registry, self._find_permission(number)
         now, until = format_time(rows.now()), format_time(rows.now() + timedelta(days=days))
@@ -138,7 +138,7 @@ class Grants:
         )  # fmt: skip
         with rows.change():
             rows.database.execute("insert or replace into permission values (?, ?, ?, ?, ?, ?, ?, ?)", _to_row(made))
-            more = {"dataset": made.dataset, "number": number, "until": made.until, "purpose": made.purpose}
+            more = {"dataset": made.dataset, "number": number, "until": made.until, "purpose": made.purpose, "by": by}
             decision = "allow" if state == GRANTED else "deny"
             rows.note_event(_ACTIONS[state], made.account, decision, reason, more)
         return made
