@@ -149,7 +149,7 @@ def _document(report: Report, verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 def describe(report: Report, verdicts: Sequence[Verdict]) -> str:
     """The report as text."""
-    lines = [str(report.period), "", "who read what"]
+    lines = [report.period.describe(), "", "who read what"]
     lines += [line for each in report.reads for line in _describe_read(each)] or ["  nobody read anything"]
     lines += ["", "refused", *(_describe_refusal(each) for each in report.refusals or ())]
     lines += [] if report.refusals else ["  nothing"]

@@ -72,7 +72,14 @@ class Guard:
 
     def open(self, reader: Reader, name: str) -> Opened:
         """The dataset, for somebody who may read it."""
-        return self._hold(reader, name, lambda: self._open(self._decide(reader, name)[0]))
+
+        def look() -> Opened:
+            opened = self._open(self._decide(reader, name)[0])
+            self.usage.check_left(name, reader.account or OWNER, reader.run, opened.interface.limits)
+            return opened
+
+        found: Opened = self._hold(reader, name, look)
+        return found
 
     def read(self, reader: Reader, asked: Asked) -> Batch:
         """Rows, for somebody who may read them; whatever speaks against it is an error, and stands in the log."""

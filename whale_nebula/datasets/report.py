@@ -15,6 +15,7 @@ from whale_nebula.security import files
 
 Record = Mapping[str, Any]
 READ = "read"
+_FIRST_YEAR = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,10 @@ class Period:
         except (ValueError, TypeError):
             return False
 
-    def __str__(self) -> str:
-        return f"from {files.format_time(self.since)} to {files.format_time(self.until)}"
+    def describe(self) -> str:
+        """The period in words."""
+        begin = "from the beginning" if self.since.year < _FIRST_YEAR else f"from {files.format_time(self.since)}"
+        return f"{begin} to {files.format_time(self.until)}"
 
 
 def parse_moment(text: str, option: str) -> datetime:

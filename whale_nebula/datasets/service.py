@@ -181,19 +181,28 @@ class _Handler(BaseRequestHandler):
 
     def _read(self, peer: Peer, reader: Reader, wish: _Wish) -> None:
         """Send batches until the last one, each of which is decided of anew."""
-        name, first = wish.dataset, wish.first
-        guard, line = self.server.guard, self.request
-        opened = guard.open(reader, name)
+        guard = self.server.guard
+        opened = guard.open(reader, wish.dataset)
         about = {"schema": write_schema(opened.interface.schema), "count": opened.count, "edition": opened.edition}
-        write_frame(line, frames.ANSWER, about)
-        looked = time.monotonic()
+        write_frame(self.request, frames.ANSWER, about)
+        if wish.first == wish.last:
+            write_frame(self.request, frames.END, {})
+            return
+        try:
+            self._send(peer, reader, wish)
+        finally:
+            guard.log.head()  # what was read in a pass is signed with its end
+
+    def _send(self, peer: Peer, reader: Reader, wish: _Wish) -> None:
+        looked, first, guard, line = time.monotonic(), wish.first, self.server.guard, self.request
         while first < wish.last:
-            asked = Asked(name, wish.seed, wish.number, first, min(first + wish.batch, wish.last), wish.edition)
+            last = min(first + wish.batch, wish.last)
+            asked = Asked(wish.dataset, wish.seed, wish.number, first, last, wish.edition)
             batch = guard.read(reader, asked)
             if self.server.over.wait(batch.pause) if batch.pause > 0 else self.server.over.is_set():
                 return
             write_frame(line, frames.BATCH, {"first": first, "rows": batch.rows}, batch.parts)
-            first = asked.last
+            first = last
             if time.monotonic() - looked > _LIVE_SECONDS:
                 looked = time.monotonic()
                 check_live(self.server.trust, peer)

@@ -66,6 +66,12 @@ class Usage:
                 if self._database.in_transaction:
                     self._database.execute("rollback")
 
+    def check_left(self, dataset: str, account: str, run: str, limits: Limits) -> None:
+        """Whether one row more may be read."""
+        for which, bound, what in ((ALL, limits.account, "in all"), (run, limits.run, "in a run")):
+            rows, size = self.find(dataset, account, which)
+            _check(bound, (rows + 1, size + 1), f"{account} has read as much of dataset {dataset!r} as it may {what}")
+
     def find(self, dataset: str, account: str, run: str = ALL) -> tuple[int, int]:
         """The rows and bytes that an account has read, in a run or in all."""
         query = "select rows, bytes from usage where dataset = ? and account = ? and run = ?"
