@@ -90,21 +90,20 @@ class Grants:
     def find(self, name: str) -> Dataset:
         """A dataset, or an error that says which was meant."""
         with self.registry.look():
-            row = self.registry.database.execute("select * from dataset where name = ?", (name,)).fetchone()
+            return self._look_up(name)
+
+    def _look_up(self, name: str) -> Dataset:
+        row = self.registry.database.execute("select * from dataset where name = ?", (name,)).fetchone()
         if row is None:
-            names = [each.name for each in self.list_datasets() if each.state == PUBLISHED]
+            query = "select name from dataset where state = ? order by name"
+            names = [each for (each,) in self.registry.database.execute(query, (PUBLISHED,))]
             mend = did_you_mean(name, names) if names else "whale-nebula data publish FILE"
             raise AccessError(f"no dataset is called {name[:64]!r}", mend=mend)
         return Dataset(*row)
 
     def find_current(self, name: str) -> Dataset:
         """A dataset that may be read now."""
-        found, now = self.find(name), format_time(self.registry.now())
-        if found.state != PUBLISHED:
-            raise AccessError(f"dataset {name!r} was withdrawn", mend="ask its owner")
-        if found.expires <= now:
-            raise AccessError(f"dataset {name!r} ended at {found.expires}", mend="ask its owner to publish it again")
-        return found
+        return _check_current(self.find(name), format_time(self.registry.now()))
 
     # ------------------------------------------------------------------ who may read them
     def ask(self, account: str, dataset: str, purpose: str) -> Permission:
@@ -165,14 +164,23 @@ class Grants:
             known = self.registry.look_up(account)
             query = "select * from permission where dataset = ? and account = ? order by rowid"
             found = [Permission(*row) for row in self.registry.database.execute(query, (name, account))]
+            dataset = self._look_up(name)
         if known is None or known.state != ENABLED:
             raise AccessError(f"account {account!r} is not enabled here", mend="ask the owner of the data")
-        dataset = self.find_current(name)
+        _check_current(dataset, now)
         meant = [each for each in found if purpose is None or each.purpose == purpose]
         good = [each for each in meant if each.state == GRANTED and each.until > now]
         if not good:
             raise AccessError(f"{account} may not read dataset {name!r}", why=_explain(meant, found, now))
         return dataset, max(good, key=lambda each: each.until)
+
+
+def _check_current(found: Dataset, now: str) -> Dataset:
+    if found.state != PUBLISHED:
+        raise AccessError(f"dataset {found.name!r} was withdrawn", mend="ask its owner")
+    if found.expires <= now:
+        raise AccessError(f"dataset {found.name!r} ended at {found.expires}", mend="ask its owner to publish it again")
+    return found
 
 
 _ACTIONS = {GRANTED: "grant", DENIED: "deny", WITHDRAWN: "withdraw grant"}

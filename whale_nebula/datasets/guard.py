@@ -14,7 +14,7 @@ from typing import Any
 
 from whale_nebula.datasets.grants import Dataset, Grants
 from whale_nebula.datasets.opened import Opened, open_dataset
-from whale_nebula.datasets.schema import encode_columns
+from whale_nebula.datasets.schema import count_bytes
 from whale_nebula.datasets.usage import Pacer, Usage
 from whale_nebula.errors import AccessError, InterfaceError, NebulaError
 from whale_nebula.security.audit import AuditLog
@@ -52,11 +52,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows that may leave, as columns and as bytes."""
+    """Rows that may leave, and for how many seconds they wait."""
 
     rows: int
     columns: dict[str, Any]
-    parts: list[memoryview]
     pause: float
 
 
@@ -95,8 +94,7 @@ class Guard:
             what = f"rows {asked.first} to {asked.last} of {opened.count} cannot be read at once"
             raise AccessError(what, mend=f"batch={MOST_ROWS} or less")
         rows, columns = opened.read(asked.seed, asked.number, asked.first, asked.last)
-        parts = encode_columns(opened.interface.schema, columns)
-        size, account = sum(part.nbytes for part in parts), reader.account or OWNER
+        size, account = count_bytes(opened.interface.schema, columns), reader.account or OWNER
         if size > MOST_BYTES:
             raise AccessError(f"a batch of {size} bytes is too large", mend="a smaller batch=")
         limits = opened.interface.limits
@@ -106,7 +104,7 @@ class Guard:
             purpose=purpose, grant=grant, interface=dataset.digest[:16], run=reader.run, program=reader.program,
             seed=asked.seed, number=asked.number, first=asked.first, rows=rows, bytes=size,
         )  # fmt: skip
-        return Batch(rows, columns, parts, self._pacer.find_pause(asked.dataset, account, limits.rate, size))
+        return Batch(rows, columns, self._pacer.find_pause(asked.dataset, account, limits.rate, size))
 
     def _decide(self, reader: Reader, name: str) -> tuple[Dataset, str, str]:
         """The dataset, the number of the grant, and its purpose."""

@@ -7,11 +7,14 @@ needs no memory, begins at any position, and is the same with every version of e
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 _ROUNDS = 4
+_KEPT = 1 << 20
+"""Of so many rows at most the whole order of a pass is kept: then a batch costs nothing."""
 Rows = NDArray[np.uint64]
 
 
@@ -25,9 +28,20 @@ def find_rows(count: int, seed: int | None, number: int, first: int, last: int) 
     >>> find_rows(10, 7, 0, 4, 10).tolist() == find_rows(10, 7, 0, 0, 10).tolist()[4:]
     True
     """
-    places = np.arange(first, min(last, count), dtype=np.uint64)
     if seed is None or count < 2:
-        return places
+        return np.arange(first, min(last, count), dtype=np.uint64)
+    if count <= _KEPT:
+        return _order_all(count, seed, number)[first:last]
+    return _order(count, seed, number, first, last)
+
+
+@lru_cache(4)
+def _order_all(count: int, seed: int, number: int) -> Rows:
+    return _order(count, seed, number, 0, count)
+
+
+def _order(count: int, seed: int, number: int, first: int, last: int) -> Rows:
+    places = np.arange(first, min(last, count), dtype=np.uint64)
     half = max(1, -(-(count - 1).bit_length() // 2))
     keys = _derive_keys(seed, number)
     found = _permute(places, half, keys)

@@ -94,6 +94,16 @@ def encode_columns(schema: Schema, columns: Columns) -> list[memoryview]:
     return [part for part in parts if part.nbytes]
 
 
+def count_bytes(schema: Schema, columns: Columns) -> int:
+    """The bytes that `encode_columns` makes of these rows."""
+    size = 0
+    for each in schema:
+        array = columns[each.name]
+        size += len(array) * each.row_bytes
+        size += sum(map(len, array.flat)) if each.dtype == STRING else 0
+    return size
+
+
 def most_bytes(schema: Schema, rows: int) -> int:
     """The most bytes that so many rows can have."""
     texts = sum(math.prod(each.shape) for each in schema if each.dtype == STRING)

@@ -25,7 +25,7 @@ from whale_nebula.datasets import frames
 from whale_nebula.datasets.frames import read_frame, write_frame
 from whale_nebula.datasets.grants import PUBLISHED, Dataset, Grants
 from whale_nebula.datasets.guard import MOST_ROWS, Asked, Guard, Reader
-from whale_nebula.datasets.schema import write_schema
+from whale_nebula.datasets.schema import Schema, encode_columns, write_schema
 from whale_nebula.datasets.usage import Usage
 from whale_nebula.errors import AccessError, NebulaError, NotAllowedError
 from whale_nebula.errors.text import escape_foreign_text
@@ -189,11 +189,11 @@ class _Handler(BaseRequestHandler):
             write_frame(self.request, frames.END, {})
             return
         try:
-            self._send(peer, reader, wish)
+            self._send(peer, reader, wish, opened.interface.schema)
         finally:
             guard.log.head()  # what was read in a pass is signed with its end
 
-    def _send(self, peer: Peer, reader: Reader, wish: _Wish) -> None:
+    def _send(self, peer: Peer, reader: Reader, wish: _Wish, schema: Schema) -> None:
         looked, first, guard, line = time.monotonic(), wish.first, self.server.guard, self.request
         while first < wish.last:
             last = min(first + wish.batch, wish.last)
@@ -201,7 +201,8 @@ class _Handler(BaseRequestHandler):
             batch = guard.read(reader, asked)
             if self.server.over.wait(batch.pause) if batch.pause > 0 else self.server.over.is_set():
                 return
-            write_frame(line, frames.BATCH, {"first": first, "rows": batch.rows}, batch.parts)
+            parts = encode_columns(schema, batch.columns)
+            write_frame(line, frames.BATCH, {"first": first, "rows": batch.rows}, parts)
             first = last
             if time.monotonic() - looked > _LIVE_SECONDS:
                 looked = time.monotonic()

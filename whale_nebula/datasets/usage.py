@@ -56,6 +56,8 @@ class Usage:
             try:
                 self._database.execute("begin immediate")
                 for which, bound, what in ((ALL, limits.account, "in all"), (run, limits.run, "in a run")):
+                    if which != ALL and bound == Bound():
+                        continue
                     row = (dataset, account, which, rows, size)
                     total = self._database.execute(_COUNT, row).fetchone()
                     _check(bound, total, f"{account} has read as much of dataset {dataset!r} as it may {what}")

@@ -160,7 +160,8 @@ def _revocations(said: Any) -> Revocations:
 # ---------------------------------------------------------------------- the newest number that this host has had
 def highest_number(path: Path, signer: str) -> int:
     """The number of the newest list of this signer that was read from this path; 0 if none is known."""
-    return _read_highest(_record(path), signer, stamp(_record(path)))
+    record = _record(path)
+    return _read_highest(record, signer, stamp(record))
 
 
 @lru_cache(64)

@@ -18,6 +18,7 @@ from whale_nebula.datasets.order import find_rows
 from whale_nebula.datasets.schema import (
     Column,
     check_columns,
+    count_bytes,
     decode_columns,
     encode_columns,
     most_bytes,
@@ -250,7 +251,7 @@ def test_rows_as_bytes_and_back() -> None:
     }  # fmt: skip
     assert check_columns(schema, columns, "x") == 3
     data = b"".join(encode_columns(schema, columns))
-    assert len(data) <= most_bytes(schema, 3)
+    assert len(data) == count_bytes(schema, columns) <= most_bytes(schema, 3)
     found = decode_columns(schema, 3, memoryview(data))
     assert all(found[name].tolist() == each.tolist() for name, each in columns.items())
     assert read_schema(write_schema(schema)) == schema
@@ -274,6 +275,9 @@ def test_the_order_has_each_row_once(count: int) -> None:
     whole = find_rows(count, 5, 2, 0, count).tolist()
     assert sorted(whole) == list(range(count))
     assert [*find_rows(count, 5, 2, 0, 3), *find_rows(count, 5, 2, 3, count)] == whole
+    with pytest.MonkeyPatch.context() as patch:  # as of a dataset of which no order is kept
+        patch.setattr("whale_nebula.datasets.order._KEPT", 0)
+        assert [*find_rows(count, 5, 2, 0, 3), *find_rows(count, 5, 2, 3, count)] == whole
     if count > 60:
         assert whole != find_rows(count, 5, 3, 0, count).tolist() != find_rows(count, 6, 3, 0, count).tolist()
 
