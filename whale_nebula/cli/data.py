@@ -136,7 +136,7 @@ def main(argv: Sequence[str]) -> int:
                 document, text = _COMMANDS[command](Call(given, made, words.script or "", Grants(registry)))
     except NebulaError as error:
         code = arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
-        return tell(error, as_json=given.json, code=code)
+        return tell(error, as_json=getattr(given, "json", False), code=code)
     print(json.dumps(document, indent=1) if given.json else text)
     return arguments.DONE
 

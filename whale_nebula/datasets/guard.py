@@ -66,7 +66,7 @@ class Guard:
         self.grants, self.usage, self.log = grants, usage, log
         self._pacer, self._refusals = Pacer(), Buckets(_REFUSALS, _REFUSALS_RATE)
         self._lock = threading.Lock()
-        self._opened: dict[str, Opened] = {}
+        self._opened: dict[str, tuple[Dataset, Opened]] = {}
         self._left_out: dict[str, int] = {}
 
     def open(self, reader: Reader, name: str) -> Opened:
@@ -114,10 +114,13 @@ class Guard:
         return dataset, grant.number, grant.purpose
 
     def _open(self, dataset: Dataset) -> Opened:
+        """The dataset as it was published last: then its files are looked at again."""
         with self._lock:
-            if dataset.digest not in self._opened:
-                self._opened[dataset.digest] = open_dataset(dataset.parse(), Path(dataset.folder))
-            return self._opened[dataset.digest]
+            published, opened = self._opened.get(dataset.name, (None, None))
+            if opened is None or published != dataset:
+                opened = open_dataset(dataset.parse(), Path(dataset.folder))
+                self._opened[dataset.name] = dataset, opened
+            return opened
 
     def _hold(self, reader: Reader, name: str, act: Callable[[], Any]) -> Any:
         """Do it, or record why not. What the owner's functions raise is told to him, and not to who reads."""
@@ -141,8 +144,8 @@ class Guard:
 
     def refuse(self, reader: Reader, name: str, error: NebulaError) -> None:
         """Record a refusal: the first ones of somebody at once, then one in ten seconds, with their number."""
-        who = reader.account or reader.actor
-        if not self._refusals.take(who)[1]:
+        who, free = self._refusals.take(reader.account or reader.actor)
+        if not free:
             with self._lock:
                 self._left_out[who] = self._left_out.get(who, 0) + 1
             return

@@ -10,6 +10,10 @@ import pytest
 
 from tests.unit.datasets.conftest import Owner, owner  # noqa: F401 - a fixture
 from whale_nebula.cli import arguments, data
+from whale_nebula.datasets.service import open_service
+from whale_nebula.errors import ConfigError
+from whale_nebula.security import authority
+from whale_nebula.security.authority import Authority
 
 Capture = pytest.CaptureFixture[str]
 INTERFACE = """\
@@ -86,3 +90,30 @@ def test_what_does_not_work_is_not_published(owner: Owner, tmp_path: Path, capsy
     path.write_text(INTERFACE.replace("2999", "2020"))
     assert "ended at" in run(f"publish {path} {folder}", capsys)[2]
     assert owner.grants.list_datasets() == []
+
+
+def test_two_services_of_a_cluster_and_a_port_that_is_taken(owner: Owner, capsys: Capture) -> None:  # noqa: F811
+    folder = owner.home / "certs"
+    with open_service(folder, owner.signs, "gpu", "127.0.0.1", 0) as port:
+        code, _, err = run(f"serve --folder {folder} --listen 127.0.0.1:0", capsys)
+        assert (code, "the audit log is taken" in err) == (1, True)
+        other = Authority.fresh("mt", {}, bound=["npu"])
+        authority.create(owner.home / "npu", other)
+        with pytest.raises(ConfigError, match="cannot listen"):
+            open_service(owner.home / "npu", other, "npu", "127.0.0.1", port).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("request gpu://corpus --purpose x", 2, "where? --at"),
+        ("request corpus --at a:1 --purpose x", 2, "gpu://corpus"),
+        ("request gpu://corpus --at a:1", 1, "no certificate of an account"),
+        ("list --at a:1", 2, "of whom? --cluster gpu"),
+        ("list --at a:1 --cluster gpu --folder {certs}", 1, "no certificate of an account"),
+        ("serve --listen nowhere --folder {certs}", 2, "--listen takes a number"),
+    ],
+)
+def test_what_is_asked_of_a_service(owner: Owner, capsys: Capture, line: str, code: int, said: str) -> None:  # noqa: F811
+    found, _, err = run(line.format(certs=owner.home / "certs"), capsys)
+    assert (found, said in err) == (code, True), err

@@ -106,7 +106,7 @@ class Site:
     def rows(self, account: str, batch: int = 25, seed: int | None = None, number: int = 0, **more: Any) -> list[int]:
         remote = self.reads(account, **more)
         about = remote.describe("corpus")
-        found = remote.read(Wish("corpus", seed, number, 0, 100, batch), about)
+        found = remote.read(Wish("corpus", seed, number, 0, about.count, batch), about)
         return [int(age) for columns in found for age in columns["age"]]
 
     @property

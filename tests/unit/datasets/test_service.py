@@ -20,7 +20,7 @@ from whale_nebula.accounts.server import dial, make_client_context
 from whale_nebula.datasets import frames
 from whale_nebula.datasets.frames import read_frame, write_frame
 from whale_nebula.datasets.grants import WITHDRAWN
-from whale_nebula.datasets.guard import Reader
+from whale_nebula.datasets.guard import Asked, Reader
 from whale_nebula.datasets.reading import Direct, Remote, Wish
 from whale_nebula.errors import AccessError, InterfaceError, NebulaError
 from whale_nebula.security import Credentials, Identity, authority, issue
@@ -292,6 +292,29 @@ def test_attack_limits_of_a_run(site: Site) -> None:
     with pytest.raises(AccessError, match="as it may in a run"):
         site.rows("ana")
     assert site.rows("ana", run="run-2") == list(range(100))
+
+
+def test_attack_a_rate_by_many_connections(site: Site) -> None:
+    """All that an account reads goes by one clock, in whatever runs."""
+    site.owner.publish(limits={"rate": "6.4kbit"})
+    site.owner.grant("ana")
+    site.owner.grant("bob")
+    asked = Asked("corpus", None, 0, 0, 100)
+    pauses = [site.guard.read(Reader("ana", "gpu/0", run=f"run-{number}"), asked).pause for number in range(3)]
+    assert pauses == pytest.approx([0, 1, 2], abs=0.5)
+    assert site.guard.read(Reader("bob", "gpu/1"), asked).pause == 0
+
+
+def test_files_are_looked_at_again_when_they_are_published_again(site: Site) -> None:
+    site.owner.publish()
+    site.owner.grant("ana")
+    assert site.rows("ana") == list(range(100))
+    with (site.owner.home / "files/a.csv").open("a") as file:
+        file.write("100,n\n")
+    assert site.rows("ana") == list(range(100))
+    site.owner.pass_days(0.1)
+    site.owner.publish()
+    assert site.rows("ana") == list(range(101))
 
 
 def test_limits_are_of_each_account(site: Site) -> None:
