@@ -91,10 +91,12 @@ def open_tfrecord(folder: Path, pattern: str, features: Mapping[str, tuple[str, 
     import tensorflow as tf
 
     wanted = {name: tf.io.FixedLenFeature(shape, dtype) for name, (dtype, shape) in features.items()}
+    form = [tf.TensorSpec([None], tf.string)]
+    parse_all = tf.function(lambda texts: tf.io.parse_example(texts, wanted), input_signature=form, autograph=False)
 
     def parse(records: list[bytes]) -> dict[str, Any]:
         try:
-            found = tf.io.parse_example(tf.constant(records, tf.string), wanted)
+            found = parse_all(tf.constant(records, tf.string))
         except tf.errors.InvalidArgumentError as error:
             raise InterfaceError("a record is no example of these features", why=error.message[:300]) from None
         return {name: tensor.numpy() for name, tensor in found.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,11 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.unit.datasets.conftest import Owner, Site, certify, owner, site  # noqa: F401 - fixtures
+from whale_nebula.config import Links, load
 from whale_nebula.errors import AccessError, AccountError, ConfigError, OptionError
+from whale_nebula.launch.attach import Attachment
+from whale_nebula.runtime.data import _find_reading
+from whale_nebula.runtime.run import Run
 
 
 @pytest.fixture
@@ -165,3 +170,28 @@ def test_a_service_that_is_not_there(site: Site, config: dict[str, Any]) -> None
     nb.init(config)
     with pytest.raises(AccountError, match="cannot be asked"):
         nb.data("gpu://corpus", batch=8)
+
+
+@pytest.mark.parametrize("account", ["ana", "bob"])
+def test_on_a_machine_of_the_owners_an_account_needs_a_grant_too(site: Site, account: str) -> None:  # noqa: F811
+    """It is the account that the worker's certificate names."""
+    site.owner.publish()
+    site.owner.grant("ana")
+    home = site.owner.home / "certs"
+    paths = certify(site.owner, account, site.tmp / "worker")._replace(revoked=home / "revoked.json")
+    attached = Attachment("gpu/0", "gpu", {}, listen="127.0.0.1:1", security=paths)
+    run = Run(load(here(site)), Links(), attachment=attached)
+    run.clusters = ["gpu"]
+    reading = _find_reading(run, "gpu", None, "")
+    if account == "ana":
+        assert reading.describe("corpus").count == 100
+    else:
+        with pytest.raises(AccessError, match="bob may not read"):
+            reading.describe("corpus")
+    for close in run.closers:
+        close()
+    (log,) = (home / "audit").glob("data-gpu-worker-0.jsonl")
+    said = [json.loads(line) for line in log.read_text().splitlines()]
+    assert said[0]["certificate"] and [each["account"] for each in said if each["action"] == "read"] == (
+        ["bob"] if account == "bob" else []
+    )
