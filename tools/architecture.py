@@ -15,7 +15,7 @@ PACKAGE, PAGE = ROOT / "whale_nebula", ROOT / "docs" / "architecture.md"
 GROUPS = {
     "base": ("errors", "site", "spec", "plain", "faults"),
     "data": ("config", "hardware", "wire", "tf", "checkpoint", "codec", "ir", "schedule", "scopes"),
-    "connections": ("security", "transport", "accounts"),
+    "connections": ("security", "transport", "accounts", "datasets"),
     "operations": ("report", "gateway", "launch"),
     "compiler": ("feed", "passes", "capture", "plan", "planner"),
     "execution": ("runtime", "measure"),

@@ -71,8 +71,8 @@ def decisions(folder: Path, accounts: int, times: int) -> list[dict[str, Any]]:
 def fill(folder: Path, accounts: int) -> Registry:
     """A registry with so many accounts, written in one change."""
     registry = Registry(folder, authority.load(folder))
-    with registry._change():
-        database = registry._database
+    with registry.change():
+        database = registry.database
         for number in range(accounts):
             row = (f"user{number}", "trainer", "enabled", "", 1, 0, "", "2026-01-01T00:00:00Z")
             database.execute("insert into account values (?, ?, ?, ?, ?, ?, ?, ?)", row)

@@ -31,6 +31,7 @@ SIGNATURES = {
     "state": "(**objects)",
     "shutdown": "()",
     "here": "()",
+    "data": "(source, *, batch, seed=None, purpose=None, drop_remainder=False)",
     "cluster": "(layout='all', *, name=None)",
     "replica": "(count=None, *, sync_every=None, outer='average', mode='sync', fragments=None, delay=None, "
     "staleness=None, shard=None, exchange=None)",

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
-from whale_nebula.accounts.registry import AUDITOR, INVITATION, OWNER, PASSWORD, TOKEN, Account, Certified, Registry
+from whale_nebula.accounts.members import AUDITOR, OWNER, Account, Certified
+from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN, Registry
 from whale_nebula.errors import AccountError, LoginError, NebulaError
 from whale_nebula.security import WORKER, Identity, authority, files, issue, owners
 from whale_nebula.security.authority import Authority

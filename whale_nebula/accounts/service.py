@@ -10,92 +10,39 @@ import contextlib
 import http.client
 import json
 import logging
-import os
-import socket
-import socketserver
-import ssl
-import threading
 from collections.abc import Iterator, Mapping
-from datetime import timedelta
 from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple
 
 from whale_nebula.accounts.login import Asked, Desk, read_lists
 from whale_nebula.accounts.registry import refuse_login
-from whale_nebula.errors import AccountError, ConfigError, LoginError, NebulaError
+from whale_nebula.accounts.server import (
+    SECONDS,
+    TlsServer,
+    dial,
+    make_client_context,
+    run_server,
+    unreachable_error,
+)
+from whale_nebula.errors import AccountError, LoginError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
-from whale_nebula.security import OPERATOR, Files, Identity, files, issue
-from whale_nebula.security.authority import certificate_bytes
-from whale_nebula.security.trust import DenyList, Trust
+from whale_nebula.security import OPERATOR, Identity
 from whale_nebula.transport.grpc.limits import Buckets, TokenBucket
 
 LOGIN, LISTS = "/login", "/lists"
-DAYS = 30.0
-_SECONDS = 10.0
 _MOST_BYTES = 512 << 10
 _MOST_ANSWERED = 8 << 20
-_CONNECTIONS = 32
-_OPEN_BURST, _OPEN_RATE = 60, 5.0  # connections of one address
 _BURST, _RATE = 10, 0.5  # logins of one address
 _ALL_BURST, _ALL_RATE = 20, 1.0
-_NICE = 15
 _LOG = logging.getLogger("whale_nebula.accounts")
 
 
-class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    allow_reuse_address = daemon_threads = True
-    request_queue_size = 64
+class _Server(TlsServer):
+    low_priority = True
 
     def __init__(self, address: tuple[str, int], desk: Desk, identity: Identity) -> None:
-        self.desk, self.identity = desk, identity
-        self.open = threading.BoundedSemaphore(_CONNECTIONS)
-        self.opened = Buckets(_OPEN_BURST, _OPEN_RATE)
         self.each, self.all = Buckets(_BURST, _RATE), TokenBucket(_ALL_BURST, _ALL_RATE)
-        self._lock = threading.Lock()
-        self._context: ssl.SSLContext | None = None
-        self._until = files.now()
-        super().__init__(address, _Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own, if there are not too many; others end before their handshake."""
-        if not self.opened.take(str(client_address[0]))[1] or not self.open.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """The connection, from its handshake on."""
-        try:
-            with contextlib.suppress(OSError):  # what trains on this machine goes first
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-            request.settimeout(_SECONDS)
-            with (
-                contextlib.suppress(OSError, ssl.SSLError),
-                self.context().wrap_socket(request, server_side=True) as secured,
-            ):
-                self.finish_request(secured, client_address)
-        finally:
-            self.shutdown_request(request)
-            self.open.release()
-
-    def context(self) -> ssl.SSLContext:
-        """TLS with the certificate of this service, which is renewed in the last quarter of its life."""
-        with self._lock:
-            moment = files.now()
-            if self._context is None or self._until - moment < timedelta(days=DAYS / 4):
-                found = _certify(self.desk, self.identity)
-                self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-                self._context.minimum_version = ssl.TLSVersion.TLSv1_2
-                self._context.load_cert_chain(found.cert, found.key)
-                self._until = files.peer(files.certificate(found.cert.read_bytes(), str(found.cert))).not_after
-            return self._context
-
-
-def _certify(desk: Desk, identity: Identity) -> Files:
-    """The files of the service's own certificate, made or renewed."""
-    known = [each for each in issue.list_issued(desk.folder) if each.identity == identity]
-    make = issue.renew if known and Files.under(desk.folder, identity).key.exists() else issue.issue
-    return make(desk.folder, desk.authority, [identity], DAYS)[0].files
+        super().__init__(address, _Handler, desk, identity)
 
 
 _NOTHING = AccountError(f"there is POST {LOGIN} here, and GET {LISTS}")
@@ -103,7 +50,7 @@ _NOTHING = AccountError(f"there is POST {LOGIN} here, and GET {LISTS}")
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    server_version, sys_version, timeout = "whale-nebula", "", _SECONDS
+    server_version, sys_version, timeout = "whale-nebula", "", SECONDS
 
     def do_GET(self) -> None:
         """The deny lists, which are signed and for everybody."""
@@ -165,23 +112,9 @@ class _Handler(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def serve(desk: Desk, cluster: str, host: str, port: int) -> Iterator[int]:
     """Serve logins while this is open; gives the port."""
-    try:
-        server = _Server((host, port), desk, Identity(desk.authority.run, cluster, OPERATOR))
-    except (OSError, TypeError, UnicodeError) as error:  # the last two of what is no name of a host
-        why, mend = getattr(error, "strerror", None) or str(error), "--listen 0.0.0.0:7200"
-        raise ConfigError("the service cannot listen", where=f"{host}:{port}", why=why, mend=mend) from None
-    try:
-        server.context()
-    except NebulaError:
-        server.server_close()
-        raise
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="nebula-accounts", daemon=True)
-    thread.start()
-    try:
-        yield int(server.server_address[1])
-    finally:
-        server.shutdown()
-        server.server_close()
+    identity = Identity(desk.authority.run, cluster, OPERATOR)
+    with run_server(lambda address: _Server(address, desk, identity), host, port, "nebula-accounts") as bound:
+        yield bound
 
 
 class Service(NamedTuple):
@@ -208,33 +141,17 @@ class Service(NamedTuple):
         return dict(self._ask("GET", LISTS)["lists"])
 
     def _ask(self, method: str, path: str, content: str | None = None) -> dict[str, Any]:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        known = files.certificates(self.ca, "ca.pem")
-        context.load_verify_locations(cadata=b"".join(map(certificate_bytes, known)).decode("ascii"))
-        expected, where = Identity(self.run, self.cluster, OPERATOR), f"{self.host}:{self.port}"
-        try:
-            with (
-                socket.create_connection((self.host, self.port), _SECONDS) as plain,
-                context.wrap_socket(plain, server_hostname=expected.dns) as secured,
-            ):
-                shown = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
-                Trust(known, DenyList(None)).check(files.certificate(shown, where), expected, whose=where)
-                connection = http.client.HTTPConnection(self.host, timeout=_SECONDS)
+        where = f"{self.host}:{self.port}"
+        context, known = make_client_context(self.ca)
+        with dial(self.host, self.port, context, known, Identity(self.run, self.cluster, OPERATOR)) as secured:
+            try:
+                connection = http.client.HTTPConnection(self.host, timeout=SECONDS)
                 connection.sock = secured
                 connection.request(method, path, content, {"Connection": "close"})
                 response = connection.getresponse()
                 return _read_answer(response.status, response.read(_MOST_ANSWERED))
-        except ssl.SSLError as error:
-            why = getattr(error, "verify_message", "") or error.reason or str(error)
-            mend = f"is this where accounts of {self.cluster} log in? Compare ca.pem with the owner's"
-            what = f"{where} does not prove that it is {expected.worker}"
-            raise AccountError(what, why=str(why), mend=mend) from None
-        except (OSError, UnicodeError, http.client.HTTPException) as error:
-            raise AccountError(
-                f"{where} cannot be asked", why=str(error), mend="--at HOST:PORT of its service"
-            ) from None
+            except (OSError, UnicodeError, http.client.HTTPException) as error:
+                raise unreachable_error(where, error) from None
 
 
 def _read_answer(status: int, data: bytes) -> dict[str, Any]:

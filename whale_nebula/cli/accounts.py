@@ -14,9 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from whale_nebula.accounts import registry as kinds
 from whale_nebula.accounts.login import Desk
-from whale_nebula.accounts.registry import DISABLED, ENABLED, INVITATION, INVITATION_DAYS, TOKEN, TOKEN_DAYS, Registry
+from whale_nebula.accounts.members import DISABLED, ENABLED, ROLES, TRAINER
+from whale_nebula.accounts.registry import INVITATION, INVITATION_DAYS, TOKEN, TOKEN_DAYS, Registry
 from whale_nebula.accounts.service import serve
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Options, Parser, split, tell
@@ -68,7 +68,7 @@ _TEXT = {
     "serve": "Serve logins until SIGTERM or Ctrl-C.",
 }
 _OPTIONS: Options = {
-    "--role": ("ROLE", f"{', '.join(kinds.ROLES)}; trainer if it is not given"),
+    "--role": ("ROLE", f"{', '.join(ROLES)}; trainer if it is not given"),
     "--workers": ("N", "how many workers it may have at a time; 1 if it is not given"),
     "--days": ("DAYS", f"how long it is good: {INVITATION_DAYS:g} for an invitation, {TOKEN_DAYS:g} for a token"),
     "--password-file": ("FILE", "a file whose first line is the password, that only you can read"),
@@ -163,7 +163,7 @@ def _add(call: Call) -> Answer:
     workers = call.made.number("--workers", call.given.workers)
     call.days(INVITATION_DAYS)
     password = call.password()
-    call.registry.add(call.name, call.given.role or kinds.TRAINER, 1 if workers is None else workers, password)
+    call.registry.add(call.name, call.given.role or TRAINER, 1 if workers is None else workers, password)
     if password is not None:
         return {"added": call.name}, f"added {call.name}"
     invitation, text = call.invite()

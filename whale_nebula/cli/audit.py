@@ -1,4 +1,6 @@
-"""`whale-nebula audit verify`: check that an audit log is unchanged. Needs no TensorFlow."""
+"""`whale-nebula audit`: check that an audit log is unchanged (`verify`), or say who read what (`report`). Needs no
+TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from whale_nebula.cli import arguments
+from whale_nebula.cli import arguments, audit_report
 from whale_nebula.cli.arguments import Options, Parser, split, tell
 from whale_nebula.errors import AuditError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
@@ -22,7 +24,9 @@ _DESCRIPTION = """\
 Verify an audit log: follow its chain from the first record, with the files before it if it has several. With --heads,
 the file of a peer that keeps the log's signed heads, an end that was cut off and a log that was written anew are
 found, too; with --ca, heads count only if a certificate of this authority signed them, and there must be enough; heads
-of a certificate on the deny list, which is looked for beside --ca, vouch for nothing."""
+of a certificate on the deny list, which is looked for beside --ca, vouch for nothing.
+
+"whale-nebula audit report" says who read what of an owner's data: see its --help."""
 
 _EPILOG = """\
 examples:
@@ -56,11 +60,13 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; gives the exit status."""
+    if argv[:1] == ["report"]:
+        return audit_report.main(argv[1:])
     made = parser()
     words = split(argv, _OPTIONS)
     given = made.read([*words.options, *(word for word in words.arguments if word.startswith("-"))])
     if words.script != "verify" or len(words.arguments) != 1:
-        made.error("whale-nebula audit verify FILE")
+        made.error("whale-nebula audit verify FILE, or whale-nebula audit report")
     path = words.arguments[0]
     if given.revoked is not None and given.ca is None:
         made.error("--revoked needs --ca: the authority signs the deny list")

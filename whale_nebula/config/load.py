@@ -25,6 +25,7 @@ from whale_nebula.config.schema import (
     Checkpointing,
     Cluster,
     Config,
+    DataHome,
     Elastic,
     Forbid,
     InputSpec,
@@ -40,8 +41,8 @@ from whale_nebula.errors.text import did_you_mean
 _EXAMPLE = "clusters: {gpu: {}, npu: {}}"
 
 
-def read(path: Path) -> Place:
-    """The values in a file; a key that is given twice is refused, because YAML would drop the first."""
+def read(path: Path, what: str = "the config", example: str = _EXAMPLE) -> Place:
+    """The values in a file of YAML; a key that is given twice is refused, because YAML would drop the first."""
     try:
         text = path.read_text("utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -50,14 +51,14 @@ def read(path: Path) -> Place:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         mend = "give the path of a YAML file, or a dict"
-        raise ConfigError("the config cannot be read", where=str(path), why=reason, mend=mend) from None
+        raise ConfigError(f"{what} cannot be read", where=str(path), why=reason, mend=mend) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         why = getattr(error, "problem", None) or str(error)
-        raise ConfigError("the config is no YAML", where=where, why=why, mend=f"write it like {_EXAMPLE}") from None
+        raise ConfigError(f"{what} is no YAML", where=where, why=why, mend=f"write it like {example}") from None
     if not isinstance(value, dict | None):
-        raise ConfigError("a config is a mapping", where=str(path), mend=f"begin it like {_EXAMPLE}")
+        raise ConfigError(f"{what} is no mapping", where=str(path), mend=f"begin it like {example}")
     return Place(value, source=str(path), lines=dict(_lines(node, "")))
 
 
@@ -141,6 +142,7 @@ def _config(place: Place) -> Config:
         elastic=_elastic(root.key("elastic"), clusters),
         checkpoint=root.key("checkpoint").read_or(parse_checkpoint, None),
         approvals=root.key("approvals").read_or(Place.text, None),
+        data={name: _data_home(name, each) for name, each in root.key("data").entries().items()},
         forbid=tuple(_forbid(each, clusters) for each in root.key("forbid").items()),
     )
 
@@ -161,6 +163,19 @@ def _forbid(place: Place, clusters: Mapping[str, Cluster]) -> Forbid:
     if isinstance(allow.value, str):
         allow = Place([allow.value], allow.path, allow.source, allow.lines)
     return Forbid(name, cluster.text(), tuple(each.choice(DEPENDS) for each in allow.items()))
+
+
+def _data_home(name: str, place: Place) -> DataHome:
+    """Where data of a cluster is read, as a table."""
+    table = place.table(field.name for field in fields(DataHome))
+    found = DataHome(
+        table.key("at").read_or(address, None),
+        *(table.key(key).read_or(Place.text, None) for key in ("folder", "registry")),
+    )
+    if found.at is None and found.registry is None:
+        mend = f'data: {{{name}: {{at: "gpu.example.org:7300", folder: certs}}}}'
+        raise place.wrong(f"nothing says where data of {name!r} is read", mend=mend)
+    return found
 
 
 def _elastic(place: Place, clusters: Mapping[str, Cluster]) -> dict[str, Elastic]:

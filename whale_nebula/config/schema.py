@@ -242,6 +242,17 @@ class Elastic:
     most: int
 
 
+@dataclass(frozen=True, slots=True)
+class DataHome:
+    """Where published datasets of a cluster's owner are read: at the address of his service, with the certificate of an
+    account in `folder`; in his own cluster by the `registry` in a folder of his.
+    """
+
+    at: str | None = None
+    folder: str | None = None
+    registry: str | None = None
+
+
 ITSELF, DERIVED, GRADIENT, NUMBER = DEPENDS = ("itself", "derived", "gradient", "number")
 """How something depends on an input: it is the input, or made of inputs alone; it is made of it with the model's
 weights; it is a gradient of what is; or it is a single number made of it, such as a loss or a norm.
@@ -291,6 +302,7 @@ class Config:
     elastic: Mapping[str, Elastic] = field(default_factory=dict)
     forbid: tuple[Forbid, ...] = ()
     approvals: str | None = None
+    data: Mapping[str, DataHome] = field(default_factory=dict)
 
     @property
     def run_name(self) -> str:

@@ -32,6 +32,9 @@ from whale_nebula.scopes.options import check_signature, scope
 from whale_nebula.security.approved import check_process, read_approvals
 from whale_nebula.site import calling_site, script_site, short_traceback
 
+FAILURE = "failure"
+"""What stands in `Run.data` where a batch of `nb.data` could not be read."""
+
 
 @dataclass(frozen=True)
 class Here:
@@ -102,6 +105,7 @@ class Run:
     rounds: Any = None
     decisions: list[Any] = field(default_factory=list)
     checkpoints: Any = None
+    data: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         here = self.here()
@@ -334,7 +338,7 @@ def init(
             run.approvals = _open_approvals(run)
         if held:
             run.closers.append(held.close)
-            atexit.register(_shut_down_at_exit)
+            atexit.register(shut_down_at_exit)
         given = {"metrics": metrics, "tensorboard": tensorboard, **(outputs or {})}
         chosen = {**loaded.outputs, **{name: path for name, path in given.items() if path is not None}}
         seen = Seen(loaded.show if show is None else show, chosen)
@@ -370,7 +374,7 @@ def _open_checkpoints(run: Run, saves: Checkpointing) -> None:
 
     run.checkpoints = open_checkpoints(run, saves)
     run.closers.append(run.checkpoints.close)
-    atexit.register(_shut_down_at_exit)
+    atexit.register(shut_down_at_exit)
 
 
 def _event_files(folder: str) -> Any:
@@ -398,7 +402,7 @@ def _watch_steps(run: Run, seen: Seen) -> Iterator[None]:
         raise
     watch([watching])
     run.closers.append(watching.close)
-    atexit.register(_shut_down_at_exit)
+    atexit.register(shut_down_at_exit)
 
 
 def _config(config: Any, site: str) -> Any:
@@ -437,7 +441,7 @@ def _join(run: Run, attachment: Attachment) -> None:
 
     run.ledger, run.hosts = join(attachment, run.seed if run.seed is not None else run.config.seed, run.config)
     run.closers.append(run.ledger.session.close)
-    atexit.register(_shut_down_at_exit)
+    atexit.register(shut_down_at_exit)
 
 
 def _sow(run: Run) -> None:
@@ -467,7 +471,7 @@ def shutdown() -> None:
         set_limits(None)
 
 
-def _shut_down_at_exit() -> None:
+def shut_down_at_exit() -> None:
     """Close the run when the script ends. After an error that nobody caught nothing is saved any more."""
     if _run is not None and _run.checkpoints is not None and hasattr(sys, "last_value"):
         _run.checkpoints.failed = True

@@ -32,6 +32,8 @@ from whale_nebula.security.identity import Identity
 from whale_nebula.security.trust import Trust
 
 HEAD_EVERY = 100
+TAKEN = "the audit log is taken"
+"""What is said of a log that another process writes."""
 MOST_BYTES = 64 << 20
 _LONGEST = 1000
 _SIGNED = b'{"action":"head",'
@@ -321,7 +323,7 @@ def _open(path: Path) -> tuple[int, int]:
     except OSError:
         os.close(file)
         why = "another process writes it"
-        raise AuditError("the audit log is taken", where=str(path), why=why, mend="end the other one") from None
+        raise AuditError(TAKEN, where=str(path), why=why, mend="end the other one") from None
     return file, os.fstat(file).st_size
 
 

@@ -23,6 +23,8 @@ _ALIAS = "__mp_main__"
 """What multiprocessing calls the module that a process began with."""
 _OWN = "whale-nebula"
 _UNREADABLE = "unreadable"
+_GENERATED = "__autograph_generated_file"
+"""How TensorFlow's AutoGraph begins the names of modules that it makes of functions, each under another name."""
 _CODE = (".py", ".so", ".pyd")
 
 
@@ -79,7 +81,7 @@ def _unrecorded_modules() -> Iterator[tuple[str, Path]]:
     own, library = Path(whale_nebula.__file__).resolve().parent, Path(sysconfig.get_path("stdlib")).resolve()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
-        if file is None or name in (SCRIPT, _ALIAS):
+        if file is None or name in (SCRIPT, _ALIAS) or name.startswith(_GENERATED):
             continue
         path = Path(os.path.abspath(file))
         known = recorded.get(str(path))

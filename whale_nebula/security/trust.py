@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -159,8 +160,15 @@ def _revocations(said: Any) -> Revocations:
 # ---------------------------------------------------------------------- the newest number that this host has had
 def highest_number(path: Path, signer: str) -> int:
     """The number of the newest list of this signer that was read from this path; 0 if none is known."""
+    record = _record(path)
+    return _read_highest(record, signer, stamp(record))
+
+
+@lru_cache(64)
+def _read_highest(record: Path, signer: str, stamped: Stamp) -> int:
+    """The same of a record as it is now, by its `stamp`: it is asked for more often than it changes, and grows."""
     try:
-        lines = _record(path).read_text("ascii", "replace").splitlines()
+        lines = record.read_text("ascii", "replace").splitlines()
     except OSError:
         return 0
     numbers = [line.split()[1:] for line in lines if line.startswith(f"{signer} ")]

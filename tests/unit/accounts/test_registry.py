@@ -12,17 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula.accounts.registry import (
-    DISABLED,
-    ENABLED,
-    FILE,
-    INVITATION,
-    PASSWORD,
-    TOKEN,
-    Certified,
-    Registry,
-    refuse_login,
-)
+from whale_nebula.accounts.members import DISABLED, ENABLED, Certified
+from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN, Registry, refuse_login
+from whale_nebula.accounts.rows import FILE
 from whale_nebula.errors import AccountError, LoginError
 from whale_nebula.security import authority, files
 from whale_nebula.security.authority import Authority

@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from whale_nebula.accounts import service
+from whale_nebula.accounts import server, service
 from whale_nebula.accounts.login import Asked, Desk
-from whale_nebula.accounts.registry import AUDITOR, DISABLED, OWNER, PASSWORD, TOKEN, Registry, refuse_login
+from whale_nebula.accounts.members import AUDITOR, DISABLED, OWNER
+from whale_nebula.accounts.registry import PASSWORD, TOKEN, Registry, refuse_login
 from whale_nebula.accounts.service import Service, serve
 from whale_nebula.cli.arguments import DONE
 from whale_nebula.cli.login import Login, keep, main
@@ -78,7 +79,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(service, "_OPEN_RATE", 1000.0)
+    monkeypatch.setattr(server, "_OPEN_RATE", 1000.0)
     monkeypatch.setattr(service, "_RATE", 1000.0)
     monkeypatch.setattr(service, "_ALL_RATE", 1000.0)
     authority.create(tmp_path / "certs", Authority.fresh(RUN, {}, bound=["gpu"]))

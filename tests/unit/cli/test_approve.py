@@ -8,6 +8,8 @@ import json
 import os
 import re
 import shutil
+import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 
 from tests.processes import zygote
 from whale_nebula.cli.approve import main
-from whale_nebula.security import approval, authority, files, trust
+from whale_nebula.security import approval, authority, code, files, trust
 from whale_nebula.security.authority import Authority
 
 SCRIPT = """
@@ -329,3 +331,15 @@ def test_a_wrong_call_says_what_is_wrong(
     except SystemExit as end:
         assert end.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_modules_that_autograph_makes_are_no_files_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes them of functions of the script, under another name each time."""
+    for name in ("__autograph_generated_file1a2b", "helper_of_mine"):
+        path = tmp_path / f"{name}.py"
+        path.write_text("x = 1\n")
+        module = types.ModuleType(name)
+        module.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, name, module)
+    found = code.list_files(tmp_path / "train.py")
+    assert "helper_of_mine" in found and not any(name.startswith("__autograph") for name in found)

@@ -260,7 +260,7 @@ def test_a_mistake_in_a_file_names_the_line(written: Callable[[str], Path], text
         ("run: a\nrun: b\n", ":2", "the key 'run' is given twice"),
         ("clusters:\n  gpu: {}\n  gpu: {}\n", ":3", "given twice"),
         ("links: [{rate: 1mbit, rate: 2mbit}]", ":1", "given twice"),
-        ("- a\n- b\n", "", "a config is a mapping"),
+        ("- a\n- b\n", "", "the config is no mapping"),
         ("run: !!python/object/apply:os.system ['true']", ":1:6", "no YAML"),
         ("\x00", "", "no YAML"),
     ],

@@ -1,0 +1,355 @@
+"""What reading data of an owner costs: over lines, beside files, and what is decided and recorded of each batch.
+
+    python benchmarks/access/data.py            # everything; writes data.json
+    python benchmarks/access/data.py --quick    # a few, to see that it runs; writes nothing
+
+The service runs in a process of its own. Over loopback and over an emulated line of 60 Mbit/s with 20 ms each way
+(tools/wan.py, as root), rows of 4 KB are read in batches of 256, as columns and as a `tf.data.Dataset`; bytes are those
+of rows, without headers. A step fed by `nb.data` on the owner's machine takes turns with one fed by `tf.data` from the
+same files of TFRecord. What is decided and recorded is timed by itself, in a registry of 1,000 accounts with 10 grants
+each, and is a share of that step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+from common import machine, verdict, write
+
+from whale_nebula.accounts.registry import Registry
+from whale_nebula.config.place import Place
+from whale_nebula.datasets.grants import Grants
+from whale_nebula.datasets.guard import Asked, Guard, Reader
+from whale_nebula.datasets.interface import parse_interface
+from whale_nebula.datasets.reading import Remote, Wish, open_remote
+from whale_nebula.datasets.service import open_service
+from whale_nebula.datasets.usage import Usage
+from whale_nebula.security import Files, Identity, authority, files
+from whale_nebula.security.audit import AuditLog
+from whale_nebula.security.authority import Authority
+
+ACCOUNTS, GRANTS = 1000, 10
+WIDTH, BATCH, FEATURES = 1024, 256, 256
+LOOPBACK_BAR, LINE_BAR, STEP_BAR, SHARE_BAR, DECISION_BAR = 200.0, 0.95, 1.02, 0.01, 1.0
+RATE = 60e6
+END = "2999-01-01T00:00:00Z"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def make_rows() -> dict[str, Any]:
+    """Rows of 4 KB; a factory that the interface names."""
+    return {"x": np.random.default_rng(1).random((20_000, WIDTH), np.float32)}
+
+
+def make_site(folder: Path, accounts: int) -> None:
+    """An authority, accounts with grants, two datasets, and the certificate of one of the accounts."""
+    signs = Authority.fresh("mt", {}, bound=["gpu"])
+    authority.create(folder / "certs", signs)
+    write_records(folder / "rows.tfrecord", 64 * BATCH)
+    with contextlib.closing(Registry(folder / "certs", signs)) as registry:
+        grants, database = Grants(registry), registry.database
+        for said in (
+            {"name": "wide", "source": {"factory": "data:make_rows"}, "schema": {"x": _column(WIDTH)}},
+            {
+                "name": "records",
+                "source": {"tfrecord": "*.tfrecord", "features": {"x": _column(FEATURES)}},
+                "schema": {"x": _column(FEATURES)},
+            },
+        ):
+            grants.publish(parse_interface(Place({**said, "expires": END})), folder)
+        with registry.change():
+            for number in range(accounts):
+                row = (f"user{number}", "trainer", "enabled", "", 1, 0, "", "2026-01-01T00:00:00Z")
+                database.execute("insert into account values (?, ?, ?, ?, ?, ?, ?, ?)", row)
+                for grant in range(GRANTS):
+                    name = ("wide", "records")[grant % 2]
+                    given = (
+                        f"{number:04x}{grant:04x}",
+                        name,
+                        row[0],
+                        f"study {grant}",
+                        "granted",
+                        row[-1],
+                        row[-1],
+                        END,
+                    )
+                    database.execute("insert into permission values (?, ?, ?, ?, ?, ?, ?, ?)", given)
+    _certify(folder, signs, f"user{accounts - 1}")
+
+
+def _column(width: int) -> dict[str, Any]:
+    return {"dtype": "float32", "shape": [width]}
+
+
+def _certify(folder: Path, signs: Authority, account: str) -> None:
+    home, identity, key, now = folder / "of-gpu", Identity("mt", "gpu"), authority.new_key(), files.now()
+    home.mkdir(mode=0o700)
+    until = now + timedelta(days=1)
+    made = authority.process_certificate(identity, key.public_key(), signs.certificate, signs.key, until, now, account)
+    paths = Files.under(home, identity)
+    files.write(paths.cert, authority.certificate_bytes(made), files.PUBLIC)
+    files.write(paths.key, authority.key_bytes(key), files.SECRET)
+    files.write(paths.ca, authority.certificate_bytes(signs.certificate), files.PUBLIC)
+
+
+def write_records(path: Path, count: int) -> None:
+    """A file of TFRecord."""
+    import tensorflow as tf
+
+    values = np.random.default_rng(2).random((count, FEATURES), np.float32)
+    with tf.io.TFRecordWriter(str(path)) as file:
+        for row in values:
+            feature = tf.train.Feature(float_list=tf.train.FloatList(value=row))
+            example = tf.train.Example(features=tf.train.Features(feature={"x": feature}))
+            file.write(example.SerializeToString())
+
+
+# ---------------------------------------------------------------------- over lines
+def serve(folder: str, host: str, port: int, ready: Any = None) -> None:
+    """The owner's service, until its process is ended."""
+    home = Path(folder)
+    with open_service(home / "certs", authority.load(home / "certs"), "gpu", host, port) as bound:
+        if ready is not None:
+            ready.send(bound)
+        time.sleep(3600)
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[int]:
+    """The service on loopback, in a process of its own; gives its port."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    serving = spawn.Process(target=serve, args=(str(folder), "127.0.0.1", 0, theirs), daemon=True)
+    serving.start()
+    try:
+        yield int(ours.recv())
+    finally:
+        serving.kill()
+        serving.join(10)
+
+
+def read_columns(remote: Remote, batches: int) -> float:
+    """Bytes of rows a second."""
+    about = remote.describe("wide")
+    found = remote.read(Wish("wide", 1, 0, 0, batches * BATCH, BATCH), about)
+    size, started = 0, 0.0
+    for number, columns in enumerate(found):
+        if number:  # the first batch waits for the line and for what is opened
+            size += columns["x"].nbytes
+        else:
+            started = time.perf_counter()
+    return size / (time.perf_counter() - started)
+
+
+def read_dataset(folder: Path, port: int, batches: int) -> float:
+    """The same through `nb.data`."""
+    import whale_nebula as nb
+
+    nb.init({"run": "mt", "data": {"gpu": {"at": f"127.0.0.1:{port}", "folder": str(folder / "of-gpu")}}})
+    try:
+        size, started = 0, 0.0
+        for number, batch in enumerate(nb.data("gpu://wide", batch=BATCH, seed=1, purpose="study 0").take(batches)):
+            if number:
+                size += batch["x"].shape[0] * WIDTH * 4
+            else:
+                started = time.perf_counter()
+        return size / (time.perf_counter() - started)
+    finally:
+        nb.shutdown()
+
+
+def loopback(folder: Path, rounds: int, batches: int) -> list[dict[str, Any]]:
+    """MB a second, of several passes the middle one."""
+    with served(folder) as port:
+        remote = open_remote(f"127.0.0.1:{port}", folder / "of-gpu", "mt", "gpu", Reader("", "", purpose="study 0"))
+        columns = [read_columns(remote, batches) / 1e6 for _ in range(rounds)]
+        dataset = [read_dataset(folder, port, batches) / 1e6 for _ in range(rounds)]
+    return [
+        _at_least("loopback, as columns: MB/s", statistics.median(columns), LOOPBACK_BAR),
+        _at_least("loopback, as a tf.data.Dataset: MB/s", statistics.median(dataset), LOOPBACK_BAR),
+    ]
+
+
+def line(folder: Path, batches: int) -> list[dict[str, Any]]:
+    """The share of a line of 60 Mbit/s that rows have."""
+    if os.geteuid() or not Path("/dev/net/tun").exists():
+        return []
+    script = [sys.executable, __file__, "--folder", str(folder), "--batches", str(batches)]
+    wan = [sys.executable, str(ROOT / "tools/wan.py"), "--rate", "60mbit", "--delay", "20ms", "--"]
+    command = [*wan, *script, "--side", "owner", "---", *script, "--side", "reader"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    told = [json.loads(each) for each in done.stdout.splitlines() if each.startswith("{")]
+    if not told:
+        raise SystemExit(f"the line ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    share = 8 * told[0]["bytes_per_second"] / RATE
+    return [_at_least("60 Mbit/s, 40 ms round trip: share of the line", share, LINE_BAR)]
+
+
+def play_side(side: str, folder: Path, batches: int) -> None:
+    """What a site of the line does; the one that reads ends the other."""
+    over = folder / "over"
+    if side == "owner":
+        spawn = multiprocessing.get_context("spawn")
+        serving = spawn.Process(target=serve, args=(str(folder), "10.77.0.1", 7300), daemon=True)
+        serving.start()
+        while not over.exists() and serving.is_alive():
+            time.sleep(0.1)
+        serving.kill()
+        return
+    try:
+        remote = open_remote("10.77.0.1:7300", folder / "of-gpu", "mt", "gpu", Reader("", "", purpose="study 0"))
+        for _ in range(200):
+            with contextlib.suppress(Exception):
+                remote.describe("wide")
+                break
+            time.sleep(0.2)
+        print(json.dumps({"bytes_per_second": read_columns(remote, batches)}), flush=True)
+    finally:
+        over.touch()
+
+
+# ---------------------------------------------------------------------- a step, decisions
+def step(folder: Path, rounds: int) -> tuple[list[dict[str, Any]], float]:
+    """A step fed by `nb.data` on the owner's machine, as a multiple of one fed from the same files; and its seconds."""
+    import keras
+    import tensorflow as tf
+
+    import whale_nebula as nb
+
+    nb.init({"run": "mt", "data": {"gpu": {"registry": str(folder / "certs")}}})
+    inputs = keras.Input((FEATURES,))
+    with nb.cluster():
+        with nb.stage(cluster="gpu"):
+            hidden = keras.layers.Dense(2048, activation="relu")(keras.layers.Dense(2048, activation="relu")(inputs))
+        with nb.stage(cluster="npu"):
+            outputs = keras.layers.Dense(1)(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    wanted = {"x": tf.io.FixedLenFeature([FEATURES], tf.float32)}
+
+    def from_files() -> Any:
+        records = tf.data.TFRecordDataset(str(folder / "rows.tfrecord")).shuffle(64 * BATCH, seed=1).batch(BATCH)
+        return records.map(lambda each: tf.io.parse_example(each, wanted)).prefetch(4)
+
+    sources = {"files": from_files(), "data": nb.data("gpu://records", batch=BATCH, seed=1)}
+    pairs = {name: each.map(lambda row: (row["x"], row["x"][:, :1])) for name, each in sources.items()}
+    taken: dict[str, list[float]] = {"files": [], "data": []}
+    processors: dict[str, float] = {"files": 0.0, "data": 0.0}
+    for number in range(2 * rounds + 4):
+        name = ("files", "data", "data", "files")[number % 4]
+        used, found = time.process_time(), _time_steps(model, pairs[name])
+        if number >= 4:  # the first passes make functions and fill caches
+            processors[name] += (time.process_time() - used) / (64 * rounds)
+            taken[name] += found
+    nb.shutdown()
+    seconds = {name: statistics.median(each) for name, each in taken.items()}
+    rows = []
+    for unit, of in (("seconds", seconds), ("seconds of the processors", processors)):
+        ratio = round(of["data"] / of["files"], 3)
+        what = f"a step fed by nb.data on the owner's machine, beside one fed from files: {unit}"
+        times = {f"{name}_ms": round(1e3 * each, 2) for name, each in of.items()}
+        rows.append({"what": what, **times, "value": ratio, "bar": STEP_BAR, "verdict": verdict(ratio, STEP_BAR)})
+    return rows, seconds["data"]
+
+
+def _time_steps(model: Any, dataset: Any) -> list[float]:
+    """The seconds of each step of a pass but the first, from batch to batch."""
+    found, last = [], 0.0
+    for number, batch in enumerate(dataset):
+        model.train_on_batch(*batch)
+        now = time.perf_counter()
+        if number:
+            found.append(now - last)
+        last = now
+    return found
+
+
+def decisions(folder: Path, accounts: int, times: int, seconds_of_step: float) -> list[dict[str, Any]]:
+    """Milliseconds of a decision, and of all that is decided, counted and recorded of a batch."""
+    registry, usage = Registry(folder / "certs", authority.load(folder / "certs")), Usage(folder / "certs")
+    log = AuditLog(folder / "bench.jsonl", Identity("mt", "gpu", "operator"), None)
+    grants = Grants(registry)
+    guard, account = Guard(grants, usage, log), f"user{accounts - 1}"
+    reader = Reader(account, "nebula://mt/gpu/worker/0", purpose="study 1")
+    opened = guard.open(reader, "records")
+    checks, whole, rows_alone = [], [], []
+    for number in range(times):
+        first = number % 60 * BATCH
+        started = time.perf_counter()
+        grants.check(account, "records", "study 1")
+        checked = time.perf_counter()
+        guard.read(reader, Asked("records", 1, 0, first, first + BATCH))
+        read = time.perf_counter()
+        opened.read(1, 0, first, first + BATCH)
+        rows_alone.append(1e3 * (time.perf_counter() - read))
+        whole.append(1e3 * (read - checked))
+        checks.append(1e3 * (checked - started))
+    for each in (log, usage, registry):
+        each.close()
+    cost = statistics.median(whole) - statistics.median(rows_alone)
+    share = cost / (1e3 * seconds_of_step)
+    decision = statistics.median(checks)
+    return [
+        {"what": "a decision, with 1,000 accounts and 10,000 grants: ms", "value": round(decision, 3),
+         "worst_ms": round(max(checks), 2), "bar": DECISION_BAR, "verdict": verdict(decision, DECISION_BAR)},
+        {"what": "all that is decided, counted and recorded of a batch: ms", "value": round(cost, 3)},
+        {"what": "the same as a share of that step", "value": round(share, 4), "bar": SHARE_BAR,
+         "verdict": verdict(share, SHARE_BAR)},
+    ]  # fmt: skip
+
+
+def _at_least(what: str, value: float, bar: float) -> dict[str, Any]:
+    return {"what": what, "value": round(value, 3), "bar": bar, "verdict": verdict(value, bar, least=True)}
+
+
+def main() -> int:
+    """Measure, print, write."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--quick", action="store_true", help="a few of each; writes nothing")
+    for hidden in ("--side", "--folder", "--batches"):
+        arguments.add_argument(hidden, help=argparse.SUPPRESS)
+    given = arguments.parse_args()
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
+    if given.side:
+        play_side(given.side, Path(given.folder), int(given.batches))
+        return 0
+    about, quick = machine(), given.quick
+    accounts = 20 if quick else ACCOUNTS
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_site(folder, accounts)
+        rows = loopback(folder, *((1, 20) if quick else (5, 78)))
+        rows += line(folder, 5 if quick else 60)
+        steps, seconds = step(folder, 1 if quick else 16)
+        rows += [*steps, *decisions(folder, accounts, 50 if quick else 2000, seconds)]
+    for row in rows:
+        print(row)
+    if not quick:
+        table = [("what", "measured", "bar", "verdict")]
+        table += [
+            (each["what"], str(each["value"]), str(each.get("bar", "")), each.get("verdict", "")) for each in rows
+        ]
+        write(__file__, {"machine": about, "rows": rows}, table, "data")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

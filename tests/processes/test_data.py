@@ -1,0 +1,25 @@
+"""A dataset of one owner, read in two processes: by him directly, and over a line by an account."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.processes.running import run
+from tests.unit.datasets.conftest import Owner, Site, certify, owner, site  # noqa: F401 - fixtures
+
+
+def test_both_train_on_the_same_rows(site: Site, tmp_path: Path) -> None:  # noqa: F811
+    site.owner.publish()
+    site.owner.grant("ana")
+    certify(site.owner, "ana", tmp_path / "of-ana")
+    home = {"at": f"127.0.0.1:{site.port}", "folder": str(tmp_path / "of-ana"), "registry": f"{site.owner.home}/certs"}
+    found = run("reading", {"gpu/0": "gpu", "npu/0": "npu"}, json.dumps(home))
+    found.result.check()
+    assert found.same("weights") and found.same("loss")
+    assert sum(each["rows"] for each in site.log) == 200
+    assert {each["account"] for each in site.log} == {"ana"}
+    (direct,) = (site.owner.home / "certs/audit").glob("data-gpu-worker-0.jsonl")
+    said = [json.loads(line) for line in direct.read_text().splitlines()]
+    assert sum(each.get("rows", 0) for each in said) == 200 and {each.get("account") for each in said} >= {"owner"}
+    assert site.owner.grants.registry.find("ana")

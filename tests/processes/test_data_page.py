@@ -1,0 +1,117 @@
+"""The walk-through of docs/data.md: its files are written, its commands are run, and what they say is what it shows."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import zygote
+from whale_nebula.accounts.login import Desk
+from whale_nebula.accounts.registry import Registry
+from whale_nebula.accounts.service import serve as serve_accounts
+from whale_nebula.cli.main import main
+from whale_nebula.datasets.service import open_service
+from whale_nebula.security import authority
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text("utf-8")
+FILE = re.compile(r"```(?:python|yaml)\n# ([\w./-]+)\n(.*?)```", re.DOTALL)
+PASSWORD = "a sentence to remember"
+
+
+class Walk:
+    """Goes through the page: ports and numbers differ each time, and stand for those of the page."""
+
+    def __init__(self, services: contextlib.ExitStack) -> None:
+        self.services, self.said_for, self.invitation = services, {}, ""
+
+    def translate(self, text: str) -> str:
+        for of_page, here in self.said_for.items():
+            text = text.replace(of_page, here)
+        return text
+
+    def run(self, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+        words = shlex.split(self.translate(line), comments=False)
+        if words[-1] == "&":
+            return self.serve(words, line.split()[-2])
+        if words[0] in ("mkdir", "cp"):
+            subprocess.run(words, check=True)
+            return ""
+        if words[0] == "python" or words[1] == "approve":
+            done = zygote.run(*(["-m", "whale_nebula.cli.main", *words[1:]] if words[1] == "approve" else words[1:]))
+            assert "Traceback" not in done.stdout, done.stdout
+            return done.stdout if done.returncode == 0 else done.stderr
+        if "--invitation" in words:
+            monkeypatch.setattr("sys.stdin", io.StringIO(f"{self.invitation}\n{PASSWORD}\n{PASSWORD}\n"))
+        words, target = (words[:-2], words[-1]) if words[-2] == ">" else (words, "")
+        capsys.readouterr()
+        main(words[1:])
+        said = "".join(capsys.readouterr())
+        if target:
+            Path(target).touch(0o600)
+            Path(target).write_text(said)
+            return ""
+        if found := re.search(r"invitation: (\S+)", said):
+            self.invitation = self.invitation or found[1]
+        return said
+
+    def serve(self, words: list[str], at: str) -> str:
+        """A service of the page, at another port."""
+        folder, cluster = Path(words[words.index("--folder") + 1]), words[words.index("--folder") + 1].split("/")[0]
+        signs = authority.load(folder)
+        if words[1] == "data":
+            port = self.services.enter_context(open_service(folder, signs, cluster, "127.0.0.1", 0))
+        else:
+            registry = self.services.enter_context(contextlib.closing(Registry(folder, signs)))
+            desk = Desk(registry, signs, folder)
+            port = self.services.enter_context(serve_accounts(desk, cluster, "127.0.0.1", 0))
+        self.said_for[at] = f"127.0.0.1:{port}"
+        return ""
+
+
+def mask(text: str) -> list[str]:
+    text = re.sub(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?(Z| UTC)", "DATE", text.replace("2099-01-01T00:00:00Z", "END"))
+    return [line.rstrip() for line in re.sub(r"\b[0-9a-f]{8}\b", "NUMBER", text).strip().splitlines()]
+
+
+@pytest.fixture
+def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Walk]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("getpass.getuser", lambda: "olga")
+    for name, text in FILE.findall(PAGE):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(f"# {name}\n{text}")
+    with contextlib.ExitStack() as services:
+        yield Walk(services)
+
+
+def test_the_page_is_true(walk: Walk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[str] = []
+    for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
+        for each in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            line, _, shown = each.partition("\n")
+            for path in ("ana/clusters.yaml", "bob/clusters.yaml", "cleo/clusters.yaml"):
+                Path(path).write_text(walk.translate(Path(path).read_text()))
+            found = walk.run(line, capsys, monkeypatch)
+            trained += [found] * line.startswith("python train.py")
+            if shown:
+                print(found)
+                assert mask(found) == mask(shown), line
+                of_page, here = (re.findall(r"\b[0-9a-f]{8}\b", text) for text in (shown, found))
+                walk.said_for.update(zip(of_page, here, strict=True))
+    assert "NB-214 train.py is not approved" in trained[0]
+    report = found
+    assert "ana  tickets  400 rows, 12800 bytes, in 8 batches" in report
+    assert "train.py, approved by " in report and ", reviewed on Monday" in report
+    assert report.count("NB-433 bob may not read dataset 'tickets'") == 3
+    for part in ("it has not asked for it", "and not for this purpose", "its grant was withdrawn"):
+        assert part in report
+    assert "disable  ana" in report and "withdraw  dataset tickets" in report
+    assert re.search(r"data-gpu.jsonl: \d+ records, signed up to record \d+", report)
+    assert "data-gpu.jsonl" in report and "data-gpu-worker-0.jsonl" in report

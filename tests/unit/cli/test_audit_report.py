@@ -1,0 +1,106 @@
+"""`whale-nebula audit report`: who read what, when, by which program, and who approved it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shlex
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.unit.datasets.conftest import Owner, Site, certify, owner, site  # noqa: F401 - fixtures
+from whale_nebula.accounts.rows import FILE
+from whale_nebula.cli.main import main
+from whale_nebula.datasets.grants import GRANTED
+from whale_nebula.errors import AccessError
+from whale_nebula.security import approval
+
+Capture = pytest.CaptureFixture[str]
+SCRIPT = b"print('hello')\n"
+
+
+def run(line: str, capsys: Capture) -> tuple[int, str, str]:
+    try:
+        code = main(["audit", "report", *shlex.split(line)])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture
+def read(site: Site) -> Site:  # noqa: F811
+    """Ana has read, by a program that was approved; bob was refused."""
+    site.owner.publish()
+    asked = site.owner.grants.ask("ana", "corpus", "a study")
+    site.owner.grants.decide(asked.number, GRANTED, 7, "she may", "olga")
+    digest = hashlib.sha256(SCRIPT).hexdigest()
+    site.rows("ana", program=digest)
+    site.rows("ana", program="cd" * 32)
+    certify(site.owner, "bob", site.tmp / "of-bob", index=1)
+    for _ in range(2):
+        with contextlib.suppress(AccessError):
+            site.rows("bob")
+    site.guard.log.head()
+    code = {"__main__": digest}, {"python": "3"}
+    approval.save(site.tmp / "approvals", site.owner.signs, "train.py", code, {}, by="olga", why="reviewed")
+    return site
+
+
+def line(site: Site) -> str:  # noqa: F811
+    return f"{site.guard.log.path} --folder {site.owner.home}/certs --approvals {site.tmp}/approvals"
+
+
+def test_it_answers(read: Site, capsys: Capture) -> None:
+    code, out, _ = run(line(read), capsys)
+    (granted,) = (each.number for each in read.owner.grants.list_permissions())
+    assert code == 0
+    assert "ana  corpus  100 rows, 800 bytes, in 4 batches" in out
+    assert f"for 'a study', granted {granted} by olga at" in out
+    assert "train.py, approved by olga, reviewed" in out and "script cdcdcdcdcdcd: no approval of it is here" in out
+    assert "bob  corpus  2 times" in out and "it has not asked for it" in out
+    assert "grant  ana  allow" in out and "signed up to record" in out
+    said = json.loads(run(f"{line(read)} --json", capsys)[1])
+    assert [each["rows"] for each in said["reads"]] == [100, 100]
+    assert said["refusals"][0]["times"] == 2
+
+
+def test_a_period(read: Site, capsys: Capture) -> None:
+    out = run(f"{line(read)} --until 2026-01-01", capsys)[1]
+    assert "nobody read anything" in out and "refused\n  nothing" in out
+    assert run(f"{line(read)} --since 2026-01-01T12:00:00Z", capsys)[1].count("100 rows") == 2
+    assert "is no day and no moment" in run(f"{line(read)} --since yesterday", capsys)[2]
+
+
+def test_lines_of_json(read: Site, capsys: Capture) -> None:
+    found = [json.loads(each) for each in run(f"{line(read)} --lines", capsys)[1].splitlines()]
+    assert {each["action"] for each in found} >= {"read", "grant", "request", "publish", "add", "genesis"}
+    assert [each["time"][:19] for each in found] == sorted(each["time"][:19] for each in found)
+
+
+def test_attack_a_log_that_was_changed(read: Site, capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "data-changed.jsonl"
+    path.write_bytes(read.guard.log.path.read_bytes().replace(b'"account":"ana"', b'"account":"bob"', 1))
+    code, out, err = run(f"{path} --folder {read.owner.home}/certs", capsys)
+    assert (code, out, "is the first that is wrong" in err) == (1, "", True)
+
+
+def test_attack_a_registry_that_was_changed(read: Site, capsys: Capture) -> None:
+    copy = read.tmp / "copy"
+    shutil.copytree(read.owner.home / "certs", copy)
+    with contextlib.closing(sqlite3.connect(copy / FILE)) as other:
+        other.execute("update event set line = replace(line, 'olga', 'ana')")
+        other.commit()
+    code, _, err = run(f"{read.guard.log.path} --folder {copy}", capsys)
+    assert (code, "was changed by somebody else" in err) == (1, True)
+
+
+def test_without_anything(owner: Owner, capsys: Capture) -> None:  # noqa: F811
+    code, out, _ = run(f"--folder {owner.home}/certs", capsys)
+    assert (code, "nobody read anything" in out) == (0, True)
+    assert run(f"no.jsonl --folder {owner.home}/certs", capsys)[0] == 66
+    assert run("--folder nowhere", capsys)[0] == 1
+    assert run("--from x", capsys)[0] == 2

@@ -1,0 +1,119 @@
+"""`whale-nebula data`: what it says, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.unit.datasets.conftest import Owner, owner  # noqa: F401 - a fixture
+from whale_nebula.cli import arguments, data
+from whale_nebula.datasets.service import open_service
+from whale_nebula.errors import ConfigError
+from whale_nebula.security import authority
+from whale_nebula.security.authority import Authority
+
+Capture = pytest.CaptureFixture[str]
+INTERFACE = """\
+name: corpus
+about: ages of people
+source: {csv: "*.csv", columns: {age: int64}}
+schema: {age: {dtype: int64}}
+limits: {account: {rows: 1000}, run: {bytes: 1GB}, rate: 100mbit}
+expires: 2999-01-01
+"""
+
+
+def run(line: str, capsys: Capture) -> tuple[int, str, str]:
+    try:
+        code = data.main(shlex.split(line))
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    return code, *capsys.readouterr()
+
+
+def test_from_publication_to_withdrawal(owner: Owner, capsys: Capture) -> None:  # noqa: F811
+    path, folder = owner.home / "files/corpus.yaml", f"--folder {owner.home}/certs"
+    path.write_text(INTERFACE)
+    assert run(f"list {folder}", capsys)[1].startswith("there are no datasets")
+    code, out, _ = run(f"publish {path} {folder}", capsys)
+    assert (code, out.splitlines()) == (
+        0,
+        [
+            "published corpus: 100 rows, until 2999-01-01T00:00:00Z",
+            "  leaves: age int64[]",
+            "  an account at most: 1000 rows in all, 1000000000 bytes a run, 100mbit",
+            "  about: ages of people",
+        ],
+    )
+    assert run(f"list {folder}", capsys)[1].split()[:2] == ["corpus", "published"]
+    assert "nobody has asked" in run(f"grants {folder}", capsys)[1]
+    asked = owner.grants.ask("ana", "corpus", "study")
+    assert asked.number in run(f"grants {folder}", capsys)[1]
+    code, out, _ = run(f"grants --grant {asked.number} --days 7 {folder} --json", capsys)
+    assert json.loads(out)["state"] == "granted"
+    assert "granted until" in run(f"show corpus {folder}", capsys)[1]
+    assert "denied" in run(f"grants --deny {asked.number} {folder}", capsys)[1]
+    assert run(f"withdraw corpus {folder}", capsys)[1] == "withdrawn: corpus\n"
+    assert json.loads(run(f"show corpus {folder} --json", capsys)[1])["state"] == "withdrawn"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("", 2, "which command?"),
+        ("publsh", 2, "did you mean 'publish'"),
+        ("publish", 2, "One FILE"),
+        ("publish a b", 2, "One FILE"),
+        ("list a", 2, "options alone"),
+        ("grants --grant 1 --deny 2 {folder}", 2, "one of these"),
+        ("grants --grant 1 {folder}", 1, "no request has the number"),
+        ("grants --grant 1 --days x {folder}", 2, "takes a number"),
+        ("grants --grant 1 --days -1 {folder}", 1, "no life of a grant"),
+        ("publish no.yaml {folder}", arguments.CONFIG, "cannot be read"),
+        ("show corpus {folder}", 1, "no dataset is called"),
+        ("list --folder nowhere", 1, "no authority here"),
+    ],
+)
+def test_how_it_ends(owner: Owner, capsys: Capture, line: str, code: int, said: str) -> None:  # noqa: F811
+    found, _, err = run(line.format(folder=f"--folder {owner.home}/certs"), capsys)
+    assert (found, said in err) == (code, True), err
+
+
+def test_what_does_not_work_is_not_published(owner: Owner, tmp_path: Path, capsys: Capture) -> None:  # noqa: F811
+    path, folder = owner.home / "files/corpus.yaml", f"--folder {owner.home}/certs"
+    path.write_text(INTERFACE.replace("age: int64", "wage: int64"))
+    code, _, err = run(f"publish {path} {folder}", capsys)
+    assert (code, "there is no column 'wage'" in err) == (1, True)
+    path.write_text(INTERFACE.replace("2999", "2020"))
+    assert "ended at" in run(f"publish {path} {folder}", capsys)[2]
+    assert owner.grants.list_datasets() == []
+
+
+def test_two_services_of_a_cluster_and_a_port_that_is_taken(owner: Owner, capsys: Capture) -> None:  # noqa: F811
+    folder = owner.home / "certs"
+    with open_service(folder, owner.signs, "gpu", "127.0.0.1", 0) as port:
+        code, _, err = run(f"serve --folder {folder} --listen 127.0.0.1:0", capsys)
+        assert (code, "the audit log is taken" in err) == (1, True)
+        other = Authority.fresh("mt", {}, bound=["npu"])
+        authority.create(owner.home / "npu", other)
+        with pytest.raises(ConfigError, match="cannot listen"):
+            open_service(owner.home / "npu", other, "npu", "127.0.0.1", port).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("request gpu://corpus --purpose x", 2, "where? --at"),
+        ("request corpus --at a:1 --purpose x", 2, "gpu://corpus"),
+        ("request gpu://corpus --at a:1", 1, "no certificate of an account"),
+        ("list --at a:1", 2, "of whom? --cluster gpu"),
+        ("list --at a:1 --cluster gpu --folder {certs}", 1, "no certificate of an account"),
+        ("serve --listen nowhere --folder {certs}", 2, "--listen takes a number"),
+    ],
+)
+def test_what_is_asked_of_a_service(owner: Owner, capsys: Capture, line: str, code: int, said: str) -> None:  # noqa: F811
+    found, _, err = run(line.format(certs=owner.home / "certs"), capsys)
+    assert (found, said in err) == (code, True), err

@@ -1,0 +1,128 @@
+"""An owner with accounts and a dataset, at a time that tests move."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whale_nebula.accounts import server
+from whale_nebula.accounts.login import Desk
+from whale_nebula.accounts.registry import Registry
+from whale_nebula.config.place import Place
+from whale_nebula.datasets.grants import GRANTED, Grants, Permission
+from whale_nebula.datasets.guard import Guard, Reader
+from whale_nebula.datasets.interface import parse_interface
+from whale_nebula.datasets.reading import Remote, Wish, open_remote
+from whale_nebula.datasets.service import serve
+from whale_nebula.datasets.usage import Usage
+from whale_nebula.security import Credentials, Files, Identity, authority, files
+from whale_nebula.security.audit import AuditLog
+from whale_nebula.security.authority import Authority
+
+PLAIN: dict[str, Any] = {
+    "name": "corpus",
+    "source": {"csv": "*.csv", "columns": {"age": "int64", "name": "string"}},
+    "transform": [{"select": ["age"]}],
+    "schema": {"age": {"dtype": "int64"}},
+    "expires": "2999-01-01",
+}
+
+
+@dataclass
+class Owner:
+    """Whose data it is: his registry with accounts ana and bob, and the folder of his files."""
+
+    home: Path
+    registry: Registry
+    signs: Authority
+    clock: list[datetime] = field(default_factory=list)
+
+    @property
+    def grants(self) -> Grants:
+        return Grants(self.registry)
+
+    def publish(self, **more: Any) -> None:
+        self.grants.publish(parse_interface(Place({**PLAIN, **more})), self.home / "files")
+
+    def grant(self, account: str, dataset: str = "corpus", purpose: str = "study", days: float = 7) -> Permission:
+        return self.grants.decide(self.grants.ask(account, dataset, purpose).number, GRANTED, days)
+
+    def pass_days(self, days: float) -> None:
+        self.clock[0] += timedelta(days=days)
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Owner]:
+    home = tmp_path / "gpu"
+    (home / "files").mkdir(parents=True)
+    (home / "files/a.csv").write_text("age,name\n" + "".join(f"{age},n{age}\n" for age in range(100)))
+    signs = Authority.fresh("mt", {}, bound=["gpu"])
+    authority.create(home / "certs", signs)
+    clock = [files.now()]
+    registry = Registry(home / "certs", authority.load(home / "certs"), lambda: clock[0])
+    for account in ("ana", "bob"):
+        registry.add(account, workers=4)
+    yield Owner(home, registry, signs, clock)
+    registry.close()
+
+
+def certify(owner: Owner, account: str, folder: Path, *, signs: Authority | None = None, **more: Any) -> Files:
+    """What `whale-nebula login` leaves in a folder."""
+    by, given = signs or owner.signs, {"cluster": "gpu", "index": 0, "role": "worker", "days": 1.0, **more}
+    identity = Identity("mt", given["cluster"], given["role"], given["index"])
+    folder.mkdir(mode=0o700, exist_ok=True)
+    key, now = authority.new_key(), files.now() + timedelta(days=given.get("begins", 0))
+    paths = Files.under(folder, identity)
+    until = now + timedelta(days=given["days"])
+    made = authority.process_certificate(identity, key.public_key(), by.certificate, by.key, until, now, account)
+    files.write(paths.cert, authority.certificate_bytes(made), files.PUBLIC)
+    files.write(paths.key, authority.key_bytes(key), files.SECRET)
+    files.write(paths.ca, authority.certificate_bytes(owner.signs.certificate), files.PUBLIC)
+    return paths
+
+
+@dataclass
+class Site:
+    """An owner's service, and the folders of those who read there."""
+
+    owner: Owner
+    guard: Guard
+    port: int
+    tmp: Path
+
+    def reads(self, account: str, **more: Any) -> Remote:
+        folder = self.tmp / f"of-{account}"
+        if not folder.exists():
+            certify(self.owner, account, folder)
+        said = Reader("", "", **{"run": "run-1", "program": "ab" * 32, **more})
+        return replace(open_remote(f"127.0.0.1:{self.port}", folder, "mt", "gpu", said), sleep=lambda seconds: None)
+
+    def rows(self, account: str, batch: int = 25, seed: int | None = None, number: int = 0, **more: Any) -> list[int]:
+        remote = self.reads(account, **more)
+        about = remote.describe("corpus")
+        found = remote.read(Wish("corpus", seed, number, 0, about.count, batch), about)
+        return [int(age) for columns in found for age in columns["age"]]
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        lines = self.guard.log.path.read_text("ascii").splitlines()
+        return [said for said in map(json.loads, lines) if said["action"] == "read"]
+
+
+@pytest.fixture
+def site(owner: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(server, "_OPEN_RATE", 1000.0)
+    folder, identity = owner.home / "certs", Identity("mt", "gpu", "operator")
+    usage, desk = Usage(folder), Desk(owner.registry, owner.signs, folder)
+    log = AuditLog(tmp_path / "data-gpu.jsonl", identity, Credentials.of(server.certify_service(desk, identity)))
+    guard = Guard(owner.grants, usage, log)
+    with serve(desk, guard, "gpu", "127.0.0.1", 0) as port:
+        yield Site(owner, guard, port, tmp_path)
+    log.close()
+    usage.close()

@@ -1,0 +1,203 @@
+"""Who may read what: asked, granted and denied in signed rows of the registry."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.datasets.conftest import Owner
+from whale_nebula.accounts.members import DISABLED, ENABLED
+from whale_nebula.accounts.registry import Registry
+from whale_nebula.accounts.rows import FILE
+from whale_nebula.datasets.grants import DENIED, GRANTED, MOST_ASKED, WITHDRAWN, Grants
+from whale_nebula.errors import AccessError, AccountError
+from whale_nebula.security import authority
+
+
+def events(owner: Owner) -> list[tuple[str, str, str]]:
+    found = owner.registry.list_events()
+    return [(each["action"], each["account"], each["decision"]) for each in found if each["action"] != "add"]
+
+
+def test_a_grant_is_asked_for_given_and_over(owner: Owner) -> None:
+    owner.publish()
+    with pytest.raises(AccessError, match="may not read") as caught:
+        owner.grants.check("ana", "corpus")
+    assert caught.value.why == "it has not asked for it"
+    asked = owner.grants.ask("ana", "corpus", " my\n study ")
+    with pytest.raises(AccessError) as caught:
+        owner.grants.check("ana", "corpus")
+    assert (asked.purpose, caught.value.why) == ("my study", "its request was not answered yet")
+    owner.grants.decide(asked.number, GRANTED, 7)
+    assert owner.grants.check("ana", "corpus")[1].number == asked.number
+    with pytest.raises(AccessError, match="bob may not read"):
+        owner.grants.check("bob", "corpus")
+    with pytest.raises(AccessError) as caught:
+        owner.grants.check("ana", "corpus", "another")
+    assert "and not for this purpose" in caught.value.why
+    assert events(owner) == [("publish", "", ""), ("request", "ana", ""), ("grant", "ana", "allow")]
+
+
+def test_attack_a_grant_that_is_over(owner: Owner) -> None:
+    owner.publish()
+    owner.grant("ana", days=2)
+    owner.pass_days(1)
+    owner.grants.check("ana", "corpus")
+    owner.pass_days(1)
+    with pytest.raises(AccessError) as caught:
+        owner.grants.check("ana", "corpus")
+    assert caught.value.why.startswith("its grant ended at")
+
+
+def test_attack_a_grant_that_was_withdrawn(owner: Owner) -> None:
+    owner.publish()
+    made = owner.grant("ana")
+    owner.grants.decide(made.number, WITHDRAWN)
+    with pytest.raises(AccessError) as caught:
+        owner.grants.check("ana", "corpus")
+    assert caught.value.why == "its grant was withdrawn"
+    owner.grants.decide(owner.grants.ask("ana", "corpus", "again").number, DENIED)
+    with pytest.raises(AccessError) as caught:
+        owner.grants.check("ana", "corpus")
+    assert "was denied at" in caught.value.why
+
+
+def test_a_grant_does_not_outlive_its_dataset(owner: Owner) -> None:
+    end = (owner.clock[0].date().replace(year=owner.clock[0].year + 1)).isoformat()
+    owner.publish(expires=end)
+    assert owner.grant("ana", days=3000).until == f"{end}T00:00:00Z"
+    owner.pass_days(366)
+    with pytest.raises(AccessError, match="ended at"):
+        owner.grants.check("ana", "corpus")
+
+
+def test_a_dataset_that_is_withdrawn_needs_new_grants(owner: Owner) -> None:
+    owner.publish()
+    owner.grant("ana")
+    owner.grants.withdraw("corpus")
+    with pytest.raises(AccessError, match="was withdrawn"):
+        owner.grants.check("ana", "corpus")
+    owner.publish()
+    with pytest.raises(AccessError, match="may not read"):
+        owner.grants.check("ana", "corpus")
+
+
+def test_an_account_that_is_disabled_or_gone_reads_nothing(owner: Owner) -> None:
+    owner.publish()
+    owner.grant("ana")
+    owner.registry.set_state("ana", DISABLED)
+    with pytest.raises(AccessError, match="is not enabled"):
+        owner.grants.check("ana", "corpus")
+    owner.registry.set_state("ana", ENABLED)
+    owner.grants.check("ana", "corpus")
+    owner.registry.remove("ana")
+    owner.registry.add("ana")
+    with pytest.raises(AccessError, match="may not read"):
+        owner.grants.check("ana", "corpus")
+
+
+def test_requests_are_bounded(owner: Owner) -> None:
+    owner.publish()
+    for number in range(MOST_ASKED):
+        owner.grants.ask("ana", "corpus", f"study {number}")
+    with pytest.raises(AccessError, match="nobody has answered"):
+        owner.grants.ask("ana", "corpus", "one more")
+    owner.grants.ask("bob", "corpus", "mine")
+    for purpose in ("", " ", "x" * 301, "a\x1b[2Jb"):
+        with pytest.raises(AccessError, match="a purpose has"):
+            owner.grants.ask("bob", "corpus", purpose)
+    with pytest.raises(AccessError, match="no dataset is called 'corpsu'"):
+        owner.grants.ask("bob", "corpsu", "mine")
+    with pytest.raises(AccessError, match="no request has the number"):
+        owner.grants.decide("nothing", GRANTED)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "update permission set account = 'bob'",
+        "update permission set until = '2998-01-01T00:00:00Z'",
+        "update dataset set folder = '/etc'",
+        'update dataset set document = replace(document, \'"age": {"dtype"\', \'"name": {"dtype"\')',
+        "insert into permission select 'ff', dataset, 'bob', purpose, state, asked, decided, until from permission",
+        "delete from permission",
+    ],
+)
+def test_attack_rows_that_somebody_changed(owner: Owner, change: str) -> None:
+    owner.publish()
+    owner.grant("ana")
+    with sqlite3.connect(owner.registry.folder / FILE) as other:
+        other.execute(change)
+    other.close()
+    with pytest.raises(AccountError, match="was changed by somebody else"):
+        owner.grants.check("ana", "corpus")
+
+
+def test_attack_an_older_copy(owner: Owner, tmp_path: Path) -> None:
+    """From before a grant was withdrawn."""
+    owner.publish()
+    made = owner.grant("ana")
+    path = owner.registry.folder / FILE
+    shutil.copy(path, tmp_path / "old.db")
+    owner.grants.decide(made.number, WITHDRAWN)
+    owner.registry.close()
+    shutil.copy(tmp_path / "old.db", path)
+    owner.registry = Registry(owner.home / "certs", owner.signs)
+    with pytest.raises(AccountError, match="is an older copy"):
+        owner.grants.check("ana", "corpus")
+
+
+def test_a_host_without_the_key_reads_the_rows_and_changes_none(owner: Owner, tmp_path: Path) -> None:
+    owner.publish()
+    made = owner.grant("ana")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in (FILE, authority.CA):
+        shutil.copy(owner.home / "certs" / name, copy / name)
+    reads = Registry(copy, authority.load_certificate(copy))
+    Grants(reads).check("ana", "corpus")
+    with pytest.raises(AccountError, match="does not have the authority's key"):
+        Grants(reads).withdraw("corpus")
+    old = (copy / FILE).read_bytes()
+    owner.grants.decide(made.number, WITHDRAWN)
+    shutil.copy(owner.home / "certs" / FILE, copy / FILE)
+    reads.close()
+    reads = Registry(copy, authority.load_certificate(copy))
+    with pytest.raises(AccessError):
+        Grants(reads).check("ana", "corpus")
+    reads.close()
+    (copy / FILE).write_bytes(old)
+    reads = Registry(copy, authority.load_certificate(copy))
+    with pytest.raises(AccountError, match="is an older copy"):
+        Grants(reads).check("ana", "corpus")
+    reads.close()
+    with pytest.raises(AccountError, match="older copy"):
+        Registry(tmp_path, authority.load_certificate(copy))
+
+
+def test_a_registry_of_before_there_was_data(owner: Owner) -> None:
+    """Its tables are added, and what was signed before is good still."""
+    database = owner.registry.database
+    database.executescript("drop table dataset; drop table permission;")
+    owner.registry.close()
+    owner.registry = Registry(owner.home / "certs", owner.signs)
+    assert [each.name for each in owner.registry.list_accounts()] == ["ana", "bob"]
+    owner.publish()
+    assert [each.name for each in owner.grants.list_datasets()] == ["corpus"]
+
+
+def test_a_decision_reads_no_more_for_many_changes(owner: Owner) -> None:
+    """The numbers that a host remembers are read when they change, and not by each decision."""
+    owner.publish()
+    owner.grant("ana")
+    with (owner.registry.folder / f"{FILE}.highest").open("a") as file:
+        file.write(f"{'f' * 64} 7\n" * 200_000)
+    owner.grants.check("ana", "corpus")
+    started = time.process_time()
+    for _ in range(50):
+        owner.grants.check("ana", "corpus")
+    assert time.process_time() - started < 1

@@ -1,0 +1,297 @@
+"""What an interface may say, and what leaves by it: exactly the schema, from files of its own folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from whale_nebula.config.place import Place
+from whale_nebula.datasets.interface import Interface, parse_interface, read_interface
+from whale_nebula.datasets.opened import Opened, open_dataset
+from whale_nebula.datasets.order import find_rows
+from whale_nebula.datasets.schema import (
+    Column,
+    check_columns,
+    count_bytes,
+    decode_columns,
+    encode_columns,
+    most_bytes,
+    read_schema,
+    write_schema,
+)
+from whale_nebula.datasets.sources import as_texts
+from whale_nebula.errors import ConfigError, InterfaceError
+
+PLAIN: dict[str, Any] = {
+    "name": "corpus",
+    "source": {"csv": "*.csv", "columns": {"age": "int64", "city": "string", "pay": "float64"}},
+    "transform": [{"select": ["age"]}],
+    "schema": {"age": {"dtype": "int64"}},
+    "expires": "2999-01-01",
+}
+
+
+def say(**more: Any) -> Interface:
+    return parse_interface(Place({**PLAIN, **more}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    rows = [(30, "Ulm", 10.0), (40, "Ulm", 20.0), (50, "Jena", 30.0), (60, "Ulm", 60.0)]
+    (inside / "a.csv").write_text("age,city,pay\n" + "".join(f"{a},{c},{p}\n" for a, c, p in rows))
+    (tmp_path / "secret.csv").write_text("age,city,pay\n99,Bonn,1\n")
+    return inside
+
+
+# ---------------------------------------------------------------------- the file
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("name: corpus\nsuorce: {}\n", 2, "no key is called 'suorce'"),
+        ("name: ../corpus\n", 1, "no name of a dataset"),
+        ("name: corpus\nsource: {text: '../*.txt'}\n", 2, "leaves the folder"),
+        ("name: corpus\nsource: {text: /etc/*}\n", 2, "leaves the folder"),
+        ("name: corpus\nsource: {text: a, csv: b}\n", 2, "one of text, tfrecord, csv"),
+        ("name: corpus\nsource: {csv: a}\n", 2, "without its columns"),
+        ("name: corpus\nsource: {factory: os.system}\n", 2, "no module:function"),
+        ("name: corpus\nsource: {text: a, columns: [b]}\n", 2, "no key is called 'columns'"),
+        ("name: corpus\nsource: {text: a}\ntransform:\n - tokenize: {}\n", 4, "no key is called 'tokenize'"),
+        ("name: corpus\nsource: {text: a}\ntransform:\n - aggregate: {by: a, least: 1}\n", 4, "no whole number"),
+        ("name: corpus\nsource: {text: a}\nschema:\n  text: {dtype: string}\n", 4, "is raw text"),
+        ("name: corpus\nsource: {text: a}\nschema:\n  x: {dtype: object}\n", 4, "'object' is not known"),
+        ("name: corpus\nsource: {text: a}\nschema:\n  x: {dtype: int8, shape: [0]}\n", 4, "no whole number"),
+        ("name: corpus\nsource: {text: a}\nschema: {}\n", 3, "without a schema"),
+        ("name: corpus\nsource: {text: a}\nschema: {x: {dtype: int8}}\nlimits: {rows: 5}\n", 4, "'rows'"),
+        ("name: corpus\nsource: {text: a}\nschema: {x: {dtype: int8}}\nlimits: {rate: 5}\n", 4, "no rate"),
+        ("name: corpus\nsource: {text: a}\nschema: {x: {dtype: int8}}\nexpires: soon\n", 4, "no day"),
+        ("name: corpus\nname: other\n", 2, "given twice"),
+        ("name: !!python/object/apply:os.system [id]\n", 1, "no YAML"),
+        ("- a\n", 0, "is no mapping"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, line: int, said: str) -> None:
+    path = tmp_path / "corpus.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said) as caught:
+        read_interface(path)
+    assert f"corpus.yaml:{line}" in caught.value.where or not line
+
+
+def test_an_interface_has_an_end(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no day on which it ends"):
+        say(expires=None)
+    (tmp_path / "a.yaml").write_text("expires: 2027-03-01T12:00:00+02:00\n")
+    assert say(expires="2027-03-01").expires == "2027-03-01T00:00:00Z"
+    assert say(expires="2027-03-01T12:00:00+02:00").expires == "2027-03-01T10:00:00Z"
+
+
+# ---------------------------------------------------------------------- sources
+def test_a_source_of_csv_gives_the_columns_that_are_selected(folder: Path) -> None:
+    opened = open_dataset(say(), folder)
+    rows, columns = opened.read(None, 0, 1, 3)
+    assert (opened.count, rows, columns["age"].tolist()) == (4, 2, [40, 50])
+
+
+def test_lines_of_text_leave_raw_only_by_a_word(folder: Path) -> None:
+    (folder / "b.txt").write_bytes(b"one\ntwo\r\n\nfour")
+    (folder / "c.txt").write_bytes(b"")
+    interface = say(source={"text": "*.txt"}, transform=[], schema={"text": {"dtype": "string", "raw": True}})
+    assert open_dataset(interface, folder).read(None, 0, 0, 4)[1]["text"].tolist() == [b"one", b"two", b"", b"four"]
+
+
+def test_tokens_leave_and_their_text_does_not(folder: Path) -> None:
+    (folder / "b.txt").write_text("the cat\nthe dog the cat the\n")
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n")
+    step = {"tokenise": {"vocabulary": "vocab.txt", "length": 5}}
+    interface = say(source={"text": "b.txt"}, transform=[step], schema={"ids": {"dtype": "int32", "shape": [5]}})
+    columns = open_dataset(interface, folder).read(None, 0, 0, 2)[1]
+    assert columns.keys() == {"ids"}
+    assert columns["ids"].tolist() == [[2, 5, 6, 3, 0], [2, 5, 1, 5, 6]]
+
+
+def test_a_source_of_tfrecord(folder: Path) -> None:
+    with tf.io.TFRecordWriter(str(folder / "a.tfrecord")) as file:
+        for number in range(5):
+            ids = tf.train.Feature(int64_list=tf.train.Int64List(value=[number, 2 * number]))
+            file.write(tf.train.Example(features=tf.train.Features(feature={"ids": ids})).SerializeToString())
+    interface = say(
+        source={"tfrecord": "*.tfrecord", "features": {"ids": {"dtype": "int64", "shape": [2]}}},
+        transform=[],
+        schema={"ids": {"dtype": "int64", "shape": [2]}},
+    )
+    assert open_dataset(interface, folder).read(None, 0, 3, 5)[1]["ids"].tolist() == [[3, 6], [4, 8]]
+    data = (folder / "a.tfrecord").read_bytes()
+    (folder / "a.tfrecord").write_bytes(data[:-3])
+    with pytest.raises(InterfaceError, match="no file of TFRecord, or one that was cut"):
+        open_dataset(interface, folder)
+
+
+def test_parquet_without_pyarrow_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(InterfaceError, match="cannot be read here") as caught:
+        open_dataset(say(source={"parquet": "*.parquet", "columns": ["age"]}), folder)
+    assert "pip install pyarrow" in caught.value.mend
+
+
+def test_a_factory_that_is_installed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mycorpus.py").write_text(
+        "import numpy as np\n"
+        "def open_rows(): return {'x': np.arange(6, dtype='int16')}\n"
+        "def double(columns): return {'x': 2 * columns['x']}\n"
+        "def drop(columns): return {'x': columns['x'][:1]}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = {"source": {"factory": "mycorpus:open_rows"}, "schema": {"x": {"dtype": "int16"}}}
+    opened = open_dataset(say(**said, transform=[{"function": "mycorpus:double"}]), folder)
+    assert opened.read(None, 0, 4, 6)[1]["x"].tolist() == [8, 10]
+    with pytest.raises(InterfaceError, match="has no function 'other'"):
+        open_dataset(say(**said, transform=[{"function": "mycorpus:other"}]), folder)
+    with pytest.raises(InterfaceError, match="another number of rows"):
+        open_dataset(say(**said, transform=[{"function": "mycorpus:drop"}]), folder).read(None, 0, 0, 3)
+    with pytest.raises(InterfaceError, match="cannot be imported"):
+        open_dataset(say(**{**said, "source": {"factory": "nosuchmodule:f"}}), folder)
+
+
+# ---------------------------------------------------------------------- attacks: out of the folder
+@pytest.mark.parametrize(
+    "pattern", ["../*.csv", "/etc/*", "a/../../*.csv", "~/*", "**/*.csv", "a\0b", "..", "x\\..\\y"]
+)
+def test_attack_a_pattern_that_leaves_the_folder(pattern: str) -> None:
+    with pytest.raises(ConfigError, match=r"leaves the folder|is no text"):
+        say(source={"csv": pattern, "columns": {"age": "int64"}})
+    with pytest.raises(ConfigError, match=r"leaves the folder|is no text"):
+        say(transform=[{"tokenise": {"vocabulary": pattern, "length": 4}}])
+
+
+def test_attack_a_link_that_leaves_the_folder(folder: Path) -> None:
+    (folder / "b.csv").symlink_to(folder.parent / "secret.csv")
+    with pytest.raises(InterfaceError, match="leaves the folder") as caught:
+        open_dataset(say(), folder)
+    assert "symbolic link" in caught.value.why
+
+
+def test_attack_a_linked_folder_within(folder: Path) -> None:
+    (folder / "sub").symlink_to(folder.parent)
+    with pytest.raises(InterfaceError, match="leaves the folder") as caught:
+        open_dataset(say(source={"csv": "sub/*.csv", "columns": {"age": "int64"}}), folder)
+    assert "it lies elsewhere" in caught.value.why
+
+
+def test_attack_a_pipe_is_no_file(folder: Path) -> None:
+    os.mkfifo(folder / "z.csv")
+    with pytest.raises(InterfaceError, match="no plain file"):
+        open_dataset(say(), folder)
+
+
+# ---------------------------------------------------------------------- attacks: other rows than published
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"age": "int64", "more": "int64"}, "has no column 'more'"),
+        ({}, "column"),
+        ({"age": "int32"}, "another than its schema"),
+        ({"age": "float64"}, "another than its schema"),
+    ],
+)
+def test_attack_schema_smuggling(folder: Path, schema: dict[str, str], said: str) -> None:
+    columns = {name: {"dtype": dtype} for name, dtype in schema.items()}
+    with pytest.raises((InterfaceError, ConfigError), match=said if schema else "without a schema"):
+        open_dataset(say(schema=columns), folder)
+    with pytest.raises(InterfaceError, match="has a column 'city' that its schema does not"):
+        open_dataset(say(transform=[]), folder)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"x": np.zeros((2, 3), "int32"), "y": np.zeros(2, "int8")},
+        {"x": np.zeros((2, 3), "int64")},
+        {"x": np.zeros((2, 4), "int32")},
+        {"x": np.zeros((2, 3, 1), "int32")},
+        {"x": [[1, 2, 3]]},
+        {"x": np.int32(3)},
+        {"x": as_texts([b"abc", b"abd"])},
+        {},
+    ],
+)
+def test_attack_rows_that_are_not_exactly_of_the_schema(columns: dict[str, Any]) -> None:
+    with pytest.raises(InterfaceError):
+        check_columns((Column("x", "int32", (3,)),), columns, "corpus")
+
+
+def test_attack_too_small_groups(folder: Path) -> None:
+    step = {"aggregate": {"by": "city", "least": 3, "mean": ["pay"], "sum": ["age"], "count": "people"}}
+    schema = {
+        "city": {"dtype": "string", "raw": True}, "pay_mean": {"dtype": "float64"},
+        "age_sum": {"dtype": "float64"}, "people": {"dtype": "int64"},
+    }  # fmt: skip
+    opened = open_dataset(say(transform=[step], schema=schema), folder)
+    columns = opened.read(None, 0, 0, 9)[1]
+    assert {name: each.tolist() for name, each in columns.items()} == {
+        "city": [b"Ulm"], "pay_mean": [30.0], "age_sum": [130.0], "people": [3]
+    }  # fmt: skip
+    step["aggregate"]["least"] = 4
+    assert open_dataset(say(transform=[step], schema=schema), folder).count == 0
+
+
+# ---------------------------------------------------------------------- bytes, order
+def test_rows_as_bytes_and_back() -> None:
+    schema = (Column("a", "int16", (2,)), Column("b", "string"), Column("c", "bool"), Column("d", "float64", (1, 2)))
+    columns = {
+        "a": np.arange(6, dtype="int16").reshape(3, 2), "b": as_texts([b"x", b"", b"long text"]),
+        "c": np.array([True, False, True]), "d": np.ones((3, 1, 2)),
+    }  # fmt: skip
+    assert check_columns(schema, columns, "x") == 3
+    data = b"".join(encode_columns(schema, columns))
+    assert len(data) == count_bytes(schema, columns) <= most_bytes(schema, 3)
+    found = decode_columns(schema, 3, memoryview(data))
+    assert all(found[name].tolist() == each.tolist() for name, each in columns.items())
+    assert read_schema(write_schema(schema)) == schema
+    for cut in (data[:-1], data + b"x", data[:20]):
+        with pytest.raises(ValueError):
+            decode_columns(schema, 3, memoryview(cut))
+    lies = bytearray(data)
+    lies[12:16] = b"\xff\xff\xff\x7f"
+    with pytest.raises(ValueError):
+        decode_columns(schema, 3, memoryview(bytes(lies)))
+
+
+@pytest.mark.parametrize("said", [None, [], [["x"]], [["x", "object", []]], [["x", "int8", [-1]]], [["x", "int8", 3]]])
+def test_a_schema_that_is_none(said: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        read_schema(said)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 1000, 4097])
+def test_the_order_has_each_row_once(count: int) -> None:
+    whole = find_rows(count, 5, 2, 0, count).tolist()
+    assert sorted(whole) == list(range(count))
+    assert [*find_rows(count, 5, 2, 0, 3), *find_rows(count, 5, 2, 3, count)] == whole
+    with pytest.MonkeyPatch.context() as patch:  # as of a dataset of which no order is kept
+        patch.setattr("whale_nebula.datasets.order._KEPT", 0)
+        assert [*find_rows(count, 5, 2, 0, 3), *find_rows(count, 5, 2, 3, count)] == whole
+    if count > 60:
+        assert whole != find_rows(count, 5, 3, 0, count).tolist() != find_rows(count, 6, 3, 0, count).tolist()
+
+
+def test_the_order_is_the_same_for_ever() -> None:
+    """It is part of what a seed means: other versions must find the same rows."""
+    assert find_rows(10, 7, 0, 0, 10).tolist() == ORDER
+
+
+ORDER = [7, 8, 6, 2, 1, 0, 9, 4, 5, 3]
+
+
+def test_an_edition_names_the_rows(folder: Path) -> None:
+    before: Opened = open_dataset(say(), folder)
+    with (folder / "a.csv").open("a") as file:
+        file.write("70,Ulm,1\n")
+    assert open_dataset(say(), folder).edition != before.edition

@@ -1,0 +1,444 @@
+"""Reading over a line: the rows that were granted, the same everywhere, and nothing for anybody else."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.datasets.conftest import Owner, Site, certify
+from whale_nebula.accounts.members import DISABLED
+from whale_nebula.accounts.server import dial, make_client_context
+from whale_nebula.datasets import frames
+from whale_nebula.datasets.frames import read_frame, write_frame
+from whale_nebula.datasets.grants import WITHDRAWN
+from whale_nebula.datasets.guard import Asked, Reader
+from whale_nebula.datasets.reading import Direct, Remote, Wish
+from whale_nebula.errors import AccessError, InterfaceError, NebulaError
+from whale_nebula.security import Credentials, Identity, authority, issue
+from whale_nebula.security.authority import Authority
+from whale_nebula.security.verdict import verify
+
+
+def refused(site: Site, *words: str) -> bool:
+    """Whether the last refusal in the log says so; that of a handshake is written once its client has ended."""
+    ended = time.monotonic() + 10
+    while time.monotonic() < ended:
+        last = json.dumps([each for each in site.log if each["decision"] == "deny"][-1:])
+        if all(word in last for word in words):
+            return True
+    return False
+
+
+# ---------------------------------------------------------------------- what works
+def test_rows_that_were_granted(site: Site) -> None:
+    site.owner.publish()
+    site.owner.grant("ana", purpose="my study")
+    assert site.rows("ana", batch=30) == list(range(100))
+    assert [(each["first"], each["rows"], each["bytes"]) for each in site.log] == [
+        (0, 30, 240), (30, 30, 240), (60, 30, 240), (90, 10, 80)
+    ]  # fmt: skip
+    last = site.log[-1]
+    assert (last["account"], last["purpose"], last["object"], last["decision"]) == (
+        "ana",
+        "my study",
+        "corpus",
+        "allow",
+    )
+    assert (last["program"], last["run"], last["actor"]) == ("ab" * 32, "run-1", "nebula://mt/gpu/worker/0")
+    site.guard.log.head()
+    assert verify(site.guard.log.path).ok
+
+
+def test_the_same_rows_on_every_machine_and_from_every_position(site: Site) -> None:
+    site.owner.publish()
+    site.owner.grant("ana")
+    over_the_line = site.rows("ana", batch=7, seed=5, number=3)
+    direct = Direct(site.guard, Reader("", "nebula://mt/gpu/worker/0"))
+    about = direct.describe("corpus")
+    here = [int(x) for each in direct.read(Wish("corpus", 5, 3, 0, 100, 13), about) for x in each["age"]]
+    behind = [int(x) for each in direct.read(Wish("corpus", 5, 3, 40, 100, 13), about) for x in each["age"]]
+    assert sorted(here) == list(range(100)) != here
+    assert (over_the_line, behind) == (here, here[40:])
+
+
+def test_a_line_that_breaks_is_made_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.owner.publish()
+    site.owner.grant("ana")
+    remote, broken = site.reads("ana"), []
+    plain = read_frame
+
+    def break_once(line: ssl.SSLSocket, most_data: int = 0, most_json: int = frames.MOST_JSON) -> Any:
+        found = plain(line, most_data, most_json)
+        if found.said.get("first") == 40 and not broken:
+            broken.append(line.shutdown(socket.SHUT_RDWR))
+            raise EOFError
+        return found
+
+    monkeypatch.setattr("whale_nebula.datasets.reading.read_frame", break_once)
+    found = remote.read(Wish("corpus", 1, 0, 0, 100, 20), remote.describe("corpus"))
+    assert sorted(int(x) for each in found for x in each["age"]) == list(range(100))
+    assert len(broken) == 1
+
+
+def test_a_service_that_is_gone_is_waited_for_and_then_named(site: Site) -> None:
+    site.owner.publish()
+    site.owner.grant("ana")
+    remote = site.reads("ana")
+    about = remote.describe("corpus")
+    gone = replace(remote, port=1, patience=0.0)
+    with pytest.raises(AccessError, match="cannot be read") as caught:
+        list(gone.read(Wish("corpus", None, 0, 0, 100, 20), about))
+    assert "for longer than patience" in caught.value.why
+
+
+def test_an_account_asks_and_the_owner_answers(site: Site) -> None:
+    site.owner.publish(about="ages")
+    assert [each["name"] for each in site.reads("ana").list_datasets()] == ["corpus"]
+    number = site.reads("ana").request("corpus", "my study")
+    (asked,) = site.owner.grants.list_permissions()
+    assert (asked.number, asked.account, asked.purpose, asked.state) == (number, "ana", "my study", "asked")
+
+
+# ---------------------------------------------------------------------- attacks: who
+def test_attack_an_account_reads_what_another_was_granted(site: Site) -> None:
+    site.owner.publish()
+    site.owner.grant("ana")
+    certify(site.owner, "bob", site.tmp / "of-bob", index=1)
+    with pytest.raises(AccessError, match="bob may not read dataset 'corpus'"):
+        site.rows("bob")
+    assert refused(site, "bob may not read", "nebula://mt/gpu/worker/1")
+    with pytest.raises(AccessError, match="may not read"):
+        site.rows("bob", purpose="study")
+
+
+def test_attack_a_purpose_that_was_not_granted(site: Site) -> None:
+    site.owner.publish()
+    site.owner.grant("ana", purpose="study")
+    with pytest.raises(AccessError, match="may not read") as caught:
+        site.rows("ana", purpose="advertising")
+    assert "not for this purpose" in caught.value.why and refused(site, "advertising")
+
+
+def test_attack_an_account_of_another_owner_with_the_same_name(site: Site) -> None:
+    """npu's owner is trusted for npu, and may call an account ana."""
+    site.owner.publish()
+    site.owner.grant("ana")
+    other = Authority.fresh("mt", {}, bound=["npu"])
+    certify(site.owner, "ana", site.tmp / "of-ana", signs=other)
+    with pytest.raises(AccessError, match="refuses this certificate"):
+        site.rows("ana")
+    assert refused(site, "no certificate of this owner's", "127.0.0.1")
+
+
+def test_attack_a_certificate_that_is_made_at_home(site: Site) -> None:
+    site.owner.publish()
+    site.owner.grant("ana")
+    forger = Authority.fresh("mt", {}, bound=["gpu"])
+    certify(site.owner, "ana", site.tmp / "of-ana", signs=forger)
+    with pytest.raises(AccessError, match="refuses this certificate"):
+        site.rows("ana")
+    assert refused(site, "no certificate of this owner's")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"account": ""}, "names no account"),
+        ({"role": "operator", "index": 7}, "names no account"),
+        ({"cluster": "npu"}, "another cluster than its authority"),
+    ],
+)
+def test_attack_a_certificate_that_is_for_something_else(site: Site, more: dict[str, Any], said: str) -> None:
+    site.owner.publish()
+    site.owner.grant("ana")
+    account = more.pop("account", "ana")
+    paths = certify(site.owner, account, site.tmp / "of-x", **more)
+    remote = replace(site.reads("ana"), paths=paths)
+    with pytest.raises(AccessError, match=said):
+        remote.describe("corpus")
+    assert refused(site, said)
+
+
+def test_attack_a_certificate_that_has_ended(site: Site) -> None:
+    site.owner.publish()
+    site.owner.grant("ana")
+    certify(site.owner, "ana", site.tmp / "of-ana", begins=-2)
+    with pytest.raises(AccessError, match="refuses this certificate"):
+        site.rows("ana")
+    assert refused(site, "certificate has expired")
+
+
+def test_attack_a_certificate_that_was_revoked(site: Site) -> None:
+    site.owner.publish()
+    site.owner.grant("ana")
+    paths = certify(site.owner, "ana", site.tmp / "of-ana")
+    made = Credentials.of(paths._replace(revoked=None)).peer
+    home = site.owner.home / "certs"
+    (home / authority.ISSUED / f"{made.serial}.pem").write_bytes(paths.cert.read_bytes())
+    site.rows("ana")
+    issue.revoke(home, site.owner.signs, [made.serial], "stolen")
+    with pytest.raises(AccessError, match="was revoked"):
+        site.rows("ana")
+    assert refused(site, "was revoked")
+
+
+def test_attack_no_certificate(site: Site) -> None:
+    context, known = make_client_context((site.owner.home / "certs/ca.pem").read_bytes())
+    with (
+        pytest.raises((ssl.SSLError, EOFError, ConnectionError)),
+        dial("127.0.0.1", site.port, context, known, Identity("mt", "gpu", "operator")) as line,
+    ):
+        read_frame(line)
+    assert refused(site, "no certificate of this owner's")
+
+
+def test_attack_a_service_that_is_somebody_else_is_asked_nothing(site: Site, tmp_path: Path) -> None:
+    liar = certify(site.owner, "", tmp_path / "liar", signs=Authority.fresh("mt", {}, bound=["gpu"]), role="operator")
+    heard: list[bytes] = []
+
+    def lie(listens: socket.socket) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(liar.cert, liar.key)
+        try:
+            with listens.accept()[0] as plain, context.wrap_socket(plain, server_side=True) as line:
+                heard.append(line.recv(100))
+        except (ssl.SSLError, OSError):
+            heard.append(b"")
+
+    with socket.create_server(("127.0.0.1", 0)) as listens:
+        thread = threading.Thread(target=lie, args=(listens,))
+        thread.start()
+        with pytest.raises(NebulaError, match="does not prove that it is gpu/operator-0"):
+            replace(site.reads("ana"), port=listens.getsockname()[1]).describe("corpus")
+        thread.join(10)
+    assert heard == [b""]
+
+
+# ---------------------------------------------------------------------- attacks: when
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda owner, made: owner.pass_days(8), "its grant ended"),
+        (lambda owner, made: owner.grants.decide(made.number, WITHDRAWN), "its grant was withdrawn"),
+        (lambda owner, made: owner.grants.withdraw("corpus"), "was withdrawn"),
+        (lambda owner, made: owner.registry.set_state("ana", DISABLED), "is not enabled"),
+        (lambda owner, made: owner.pass_days(400_000 - 26_000), "ended at"),
+    ],
+)
+def test_attack_reading_on_after_it_is_over(site: Site, change: Callable[[Owner, Any], object], said: str) -> None:
+    """Each batch is decided of anew, on a connection that stands, too."""
+    site.owner.publish()
+    made = site.owner.grant("ana")
+    remote = site.reads("ana")
+    about = remote.describe("corpus")
+    assert len(next(remote.read(Wish("corpus", None, 0, 0, 100, 10), about))["age"]) == 10
+    change(site.owner, made)
+    with pytest.raises(AccessError, match=r"may not read|was withdrawn|not enabled|ended at"):
+        list(remote.read(Wish("corpus", None, 0, 10, 100, 10), about))
+    assert refused(site, said)
+
+
+def test_attack_a_request_that_is_made_again(site: Site) -> None:
+    """The bytes of a request count once, on its own connection and on another."""
+    site.owner.publish()
+    site.owner.grant("ana")
+    remote = site.reads("ana")
+    said = {"ask": "list", "nonce": "", "request": 1}
+    with remote._open() as line:
+        said["nonce"] = line._nonce
+        for kind in (frames.ANSWER, frames.REFUSED):
+            write_frame(line._secured, frames.ASK, said)
+            found = read_frame(line._secured, 0)
+            assert found.kind == kind
+    assert "was made before" in found.said["what"] and refused(site, "was made before")
+    with remote._open() as line:
+        write_frame(line._secured, frames.ASK, said)
+        assert read_frame(line._secured, 0).kind == frames.REFUSED
+
+
+# ---------------------------------------------------------------------- attacks: how much
+def test_attack_limits_by_many_runs_and_connections(site: Site) -> None:
+    site.owner.publish(limits={"account": {"rows": 250}})
+    site.owner.grant("ana")
+    lines = [site.reads("ana", run=f"run-{number}") for number in range(4)]
+    about = lines[0].describe("corpus")
+    got = 0
+    streams = [line.read(Wish("corpus", None, 0, 0, 100, 20), about) for line in lines]
+    with pytest.raises(AccessError, match="as much of dataset 'corpus' as it may in all"):
+        for turn in range(20):
+            got += len(next(streams[turn % 4])["age"])
+    assert got <= 250
+    certify(site.owner, "ana", site.tmp / "second", index=3)
+    again = replace(lines[0], paths=lines[0].paths.under(site.tmp / "second", Identity("mt", "gpu", "worker", 3)))
+    with pytest.raises(AccessError, match="as it may in all"):
+        for _ in range(20):
+            list(again.read(Wish("corpus", None, 0, 0, 100, 20), about))
+    assert site.guard.usage.find("corpus", "ana")[0] <= 250 and refused(site, "as it may in all")
+
+
+def test_attack_limits_of_a_run(site: Site) -> None:
+    site.owner.publish(limits={"run": {"rows": 150}})
+    site.owner.grant("ana")
+    site.rows("ana")
+    with pytest.raises(AccessError, match="as it may in a run"):
+        site.rows("ana")
+    assert site.rows("ana", run="run-2") == list(range(100))
+
+
+def test_attack_a_rate_by_many_connections(site: Site) -> None:
+    """All that an account reads goes by one clock, in whatever runs."""
+    site.owner.publish(limits={"rate": "6.4kbit"})
+    site.owner.grant("ana")
+    site.owner.grant("bob")
+    asked = Asked("corpus", None, 0, 0, 100)
+    pauses = [site.guard.read(Reader("ana", "gpu/0", run=f"run-{number}"), asked).pause for number in range(3)]
+    assert pauses == pytest.approx([0, 1, 2], abs=0.5)
+    assert site.guard.read(Reader("bob", "gpu/1"), asked).pause == 0
+
+
+def test_files_are_looked_at_again_when_they_are_published_again(site: Site) -> None:
+    site.owner.publish()
+    site.owner.grant("ana")
+    assert site.rows("ana") == list(range(100))
+    with (site.owner.home / "files/a.csv").open("a") as file:
+        file.write("100,n\n")
+    assert site.rows("ana") == list(range(100))
+    site.owner.pass_days(0.1)
+    site.owner.publish()
+    assert site.rows("ana") == list(range(101))
+
+
+def test_limits_are_of_each_account(site: Site) -> None:
+    site.owner.publish(limits={"account": {"rows": 100, "bytes": "1KB"}})
+    site.owner.grant("ana")
+    site.owner.grant("bob")
+    assert site.rows("ana") == site.rows("bob") == list(range(100))
+    with pytest.raises(AccessError, match="as it may in all"):
+        site.rows("ana")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"batch": 0}, {"batch": -1}, {"batch": 1 << 40}, {"first": -1}, {"first": "0"}, {"seed": 1.5}, {"number": None},
+        {"dataset": "../corpus"}, {"dataset": None}, {"dataset": "a" * 1000}, {"run": "a\nb"}, {"ask": "write"},
+        {"last": 101, "batch": 101}, {"edition": "other"}, {"purpose": ["study"]},
+    ],
+)  # fmt: skip
+def test_attack_a_request_that_is_none(site: Site, more: dict[str, Any]) -> None:
+    site.owner.publish()
+    site.owner.grant("ana")
+    said = {
+        "ask": "read", "dataset": "corpus", "seed": None, "number": 0, "first": 0, "last": 100, "batch": 100,
+        "edition": "", "run": "", "program": "", "purpose": None, **more,
+    }  # fmt: skip
+    with site.reads("ana")._open() as line, pytest.raises(AccessError):
+        line.ask(said)
+        line.take(frames.BATCH, 1 << 20)
+    assert refused(site, "ana")
+    assert site.rows("ana") == list(range(100))
+
+
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"NBD1\x02\xff\xff\xff\xff\xff\xff\xff\xff", b"\0" * 64])
+def test_attack_bytes_that_are_no_frame(site: Site, sent: bytes) -> None:
+    site.owner.publish()
+    site.owner.grant("ana")
+    with site.reads("ana")._open() as line:
+        line._secured.sendall(sent)
+        assert read_frame(line._secured).kind == frames.REFUSED
+    assert refused(site, "sends what is no frame")
+    assert site.rows("ana") == list(range(100))
+
+
+def test_connections_of_an_account_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whale_nebula.datasets.service._OF_ACCOUNT", 1)
+    with site.reads("ana")._open():
+        with pytest.raises(AccessError, match="has 1 connections already"):
+            site.reads("ana").list_datasets()
+        certify(site.owner, "bob", site.tmp / "of-bob", index=1)
+        site.reads("bob").list_datasets()
+
+
+def test_refusals_do_not_fill_the_log(site: Site) -> None:
+    site.owner.publish()
+    reader = Reader("ana", "nebula://mt/gpu/worker/0")
+    for _ in range(50):
+        with pytest.raises(AccessError):
+            site.guard.open(reader, "corpus")
+    assert len(site.log) == 8
+
+
+# ---------------------------------------------------------------------- attacks: what
+def test_attack_rows_that_the_owners_function_smuggles_are_kept_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site.tmp / "leaky.py").write_text(
+        "def wide(c): return {'age': c['age'].astype('float64')}\n"
+        "def more(c): return {'age': c['age'], 'name': c['age']} if len(c['age']) > 1 else c\n"
+        "def crash(c): raise ValueError('row of Mrs X') if len(c['age']) > 1 else None\n"
+    )
+    monkeypatch.syspath_prepend(str(site.tmp))
+    site.owner.publish(transform=[{"select": ["age"]}, {"function": "leaky:more"}])
+    site.owner.grant("ana")
+    with pytest.raises(AccessError, match="none of them leaves") as caught:
+        site.rows("ana")
+    assert "name" not in str(caught.value) and refused(site, "a column 'name' that its schema does not have")
+    site.owner.publish(transform=[{"select": ["age"]}, {"function": "leaky:wide"}])
+    with pytest.raises(AccessError, match="none of them leaves"):
+        site.rows("ana")
+    assert refused(site, "another than its schema says")
+    with pytest.raises(InterfaceError, match="another than its schema"):
+        Direct(site.guard, Reader("", "gpu/0")).describe("corpus")
+
+
+@pytest.mark.parametrize(
+    ("schema", "rows", "data"),
+    [
+        ([["age", "int64", []], ["name", "string", []]], 20, 320),
+        ([["age", "float64", []]], 20, 160),
+        ([["age", "int64", []]], 21, 168),
+        ([["age", "int64", []]], 20, 152),
+        ([["age", "int64", []]], 20, 1 << 30),
+        ("x", 20, 160),
+    ],
+)
+def test_attack_a_service_that_sends_something_else(site: Site, schema: Any, rows: int, data: int) -> None:
+    """A reader takes what was published when it began, and allocates nothing by what a header says."""
+    site.owner.publish()
+    site.owner.grant("ana")
+    remote = site.reads("ana")
+    about = remote.describe("corpus")
+    frame = {"first": 0, "rows": rows}
+    answers = iter([
+        frames.Frame(frames.HELLO, {"nonce": "n"}, memoryview(b"")),
+        frames.Frame(frames.ANSWER, {"schema": schema, "count": 100, "edition": about.edition}, memoryview(b"")),
+        frames.Frame(frames.BATCH, frame, memoryview(bytes(min(data, 1000)))),
+    ])  # fmt: skip
+
+    def answer(line: object, most_data: int = 0, most_json: int = 0) -> frames.Frame:
+        found = next(answers)
+        assert found.kind != frames.BATCH or most_data == 160
+        return found
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(AccessError):
+        patch.setattr("whale_nebula.datasets.reading.read_frame", answer)
+        next(remote.read(Wish("corpus", None, 0, 0, 100, 20), about))
+
+
+def test_data_that_has_changed_is_not_mixed(site: Site) -> None:
+    site.owner.publish()
+    site.owner.grant("ana")
+    remote: Remote = site.reads("ana")
+    about = remote.describe("corpus")
+    site.owner.publish(about="another")
+    with pytest.raises(AccessError, match="another than it was"):
+        list(remote.read(Wish("corpus", None, 0, 0, 100, 20), about))

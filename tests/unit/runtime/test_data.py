@@ -1,0 +1,197 @@
+"""`nb.data`: rows of a published dataset in a `fit`, in the owner's cluster and from elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.unit.datasets.conftest import Owner, Site, certify, owner, site  # noqa: F401 - fixtures
+from whale_nebula.config import Links, load
+from whale_nebula.errors import AccessError, AccountError, ConfigError, OptionError
+from whale_nebula.launch.attach import Attachment
+from whale_nebula.runtime.data import _find_reading
+from whale_nebula.runtime.run import Run
+
+
+@pytest.fixture
+def config(site: Site) -> Iterator[dict[str, Any]]:  # noqa: F811
+    """The same data by two names: over a line as an account, and as its owner."""
+    site.owner.publish()
+    site.owner.grant("ana")
+    certify(site.owner, "ana", site.tmp / "of-ana")
+    elsewhere = {"at": f"127.0.0.1:{site.port}", "folder": str(site.tmp / "of-ana")}
+    yield {"run": "mt", "data": {"gpu": elsewhere}}
+    nb.shutdown()
+
+
+def here(site: Site) -> dict[str, Any]:  # noqa: F811
+    return {"run": "mt", "data": {"gpu": {"registry": str(site.owner.home / "certs")}}}
+
+
+def ages(dataset: tf.data.Dataset) -> list[list[int]]:
+    return [batch["age"].numpy().tolist() for batch in dataset]
+
+
+def test_batches_are_the_same_here_and_elsewhere(site: Site, config: dict[str, Any]) -> None:  # noqa: F811
+    nb.init(config)
+    remote = nb.data("gpu://corpus", batch=30, seed=4)
+    assert (len(remote), remote.element_spec["age"]) == (4, tf.TensorSpec((None,), tf.int64, "age"))
+    first, second = ages(remote), ages(remote)
+    nb.shutdown()
+    nb.init(here(site))
+    direct = nb.data("gpu://corpus", batch=30, seed=4)
+    assert (ages(direct), ages(direct)) == (first, second)
+    assert first != second and sorted(age for batch in second for age in batch) == list(range(100))
+    assert ages(nb.data("gpu://corpus", batch=60)) == [[*range(60)], [*range(60, 100)]]
+    whole = nb.data("gpu://corpus", batch=60, drop_remainder=True)
+    assert (ages(whole), whole.element_spec["age"].shape) == ([[*range(60)]], (60,))
+
+
+def test_what_is_skipped_is_not_read(site: Site, config: dict[str, Any]) -> None:  # noqa: F811
+    nb.init(config)
+    found = nb.data("gpu://corpus", batch=30, seed=4)
+    whole = ages(found)
+    before = len(site.log)
+    assert ages(nb.data("gpu://corpus", batch=30, seed=4).skip(3)) == whole[3:]
+    assert len(site.log) == before + 1
+    assert ages(found.skip(9)) == []
+
+
+def test_texts_cross_as_they_are(site: Site, config: dict[str, Any]) -> None:  # noqa: F811
+    column = {"dtype": "string", "raw": True}
+    site.owner.publish(transform=[], schema={"age": {"dtype": "int64"}, "name": column})
+    nb.init(config)
+    (batch,) = nb.data("gpu://corpus", batch=100)
+    assert batch["name"].numpy()[:2].tolist() == [b"n0", b"n1"]
+    site.owner.publish(name="empty", transform=[], schema={"age": {"dtype": "int64"}, "name": column})
+    site.owner.publish(
+        name="few",
+        transform=[{"aggregate": {"by": "name", "least": 2}}],
+        schema={"name": column},
+    )
+    site.owner.grant("ana", "few")
+    assert list(nb.data("gpu://few", batch=10)) == []
+
+
+def train(folder: Path | None, config: dict[str, Any], epochs: int) -> list[np.ndarray]:
+    keras.utils.set_random_seed(1)
+    nb.init(config, checkpoint=None if folder is None else {"folder": str(folder), "every": 1})
+    inputs = keras.Input((1,))
+    with nb.cluster():
+        with nb.stage(cluster="gpu"):
+            hidden = keras.layers.Dense(4, name="hidden")(inputs)
+        with nb.stage(cluster="npu"):
+            outputs = keras.layers.Dense(1, name="answer")(hidden)
+    model = keras.Model(inputs, outputs, name="mine")
+    model.compile(keras.optimizers.SGD(1e-5), "mse")
+
+    def pair(row: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        age = tf.cast(row["age"], tf.float32)[:, None]
+        return age, 2 * age
+
+    dataset = nb.data("gpu://corpus", batch=40, seed=2).map(pair)
+    model.fit(dataset, epochs=epochs, verbose=0)
+    values = [np.array(value) for value in model.get_weights()]
+    nb.shutdown()
+    return values
+
+
+def test_a_fit_goes_on_to_the_bit(site: Site, config: dict[str, Any], tmp_path: Path) -> None:  # noqa: F811
+    """Trained in one go on the owner's side; and elsewhere, broken off after an epoch."""
+    whole = train(None, here(site), 3)
+    train(tmp_path / "saved", config, 1)
+    assert all(map(np.array_equal, train(tmp_path / "saved", config, 3), whole))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda: nb.data("corpus", batch=1), OptionError, "names no dataset"),
+        (lambda: nb.data("gpu://../x", batch=1), OptionError, "names no dataset"),
+        (lambda: nb.data("gpu://corpus"), OptionError, "batch"),
+        (lambda: nb.data("gpu://corpus", batch=0), OptionError, "cannot be"),
+        (lambda: nb.data("gpu://corpus", batch="8"), OptionError, "no whole number"),
+        (lambda: nb.data("gpu://corpus", batch=8, seed=-1), OptionError, "below 0"),
+        (lambda: nb.data("gpu://corpus", batch=8, purpose=3), OptionError, "no text"),
+        (lambda: nb.data("gpux://corpus", batch=8), ConfigError, "does not say where"),
+        (lambda: nb.data("gpu://corpsu", batch=8), AccessError, "may not read|no dataset"),
+        (lambda: nb.data("gpu://corpus", batch=8, purpose="other"), AccessError, "may not read"),
+    ],
+)
+def test_what_is_asked_for_in_a_wrong_way(config: dict[str, Any], call: Any, error: Any, said: str) -> None:
+    nb.init(config)
+    with pytest.raises(error, match=said):
+        call()
+
+
+def test_a_refusal_in_mid_pass_ends_with_its_reason(site: Site, config: dict[str, Any]) -> None:  # noqa: F811
+    site.owner.publish(limits={"account": {"rows": 250}})
+    nb.init(config)
+    with pytest.raises(tf.errors.OpError, match="has read as much of dataset 'corpus' as it may in all"):
+        for _ in range(3):
+            list(nb.data("gpu://corpus", batch=100))
+    nb.shutdown()
+    with pytest.raises(AccessError, match="has read as much of dataset 'corpus' as it may in all"):
+        train(None, config, 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"gpu": {}}, "nothing says where data of 'gpu' is read"),
+        ({"gpu": {"at": "nowhere"}}, "is no address"),
+        ({"gpu": {"att": "a:1"}}, "no key is called 'att'"),
+        ({"gpu": "a:1"}, "is no mapping"),
+    ],
+)
+def test_a_config_that_is_wrong(data: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        nb.init({"data": data})
+
+
+def test_a_folder_without_certificates(tmp_path: Path) -> None:
+    nb.init({"data": {"gpu": {"at": "127.0.0.1:1", "folder": str(tmp_path)}}})
+    with pytest.raises(AccessError, match="no certificate of an account of gpu") as caught:
+        nb.data("gpu://corpus", batch=8)
+    assert "whale-nebula login --cluster gpu" in caught.value.mend
+    nb.shutdown()
+
+
+def test_a_service_that_is_not_there(site: Site, config: dict[str, Any]) -> None:  # noqa: F811
+    config["data"]["gpu"]["at"] = "127.0.0.1:1"
+    nb.init(config)
+    with pytest.raises(AccountError, match="cannot be asked"):
+        nb.data("gpu://corpus", batch=8)
+
+
+@pytest.mark.parametrize("account", ["ana", "bob"])
+def test_on_a_machine_of_the_owners_an_account_needs_a_grant_too(site: Site, account: str) -> None:  # noqa: F811
+    """It is the account that the worker's certificate names."""
+    site.owner.publish()
+    site.owner.grant("ana")
+    home = site.owner.home / "certs"
+    paths = certify(site.owner, account, site.tmp / "worker")._replace(revoked=home / "revoked.json")
+    attached = Attachment("gpu/0", "gpu", {}, listen="127.0.0.1:1", security=paths)
+    run = Run(load(here(site)), Links(), attachment=attached)
+    run.clusters = ["gpu"]
+    reading = _find_reading(run, "gpu", None, "")
+    if account == "ana":
+        assert reading.describe("corpus").count == 100
+    else:
+        with pytest.raises(AccessError, match="bob may not read"):
+            reading.describe("corpus")
+    for close in run.closers:
+        close()
+    (log,) = (home / "audit").glob("data-gpu-worker-0.jsonl")
+    said = [json.loads(line) for line in log.read_text().splitlines()]
+    assert said[0]["certificate"] and [each["account"] for each in said if each["action"] == "read"] == (
+        ["bob"] if account == "bob" else []
+    )

@@ -1,0 +1,136 @@
+"""The accounts of a registry: who they are, and which certificates they have."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from whale_nebula.accounts.passwords import check_password, hash_password
+from whale_nebula.accounts.rows import FILE, SignedRows
+from whale_nebula.errors import AccountError
+from whale_nebula.errors.text import did_you_mean
+from whale_nebula.security.files import format_time
+
+ROLES = OWNER, TRAINER, AUDITOR = ("owner", "trainer", "auditor")
+ENABLED, DISABLED = "enabled", "disabled"
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_SELECT = "select name, role, state, workers, failures, locked, created from account"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Somebody who may train: his role, whether he is enabled, and how many workers he may have at a time."""
+
+    name: str
+    role: str
+    state: str
+    workers: int
+    failures: int
+    locked: str
+    created: str
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """A certificate that an account was given."""
+
+    serial: str
+    account: str
+    identity: str
+    key: str
+    until: str
+
+
+class Accounts(SignedRows):
+    """The accounts of an open registry."""
+
+    def list_accounts(self) -> list[Account]:
+        """All accounts, by name."""
+        with self.look():
+            return [Account(*row) for row in self.database.execute(f"{_SELECT} order by name")]
+
+    def find(self, name: str) -> Account:
+        """An account, or an error that says which was meant."""
+        with self.look():
+            account = self.look_up(name) if _NAME.fullmatch(name) else None
+            if account is None:
+                names = [each for (each,) in self.database.execute("select name from account")]
+                mend = did_you_mean(name, names) if names else "whale-nebula accounts add NAME"
+                raise AccountError(f"no account is called {name!r}", where=str(self.folder / FILE), mend=mend)
+            return account
+
+    def look_up(self, name: str) -> Account | None:
+        """An account, if there is one, within a transaction."""
+        row = self.database.execute(f"{_SELECT} where name = ?", (name,)).fetchone()
+        return None if row is None else Account(*row)
+
+    def add(self, name: str, role: str = TRAINER, workers: int = 1, password: str | None = None) -> None:
+        """A new account; without a password it needs an invitation."""
+        if not _NAME.fullmatch(name):
+            raise AccountError(
+                f"{name[:64]!r} is no name of an account",
+                why="lower-case letters, digits, '_' and '-', a letter or digit first, 32 at most",
+                mend="whale-nebula accounts add ana",
+            )
+        if role not in ROLES:
+            raise AccountError(f"no role is called {role!r}", mend=did_you_mean(role, ROLES))
+        kept = "" if password is None else hash_password(check_password(password))
+        row = (name, role, ENABLED, kept, workers, 0, "", format_time(self.now()))
+        with self.change():
+            try:
+                self.database.execute("insert into account values (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            except sqlite3.IntegrityError:
+                mend = f"whale-nebula accounts show {name}"
+                raise AccountError(f"there is an account {name!r} already", mend=mend) from None
+            self.note_event("add", name, "", "", {"role": role, "workers": workers})
+
+    def set_state(self, name: str, state: str) -> None:
+        """Enable or disable an account. The certificates of a disabled one must be revoked: `Desk.end_certificates`."""
+        self.find(name)
+        with self.change():
+            self.database.execute(
+                "update account set state = ?, failures = 0, locked = '' where name = ?", (state, name)
+            )
+            self.note_event("enable" if state == ENABLED else "disable", name, "", "", {})
+
+    def remove(self, name: str) -> None:
+        """Remove an account and all its secrets; its certificates must be revoked."""
+        self.find(name)
+        with self.change():
+            self.database.execute("delete from account where name = ?", (name,))
+            self.note_event("remove", name, "", "", {})
+
+    def set_password(self, name: str, password: str) -> None:
+        """A new password; tokens and invitations of before are no longer good."""
+        self.find(name)
+        kept = hash_password(check_password(password))
+        with self.change():
+            self.database.execute(
+                "update account set password = ?, failures = 0, locked = '' where name = ?", (kept, name)
+            )
+            self.database.execute("delete from secret where account = ?", (name,))
+            self.note_event("password", name, "", "", {})
+
+    # ------------------------------------------------------------------ certificates
+    def certificates(self, name: str | None = None) -> list[Certified]:
+        """The certificates that are good still, of one account or of all."""
+        with self.look():
+            query = "select * from certificate where until > ? order by identity, until"
+            found = [Certified(*row) for row in self.database.execute(query, (format_time(self.now()),))]
+        return [each for each in found if name in (None, each.account)]
+
+    def note_certificates(self, made: Sequence[Certified]) -> None:
+        """Remember whom certificates were given; those that are over are forgotten."""
+        with self.change():
+            self.database.execute("delete from certificate where until <= ?", (format_time(self.now()),))
+            for each in made:
+                row = (each.serial, each.account, each.identity, each.key, each.until)
+                self.database.execute("insert into certificate values (?, ?, ?, ?, ?)", row)
+
+    def forget_certificates(self, revoked: Sequence[Certified]) -> None:
+        """Let others have the places of certificates that were revoked."""
+        with self.change():
+            for each in revoked:
+                self.database.execute("delete from certificate where serial = ?", (each.serial,))

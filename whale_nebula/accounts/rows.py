@@ -1,0 +1,240 @@
+"""The rows of a registry, in a SQLite file beside the authority that signs them.
+
+Every change is one transaction. It gives the registry the next number, and the authority's key signs that number and
+the digest of all rows: a file that was changed by other means is refused. So is an older copy, by the highest number
+that this host has had, which is kept beside it (`accounts.db.highest`). What was decided and changed is kept as well:
+events in a chain, whose last link is among the rows that are signed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from cryptography import x509
+
+from whale_nebula.errors import AccountError
+from whale_nebula.security import chain, files, trust
+from whale_nebula.security.authority import Authority
+from whale_nebula.security.chain import canonical
+from whale_nebula.security.files import format_time
+
+FILE = "accounts.db"
+_MEANING = b"whale_nebula accounts 1\0"
+_LONGEST_REASON = 500
+_SCHEMA = """
+create table account (name text primary key, role text not null, state text not null, password text not null,
+    workers integer not null, failures integer not null, locked text not null, created text not null) strict;
+create table secret (number text primary key, account text not null references account(name) on delete cascade,
+    kind text not null, digest text not null, until text not null) strict;
+create table certificate (serial text primary key, account text not null, identity text not null, key text not null,
+    until text not null) strict;
+create table event (seq integer primary key, line text not null) strict;
+create table about (name text primary key, value text not null) strict;
+"""
+_DATA_SCHEMA = """
+create table if not exists dataset (name text primary key, digest text not null, document text not null,
+    folder text not null, state text not null, published text not null, expires text not null) strict;
+create table if not exists permission (number text primary key, dataset text not null,
+    account text not null references account(name) on delete cascade, purpose text not null, state text not null,
+    asked text not null, decided text not null, until text not null) strict;
+create index if not exists permission_of on permission (dataset, account);
+"""
+_TABLES = ("about", "account", "certificate", "secret", "dataset", "permission")
+
+
+class SignedRows:
+    """The rows of an open registry. Any thread may use them; what changes them is written before the call returns."""
+
+    def __init__(
+        self, folder: Path, authority: Authority | x509.Certificate, now: Callable[[], datetime] = files.now
+    ) -> None:
+        self.folder, self.now = folder, now
+        self._authority = authority if isinstance(authority, Authority) else None
+        self._certificate = authority.certificate if isinstance(authority, Authority) else authority
+        self._lock = threading.RLock()
+        self._seen = -1
+        path = folder / FILE
+        fresh = not path.exists()
+        if fresh and (self._highest() or self._authority is None):
+            highest = self._highest()
+            had = f", and this host has had number {highest}" * bool(highest)
+            raise changed_error(folder, f"{FILE} is gone{had}" if highest else f"there is no {FILE}")
+        try:
+            if fresh:
+                path.touch(files.SECRET)
+            self.database = sqlite3.connect(
+                f"file:{quote(str(path))}?mode={'ro' if self._authority is None else 'rw'}",
+                uri=True,
+                check_same_thread=False,
+                isolation_level=None,
+            )
+            self.database.execute("pragma foreign_keys = on")
+            self.database.execute("pragma synchronous = extra")
+        except (OSError, sqlite3.Error) as error:
+            raise AccountError("the registry cannot be opened", where=str(path), why=str(error)) from None
+        self._make_tables(fresh)
+
+    def _make_tables(self, fresh: bool) -> None:
+        """The tables of a new registry; those of data also in one that was made before there were any."""
+        if self._authority is None:
+            return
+        try:
+            self.database.executescript(_SCHEMA * fresh + _DATA_SCHEMA)
+        except sqlite3.Error as error:
+            raise _unusable_error(self.folder, error) from None
+        if fresh:
+            with self.change():
+                self._note("run", self._authority.run)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self.database.close()
+
+    # ------------------------------------------------------------------ integrity
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """A transaction, which is signed in its end; with an error nothing is changed."""
+        if self._authority is None:
+            mend = "run this where the authority is"
+            raise AccountError("this host does not have the authority's key", where=str(self.folder), mend=mend)
+        with self._lock:
+            try:
+                self.database.execute("begin immediate")
+                self._check(self._highest())
+                yield
+                number = int(self._about("number") or 0) + 1
+                self._note("number", str(number))
+                signature = self._authority.key.sign(self._message(), files.SIGNATURE)
+                self._note("signature", base64.b64encode(signature).decode("ascii"))
+                self.database.execute("commit")
+                trust.remember_highest(self.folder / FILE, self._signer, number)
+                self._seen = self._version()
+            except BaseException as error:
+                if self.database.in_transaction:
+                    self.database.execute("rollback")
+                self._seen = -1
+                if isinstance(error, sqlite3.Error):
+                    raise _unusable_error(self.folder, error) from None
+                raise
+
+    @contextmanager
+    def look(self) -> Iterator[None]:
+        """A transaction that reads: all of it is of one moment, while other processes write."""
+        with self._lock:
+            highest = self._highest()  # before the rows are read, which are as new then
+            try:
+                self.database.execute("begin")
+                if self._seen != self._version():
+                    trust.remember_highest(self.folder / FILE, self._signer, self._check(highest))
+                    self._seen = self._version()
+                yield
+            except sqlite3.Error as error:
+                raise _unusable_error(self.folder, error) from None
+            finally:
+                if self.database.in_transaction:
+                    self.database.execute("rollback")
+
+    def _version(self) -> int:
+        return int(self.database.execute("pragma data_version").fetchone()[0])
+
+    def _about(self, name: str) -> str | None:
+        found = self.database.execute("select value from about where name = ?", (name,)).fetchone()
+        return None if found is None else str(found[0])
+
+    def _note(self, name: str, value: str) -> None:
+        self.database.execute("insert or replace into about values (?, ?)", (name, value))
+
+    def _message(self) -> bytes:
+        """What is signed: the digest of all rows, the number among them."""
+        digest = hashlib.sha256()
+        query = "select name from sqlite_master where type = 'table'"
+        there = {name for (name,) in self.database.execute(query)}
+        for table in (each for each in _TABLES if each in there):
+            for row in self.database.execute(f"select * from {table} order by 1"):  # noqa: S608 - names of ours
+                if (table, row[0]) != ("about", "signature"):
+                    digest.update(canonical({"table": table, "row": list(row)}))
+        return _MEANING + digest.digest()
+
+    @cached_property
+    def _signer(self) -> str:
+        return files.public_key_digest(self._certificate)
+
+    def _highest(self) -> int:
+        return trust.highest_number(self.folder / FILE, self._signer)
+
+    def _check(self, highest: int) -> int:
+        """Whether the rows are those that were signed, and no older ones than this host has had; gives their number."""
+        number, signature = int(self._about("number") or 0), self._about("signature") or ""
+        try:
+            right = files.verify_signature(self._certificate, base64.b64decode(signature), self._message())
+        except ValueError:
+            right = False
+        if not right and (number or highest):
+            raise changed_error(self.folder, "its rows are not those that the authority's key has signed")
+        if number < highest:
+            raise changed_error(self.folder, f"its number is {number}, and this host has had number {highest}")
+        return number
+
+    # ------------------------------------------------------------------ events
+    def note(self, action: str, account: str, decision: str = "", reason: str = "", **more: Any) -> None:
+        """Keep what was decided or done about an account."""
+        with self.change():
+            self.note_event(action, account, decision, reason, more)
+
+    def note_event(self, action: str, account: str, decision: str, reason: str, more: Mapping[str, Any]) -> None:
+        """The same within a change."""
+        said = {
+            "time": format_time(self.now()),
+            "action": action,
+            "account": account[:64],
+            "decision": decision,
+            **more,
+        }
+        line, link = chain.forge(self._last_link(), {**said, "reason": reason[:_LONGEST_REASON]})
+        self.database.execute("insert into event values (?, ?)", (link.seq, line.decode("ascii")))
+        self._note("event", f"{link.seq} {link.digest}")
+
+    def _last_link(self) -> chain.Link:
+        seq, _, digest = (self._about("event") or "").partition(" ")
+        return chain.Link(int(seq), digest) if seq else chain.START
+
+    def list_events(self) -> list[dict[str, Any]]:
+        """All events, the first one first: each must follow from the one before, and the last one is signed."""
+        with self.look():
+            lines = [str(line).encode() for (line,) in self.database.execute("select line from event order by seq")]
+            last = self._last_link()
+        found, link = [], chain.START
+        try:
+            for line in lines:
+                record, link = chain.follow(line, link)
+                found.append(record)
+        except chain.BrokenError as error:
+            raise changed_error(self.folder, f"event {link.seq + 1}: {error}") from None
+        if link != last:
+            raise changed_error(self.folder, f"its events end at {link.seq}, and it had {last.seq}")
+        return found
+
+
+def changed_error(folder: Path, why: str) -> AccountError:
+    """The error about rows that others have changed, or that are older ones."""
+    return AccountError(
+        "the registry of accounts was changed by somebody else, or is an older copy",
+        where=str(folder / FILE),
+        why=why,
+        mend=f"bring {FILE} back as it was last, from where it was moved to or from the latest backup",
+    )
+
+
+def _unusable_error(folder: Path, error: sqlite3.Error) -> AccountError:
+    return AccountError("the registry of accounts cannot be used", where=str(folder / FILE), why=str(error))

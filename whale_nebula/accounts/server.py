@@ -1,0 +1,169 @@
+"""A server of an owner's over TLS, and how its clients dial it: what the services of accounts and of data share.
+
+The server is the operator of its cluster, by a certificate that it renews itself; a client that is not sure of that
+sends nothing. Connections are bounded by address, in number and in time, before anything is computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import socketserver
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from cryptography import x509
+
+from whale_nebula.accounts.login import Desk
+from whale_nebula.errors import AccountError, ConfigError, NebulaError
+from whale_nebula.security import Files, Identity, files, issue
+from whale_nebula.security.authority import certificate_bytes
+from whale_nebula.security.trust import DenyList, Trust
+from whale_nebula.transport.grpc.limits import Buckets
+
+DAYS = 30.0
+SECONDS = 10.0
+"""For so long a connection may take for its handshake, and for each word."""
+_CONNECTIONS = 32
+_OPEN_BURST, _OPEN_RATE = 60, 5.0  # connections of one address
+_NICE = 15
+
+
+class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """A server with a thread for each connection. Those of `low_priority` let what trains here go first."""
+
+    allow_reuse_address = daemon_threads = True
+    request_queue_size = 64
+    low_priority = False
+    connections = _CONNECTIONS
+
+    def __init__(self, address: tuple[str, int], handler: type, desk: Desk, identity: Identity) -> None:
+        self.desk, self.identity = desk, identity
+        self.open = threading.BoundedSemaphore(self.connections)
+        self.opened = Buckets(_OPEN_BURST, _OPEN_RATE)
+        self._lock = threading.Lock()
+        self._context: ssl.SSLContext | None = None
+        self._until = files.now()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own, if there are not too many; others end before their handshake."""
+        if not self.opened.take(str(client_address[0]))[1] or not self.open.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """The connection, from its handshake on."""
+        try:
+            if self.low_priority:
+                with contextlib.suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            request.settimeout(SECONDS)
+            with contextlib.suppress(OSError, ssl.SSLError), self._secure(request, client_address) as secured:
+                self.finish_request(secured, client_address)
+        finally:
+            self.shutdown_request(request)
+            self.open.release()
+
+    def _secure(self, request: socket.socket, client_address: Any) -> ssl.SSLSocket:
+        try:
+            return self.context().wrap_socket(request, server_side=True)
+        except ssl.SSLError as error:
+            self.note_refusal(error, str(client_address[0]))
+            raise
+
+    def note_refusal(self, error: ssl.SSLError, address: str) -> None:
+        """A handshake failed."""
+
+    def context(self) -> ssl.SSLContext:
+        """TLS with the certificate of this service, which is renewed in the last quarter of its life."""
+        with self._lock:
+            moment = files.now()
+            if self._context is None or self._until - moment < timedelta(days=DAYS / 4):
+                found = certify_service(self.desk, self.identity)
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.minimum_version = ssl.TLSVersion.TLSv1_2
+                context.load_cert_chain(found.cert, found.key)
+                self.restrict(context)
+                self._context = context
+                self._until = files.peer(files.certificate(found.cert.read_bytes(), str(found.cert))).not_after
+            return self._context
+
+    def restrict(self, context: ssl.SSLContext) -> None:
+        """What else is asked of a connection."""
+
+
+def certify_service(desk: Desk, identity: Identity) -> Files:
+    """The files of the service's own certificate, made or renewed."""
+    known = [each for each in issue.list_issued(desk.folder) if each.identity == identity]
+    make = issue.renew if known and Files.under(desk.folder, identity).key.exists() else issue.issue
+    return make(desk.folder, desk.authority, [identity], DAYS)[0].files
+
+
+@contextlib.contextmanager
+def run_server(make: Callable[[tuple[str, int]], TlsServer], host: str, port: int, name: str) -> Iterator[int]:
+    """Serve while this is open; gives the port."""
+    try:
+        server = make((host, port))
+    except (OSError, TypeError, UnicodeError) as error:  # the last two of what is no name of a host
+        why, mend = getattr(error, "strerror", None) or str(error), "--listen 0.0.0.0:7200"
+        raise ConfigError("the service cannot listen", where=f"{host}:{port}", why=why, mend=mend) from None
+    try:
+        server.context()
+    except NebulaError:
+        server.server_close()
+        raise
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield int(server.server_address[1])
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+# ---------------------------------------------------------------------- the client
+def make_client_context(ca: bytes) -> tuple[ssl.SSLContext, list[x509.Certificate]]:
+    """TLS that takes certificates of these authorities; and the authorities."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    known = files.certificates(ca, "ca.pem")
+    context.load_verify_locations(cadata=b"".join(map(certificate_bytes, known)).decode("ascii"))
+    return context, known
+
+
+@contextlib.contextmanager
+def dial(
+    host: str, port: int, context: ssl.SSLContext, known: Sequence[x509.Certificate], expected: Identity
+) -> Iterator[ssl.SSLSocket]:
+    """A connection to a service that has proven who it is."""
+    where = f"{host}:{port}"
+    try:
+        plain = socket.create_connection((host, port), SECONDS)
+    except (OSError, UnicodeError) as error:
+        raise unreachable_error(where, error) from None
+    with plain:
+        try:
+            secured = context.wrap_socket(plain, server_hostname=expected.dns)
+        except ssl.SSLError as error:
+            why = getattr(error, "verify_message", "") or error.reason or str(error)
+            mend = f"is this the service of {expected.cluster}? Compare ca.pem with the owner's"
+            what = f"{where} does not prove that it is {expected.worker}"
+            raise AccountError(what, why=str(why), mend=mend) from None
+        except OSError as error:
+            raise unreachable_error(where, error) from None
+        with secured:
+            shown = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
+            Trust(known, DenyList(None)).check(files.certificate(shown, where), expected, whose=where)
+            yield secured
+
+
+def unreachable_error(where: str, error: Exception) -> AccountError:
+    """The error about a service that does not answer."""
+    return AccountError(f"{where} cannot be asked", why=str(error), mend="--at HOST:PORT of its service")

@@ -1,0 +1,256 @@
+"""`whale-nebula data`: datasets of an owner: published, granted to others, served, and asked for."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from whale_nebula.accounts.registry import Registry
+from whale_nebula.cli import arguments
+from whale_nebula.cli.arguments import Options, Parser, split, tell, user_name
+from whale_nebula.datasets import grants as states
+from whale_nebula.datasets.grants import DAYS, Grants
+from whale_nebula.datasets.interface import Interface, read_interface
+from whale_nebula.datasets.opened import open_dataset
+from whale_nebula.datasets.reading import open_remote
+from whale_nebula.datasets.schema import read_schema
+from whale_nebula.datasets.service import open_service
+from whale_nebula.errors import AccessError, ConfigError, NebulaError
+from whale_nebula.errors.text import did_you_mean, escape_foreign_text
+from whale_nebula.security import authority
+
+_DESCRIPTION = """\
+Datasets that others may read: not their files, but rows of a published interface, as it leaves them. What is published
+and granted is kept beside the owner's authority ("whale-nebula certs init"), with his accounts."""
+
+_EPILOG = """\
+commands, where the authority is:
+  publish   a dataset interface: its source, what is done to it, what leaves, and how much
+  list      all datasets
+  show      one dataset, its schema and limits, and who may read it
+  withdraw  nobody reads it any more
+  grants    what was asked for; --grant, --deny or --withdraw one of them
+  serve     the service from which accounts read
+
+commands of an account, with the certificates of "whale-nebula login":
+  list --at HOST:PORT   the datasets that one may ask for
+  request               ask to read one: whale-nebula data request gpu://corpus --at HOST:PORT --purpose TEXT
+
+examples:
+  whale-nebula data publish corpus.yaml
+  whale-nebula data grants --grant 1f3a9c02 --days 7
+  whale-nebula data withdraw corpus
+  whale-nebula data serve --listen 0.0.0.0:7300
+  whale-nebula data request gpu://corpus --at gpu.example.org:7300 --folder of-gpu --purpose "a study of tickets"
+
+exit status:
+  0   done
+  1   refused: nothing was changed, and the message says why
+  2   the command line is wrong
+  66  there is no such file
+  78  the interface is wrong"""
+
+_TEXT = {
+    "publish": "Publish a dataset interface. Its first row is read, so that what does not work is found now.",
+    "list": "List all datasets.",
+    "show": "Show a dataset, what leaves of it, its limits, and who may read it.",
+    "withdraw": "Let nobody read a dataset any more. Grants end; a new publication needs new ones.",
+    "grants": "List what accounts have asked for, and what became of it; or answer.",
+    "serve": "Let accounts read what they were granted, until SIGTERM or Ctrl-C. What they read stands in "
+    "audit/data-CLUSTER.jsonl in the folder of the authority.",
+    "request": "Ask the owner of a dataset to let this account read it, for a purpose.",
+}
+_OPTIONS: Options = {
+    "--grant": ("NUMBER", "let the account that has asked so read the dataset"),
+    "--deny": ("NUMBER", "do not"),
+    "--withdraw": ("NUMBER", "end a grant"),
+    "--days": ("DAYS", f"how long a grant is good: {DAYS:g} if it is not given, and not longer than the dataset"),
+    "--why": ("TEXT", "what to remember about it"),
+    "--at": ("HOST:PORT", "the service of the owner"),
+    "--cluster": ("NAME", "the cluster whose data it is"),
+    "--listen": ("HOST:PORT", "where; 127.0.0.1:7300 if it is not given"),
+    "--purpose": ("TEXT", "what the rows are for"),
+    "--folder": ("FOLDER", 'where the authority is, or the certificates of an account; "certs" if it is not given'),
+    "--json": (None, "print one JSON object"),
+}
+_ALWAYS = ("--folder", "--json")
+_TAKES = {
+    "grants": ("--grant", "--deny", "--withdraw", "--days", "--why", *_ALWAYS),
+    "serve": ("--cluster", "--listen", "--folder"),
+    "list": ("--at", "--cluster", *_ALWAYS),
+    "request": ("--at", "--purpose", *_ALWAYS),
+}
+_NAMED = {"publish": "FILE", "show": "NAME", "withdraw": "NAME", "request": "CLUSTER://NAME"}
+
+
+class Call(NamedTuple):
+    """A command with what it was given."""
+
+    given: argparse.Namespace
+    made: Parser
+    name: str
+    grants: Grants
+
+
+Answer = tuple[Any, str]
+
+
+def parser(command: str = "") -> Parser:
+    """The options of `data`, or of one of its commands."""
+    if not command:
+        usage = f"whale-nebula data {'|'.join(_TEXT)} [NAME] [options]"
+        return Parser("data", _DESCRIPTION, {}, usage=usage, epilog=_EPILOG)
+    usage = f"whale-nebula data {command} {_NAMED.get(command, '')} [options]".replace("  ", " ")
+    options = {name: _OPTIONS[name] for name in _TAKES.get(command, _ALWAYS)}
+    return Parser(f"data {command}", _TEXT[command], options, usage=usage)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; gives the exit status."""
+    command = argv[0] if argv else ""
+    if command not in _TEXT:
+        made = parser()
+        made.read([word for word in argv if word.startswith("-")])
+        made.error(f"there is no command {command!r}: {did_you_mean(command, _TEXT)}" if command else "which command?")
+    made = parser(command)
+    words = split(argv[1:], _OPTIONS)
+    given = made.read(words.options)
+    if words.arguments or (words.script is None) == (command in _NAMED):
+        made.error(f"of what? One {_NAMED[command]}" if command in _NAMED else "it takes options alone")
+    folder = Path(given.folder or "certs")
+    try:
+        if command == "request" or getattr(given, "at", None) is not None:
+            document, text = _ask_service(command, given, made, words.script or "", folder)
+        elif command == "serve":
+            return _serve(given, made, folder)
+        else:
+            with contextlib.closing(Registry(folder, authority.load(folder))) as registry:
+                document, text = _COMMANDS[command](Call(given, made, words.script or "", Grants(registry)))
+    except NebulaError as error:
+        code = arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
+        return tell(error, as_json=getattr(given, "json", False), code=code)
+    print(json.dumps(document, indent=1) if given.json else text)
+    return arguments.DONE
+
+
+def _ask_service(command: str, given: argparse.Namespace, made: Parser, name: str, folder: Path) -> Answer:
+    """What an account asks of the service of an owner."""
+    if given.at is None:
+        made.error("where? --at gpu.example.org:7300")
+    cluster, _, dataset = name.partition("://") if command == "request" else (given.cluster, "", "")
+    if not cluster or (command == "request" and not dataset):
+        made.error("whale-nebula data request gpu://corpus" if command == "request" else "of whom? --cluster gpu")
+    service = open_remote(given.at, folder, None, cluster)
+    if command == "list":
+        found = service.list_datasets()
+        return found, escape_foreign_text("\n".join(map(_describe_offer, found)), 20_000, lines=True)
+    if not given.purpose:
+        made.error("what for? --purpose TEXT")
+    number = service.request(dataset, given.purpose)
+    text = f"asked for {name}: request {number}; its owner answers by: whale-nebula data grants --grant {number}"
+    return {"asked": name, "number": number}, text
+
+
+def _describe_offer(said: dict[str, Any]) -> str:
+    leaves = ", ".join(map(str, read_schema(said.get("schema"))))
+    return f"{said.get('name'):<16} {leaves}   until {said.get('until')}   {said.get('about')}"
+
+
+def _serve(given: argparse.Namespace, made: Parser, folder: Path) -> int:
+    signs = authority.load(folder)
+    cluster = given.cluster or (signs.bound[0] if len(signs.bound) == 1 else None)
+    if cluster is None:
+        made.error("of which cluster? --cluster gpu")
+    host, _, port = (given.listen or "127.0.0.1:7300").rpartition(":")
+    number = made.number("--listen", port)
+    over = threading.Event()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: over.set())
+    with open_service(folder, signs, cluster, host.strip("[]"), number or 0) as bound:
+        print(f"whale-nebula: data of {cluster} is read at {host}:{bound}", file=sys.stderr, flush=True)
+        over.wait()
+    return arguments.DONE
+
+
+def _publish(call: Call) -> Answer:
+    path = Path(call.name)
+    interface = read_interface(path)
+    folder = path.resolve().parent
+    opened = open_dataset(interface, folder)
+    made = call.grants.publish(interface, folder)
+    text = f"published {made.name}: {opened.count} rows, until {made.expires}\n{describe_interface(interface)}"
+    return {"published": made.name, "rows": opened.count, "interface": made.digest, "until": made.expires}, text
+
+
+def describe_interface(interface: Interface) -> str:
+    """What leaves, and how much, as text."""
+    limits = interface.limits
+    bounds = [
+        f"{most} {unit} {which}"
+        for which, bound in (("in all", limits.account), ("a run", limits.run))
+        for most, unit in ((bound.rows, "rows"), (bound.bytes, "bytes"))
+        if most is not None
+    ]
+    bounds += [f"{limits.rate / 1e6:g}mbit"] * bool(limits.rate)
+    lines = [f"  leaves: {', '.join(map(str, interface.schema))}"]
+    lines += [f"  an account at most: {', '.join(bounds)}"] * bool(bounds)
+    return "\n".join(lines + [f"  about: {interface.about}"] * bool(interface.about))
+
+
+def _list(call: Call) -> Answer:
+    found = call.grants.list_datasets()
+    rows = [f"{each.name:<16} {each.state:<9} until {each.expires}" for each in found]
+    return [asdict(each) for each in found], "\n".join(rows) or "there are no datasets: whale-nebula data publish FILE"
+
+
+def _show(call: Call) -> Answer:
+    found = call.grants.find(call.name)
+    asked = call.grants.list_permissions(dataset=call.name)
+    lines = [f"{found.name}: {found.state}, until {found.expires}", describe_interface(found.parse())]
+    lines += [f"  files: {found.folder}", *(_describe(each) for each in asked)]
+    return {**asdict(found), "permissions": [asdict(each) for each in asked]}, "\n".join(lines)
+
+
+def _withdraw(call: Call) -> Answer:
+    call.grants.withdraw(call.name)
+    return {"withdrawn": call.name}, f"withdrawn: {call.name}"
+
+
+def _grants(call: Call) -> Answer:
+    given = call.given
+    chosen = {
+        state: number
+        for state, number in (
+            (states.GRANTED, given.grant), (states.DENIED, given.deny), (states.WITHDRAWN, given.withdraw)
+        )
+        if number is not None
+    }  # fmt: skip
+    if len(chosen) > 1:
+        call.made.error("one of these: --grant, --deny, --withdraw")
+    if not chosen:
+        found = call.grants.list_permissions()
+        return [asdict(each) for each in found], "\n".join(map(_describe, found)) or "nobody has asked for anything"
+    ((state, number),) = chosen.items()
+    days = call.made.amount("--days", given.days, DAYS)
+    if not 0 < days <= authority.MOST_DAYS:
+        raise AccessError(f"{days:g} days are no life of a grant", mend="--days 30")
+    made = call.grants.decide(number, state, days, given.why or "", user_name())
+    return asdict(made), _describe(made)
+
+
+def _describe(each: states.Permission) -> str:
+    until = f" until {each.until}" if each.until else ""
+    return f"{each.number}  {each.account:<12} {each.dataset:<12} {each.state}{until}  {each.purpose}"
+
+
+_COMMANDS: dict[str, Callable[[Call], Answer]] = {
+    "publish": _publish, "list": _list, "show": _show, "withdraw": _withdraw, "grants": _grants,
+}  # fmt: skip

@@ -1,0 +1,208 @@
+"""What is published and who may read it: rows of the registry, signed as those of accounts are."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from whale_nebula.accounts.members import ENABLED
+from whale_nebula.accounts.registry import Registry
+from whale_nebula.config.place import Place
+from whale_nebula.datasets.interface import Interface, parse_interface
+from whale_nebula.errors import AccessError
+from whale_nebula.errors.text import did_you_mean
+from whale_nebula.security.files import format_time
+
+PUBLISHED, WITHDRAWN = "published", "withdrawn"
+ASKED, GRANTED, DENIED = "asked", "granted", "denied"
+DAYS = 30.0
+MOST_ASKED = 20
+LONGEST_PURPOSE = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A dataset as it was published: the digest and the document of its interface, and the folder of its files."""
+
+    name: str
+    digest: str
+    document: str
+    folder: str
+    state: str
+    published: str
+    expires: str
+
+    def parse(self) -> Interface:
+        """The interface."""
+        return parse_interface(Place(json.loads(self.document), source=f"dataset {self.name}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """What an account has asked for, and what became of it."""
+
+    number: str
+    dataset: str
+    account: str
+    purpose: str
+    state: str
+    asked: str
+    decided: str
+    until: str
+
+
+class Grants:
+    """The datasets of a registry and who may read them. Every change is signed, and stands among its events."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+
+    # ------------------------------------------------------------------ the owner's datasets
+    def publish(self, interface: Interface, folder: Path) -> Dataset:
+        """Publish an interface; under a name that there is already it takes the place of the one before."""
+        rows, now = self.registry, format_time(self.registry.now())
+        if interface.expires <= now:
+            raise AccessError(f"this interface ended at {interface.expires}", mend="expires: a later day")
+        made = Dataset(interface.name, interface.digest, interface.text, str(folder), PUBLISHED, now, interface.expires)
+        row = (made.name, made.digest, made.document, made.folder, made.state, made.published, made.expires)
+        with rows.change():
+            rows.database.execute("insert or replace into dataset values (?, ?, ?, ?, ?, ?, ?)", row)
+            rows.note_event("publish", "", "", "", {"dataset": made.name, "interface": made.digest})
+        return made
+
+    def withdraw(self, name: str) -> None:
+        """Let nobody read a dataset any more; who was granted it must be granted it anew if it is published again."""
+        self.find(name)
+        with self.registry.change():
+            database = self.registry.database
+            database.execute("update dataset set state = ? where name = ?", (WITHDRAWN, name))
+            database.execute("update permission set state = ? where dataset = ?", (WITHDRAWN, name))
+            self.registry.note_event("withdraw", "", "", "", {"dataset": name})
+
+    def list_datasets(self) -> list[Dataset]:
+        """All datasets, by name."""
+        with self.registry.look():
+            return [Dataset(*row) for row in self.registry.database.execute("select * from dataset order by name")]
+
+    def find(self, name: str) -> Dataset:
+        """A dataset, or an error that says which was meant."""
+        with self.registry.look():
+            return self._look_up(name)
+
+    def _look_up(self, name: str) -> Dataset:
+        row = self.registry.database.execute("select * from dataset where name = ?", (name,)).fetchone()
+        if row is None:
+            query = "select name from dataset where state = ? order by name"
+            names = [each for (each,) in self.registry.database.execute(query, (PUBLISHED,))]
+            mend = did_you_mean(name, names) if names else "whale-nebula data publish FILE"
+            raise AccessError(f"no dataset is called {name[:64]!r}", mend=mend)
+        return Dataset(*row)
+
+    def find_current(self, name: str) -> Dataset:
+        """A dataset that may be read now."""
+        return _check_current(self.find(name), format_time(self.registry.now()))
+
+    # ------------------------------------------------------------------ who may read them
+    def ask(self, account: str, dataset: str, purpose: str) -> Permission:
+        """Ask to read a dataset."""
+        self.find_current(dataset)
+        purpose = " ".join(purpose.split())
+        if not 0 < len(purpose) <= LONGEST_PURPOSE or not purpose.isprintable():
+            what = f"a purpose has from 1 to {LONGEST_PURPOSE} characters"
+            raise AccessError(what, mend='--purpose "what the rows are for"')
+        rows = self.registry
+        made = Permission(secrets.token_hex(4), dataset, account, purpose, ASKED, format_time(rows.now()), "", "")
+        open_ones = [each for each in self.list_permissions(account=account) if each.state == ASKED]
+        if len(open_ones) >= MOST_ASKED:
+            raise AccessError(f"{account} has {MOST_ASKED} requests that nobody has answered", mend="ask the owner")
+        with rows.change():
+            rows.database.execute("insert into permission values (?, ?, ?, ?, ?, ?, ?, ?)", _to_row(made))
+            more = {"dataset": dataset, "purpose": purpose, "number": made.number}
+            rows.note_event("request", account, "", "", more)
+        return made
+
+    def decide(self, number: str, state: str, days: float = DAYS, reason: str = "", by: str = "") -> Permission:
+        """Grant, deny or withdraw what an account has asked for; a grant ends after so many days."""
+        rows, found = self.registry, self._find_permission(number)
+        now, until = format_time(rows.now()), format_time(rows.now() + timedelta(days=days))
+        if state == GRANTED:
+            dataset = self.find_current(found.dataset)
+            until = min(until, dataset.expires)
+        made = Permission(
+            found.number, found.dataset, found.account, found.purpose, state, found.asked, now,
+            until if state == GRANTED else "",
+        )  # fmt: skip
+        with rows.change():
+            rows.database.execute("insert or replace into permission values (?, ?, ?, ?, ?, ?, ?, ?)", _to_row(made))
+            more = {"dataset": made.dataset, "number": number, "until": made.until, "purpose": made.purpose, "by": by}
+            decision = "allow" if state == GRANTED else "deny"
+            rows.note_event(_ACTIONS[state], made.account, decision, reason, more)
+        return made
+
+    def _find_permission(self, number: str) -> Permission:
+        with self.registry.look():
+            query = "select * from permission where number = ?"
+            row = self.registry.database.execute(query, (number,)).fetchone()
+        if row is None:
+            raise AccessError(f"no request has the number {number[:64]!r}", mend="whale-nebula data grants")
+        return Permission(*row)
+
+    def list_permissions(self, *, account: str | None = None, dataset: str | None = None) -> list[Permission]:
+        """What was asked for, granted and denied, the oldest first."""
+        query = "select * from permission where (?1 is null or account = ?1) and (?2 is null or dataset = ?2)"
+        with self.registry.look():
+            found = self.registry.database.execute(f"{query} order by asked, number", (account, dataset))
+            return [Permission(*row) for row in found]
+
+    def check(self, account: str, name: str, purpose: str | None = None) -> tuple[Dataset, Permission]:
+        """Whether an account may read a dataset now, and by which grant; `AccessError` says why it may not."""
+        now = format_time(self.registry.now())
+        with self.registry.look():
+            known = self.registry.look_up(account)
+            query = "select * from permission where dataset = ? and account = ? order by rowid"
+            found = [Permission(*row) for row in self.registry.database.execute(query, (name, account))]
+            dataset = self._look_up(name)
+        if known is None or known.state != ENABLED:
+            raise AccessError(f"account {account!r} is not enabled here", mend="ask the owner of the data")
+        _check_current(dataset, now)
+        meant = [each for each in found if purpose is None or each.purpose == purpose]
+        good = [each for each in meant if each.state == GRANTED and each.until > now]
+        if not good:
+            raise AccessError(f"{account} may not read dataset {name!r}", why=_explain(meant, found, now))
+        return dataset, max(good, key=lambda each: each.until)
+
+
+def _check_current(found: Dataset, now: str) -> Dataset:
+    if found.state != PUBLISHED:
+        raise AccessError(f"dataset {found.name!r} was withdrawn", mend="ask its owner")
+    if found.expires <= now:
+        raise AccessError(f"dataset {found.name!r} ended at {found.expires}", mend="ask its owner to publish it again")
+    return found
+
+
+_ACTIONS = {GRANTED: "grant", DENIED: "deny", WITHDRAWN: "withdraw grant"}
+
+
+def _to_row(made: Permission) -> tuple[str, ...]:
+    return (
+        made.number, made.dataset, made.account, made.purpose, made.state, made.asked, made.decided, made.until
+    )  # fmt: skip
+
+
+def _explain(meant: list[Permission], found: list[Permission], now: str) -> str:
+    """Why none of these lets an account read."""
+    if not found:
+        return "it has not asked for it"
+    if not meant:
+        return f"it was granted for {found[-1].purpose!r}, and not for this purpose"
+    last = meant[-1]
+    if last.state == GRANTED:
+        return f"its grant ended at {last.until}"
+    return {
+        ASKED: "its request was not answered yet",
+        DENIED: f"its request was denied at {last.decided}",
+        WITHDRAWN: "its grant was withdrawn",
+    }[last.state]

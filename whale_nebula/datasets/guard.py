@@ -1,0 +1,164 @@
+"""The guard of an owner's data: decides of each batch whether it may leave, counts it, and keeps a record of it.
+
+It is the same for the service, which others read from, and for processes that read on the owner's machine.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whale_nebula.datasets.grants import Dataset, Grants
+from whale_nebula.datasets.opened import Opened, open_dataset
+from whale_nebula.datasets.schema import count_bytes
+from whale_nebula.datasets.usage import Pacer, Usage
+from whale_nebula.errors import AccessError, InterfaceError, NebulaError
+from whale_nebula.security.audit import AuditLog
+from whale_nebula.transport.grpc.limits import Buckets
+
+MOST_ROWS = 1 << 16
+MOST_BYTES = 256 << 20
+OWNER = "owner"
+"""Stands in records for who reads with no account: the owner, on a machine of his own."""
+_REFUSALS, _REFUSALS_RATE = 8, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Who reads: his account ("" is the owner) and certificate; and what he says of his run, program and purpose."""
+
+    account: str
+    actor: str
+    run: str = ""
+    program: str = ""
+    purpose: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The rows that are asked for: the pass, and the positions in its order."""
+
+    dataset: str
+    seed: int | None
+    number: int
+    first: int
+    last: int
+    edition: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows that may leave, and for how many seconds they wait."""
+
+    rows: int
+    columns: dict[str, Any]
+    pause: float
+
+
+class Guard:
+    """Decides, counts and records. Any thread may ask."""
+
+    def __init__(self, grants: Grants, usage: Usage, log: AuditLog) -> None:
+        self.grants, self.usage, self.log = grants, usage, log
+        self._pacer, self._refusals = Pacer(), Buckets(_REFUSALS, _REFUSALS_RATE)
+        self._lock = threading.Lock()
+        self._opened: dict[str, tuple[Dataset, Opened]] = {}
+        self._left_out: dict[str, int] = {}
+
+    def open(self, reader: Reader, name: str) -> Opened:
+        """The dataset, for somebody who may read it."""
+
+        def look() -> Opened:
+            opened = self._open(self._decide(reader, name)[0])
+            self.usage.check_left(name, reader.account or OWNER, reader.run, opened.interface.limits)
+            return opened
+
+        found: Opened = self._hold(reader, name, look)
+        return found
+
+    def read(self, reader: Reader, asked: Asked) -> Batch:
+        """Rows, for somebody who may read them; whatever speaks against it is an error, and stands in the log."""
+        return self._hold(reader, asked.dataset, lambda: self._read(reader, asked))
+
+    def _read(self, reader: Reader, asked: Asked) -> Batch:
+        dataset, grant, purpose = self._decide(reader, asked.dataset)
+        opened = self._open(dataset)
+        if asked.edition and asked.edition != opened.edition:
+            why = f"it was edition {asked.edition} when the run began to read, and is now {opened.edition}"
+            raise AccessError(f"dataset {asked.dataset!r} is another than it was", why=why, mend="start the run again")
+        if not 0 <= asked.first < asked.last <= opened.count or asked.last - asked.first > MOST_ROWS:
+            what = f"rows {asked.first} to {asked.last} of {opened.count} cannot be read at once"
+            raise AccessError(what, mend=f"batch={MOST_ROWS} or less")
+        rows, columns = opened.read(asked.seed, asked.number, asked.first, asked.last)
+        size, account = count_bytes(opened.interface.schema, columns), reader.account or OWNER
+        if size > MOST_BYTES:
+            raise AccessError(f"a batch of {size} bytes is too large", mend="a smaller batch=")
+        limits = opened.interface.limits
+        self.usage.count(asked.dataset, account, reader.run, limits, rows, size)
+        self.log.record(
+            "read", actor=reader.actor, target=asked.dataset, decision="allow", durable=False, account=account,
+            purpose=purpose, grant=grant, interface=dataset.digest[:16], run=reader.run, program=reader.program,
+            seed=asked.seed, number=asked.number, first=asked.first, rows=rows, bytes=size,
+        )  # fmt: skip
+        return Batch(rows, columns, self._pacer.find_pause(asked.dataset, account, limits.rate, size))
+
+    def _decide(self, reader: Reader, name: str) -> tuple[Dataset, str, str]:
+        """The dataset, the number of the grant, and its purpose."""
+        if not reader.account:
+            return self.grants.find_current(name), "", reader.purpose or ""
+        dataset, grant = self.grants.check(reader.account, name, reader.purpose)
+        return dataset, grant.number, grant.purpose
+
+    def _open(self, dataset: Dataset) -> Opened:
+        """The dataset as it was published last: then its files are looked at again."""
+        with self._lock:
+            published, opened = self._opened.get(dataset.name, (None, None))
+            if opened is None or published != dataset:
+                opened = open_dataset(dataset.parse(), Path(dataset.folder))
+                self._opened[dataset.name] = dataset, opened
+            return opened
+
+    def _hold(self, reader: Reader, name: str, act: Callable[[], Any]) -> Any:
+        """Do it, or record why not. What the owner's functions raise is told to him, and not to who reads."""
+        try:
+            return act()
+        except NebulaError as error:
+            self.refuse(reader, name, error)
+            if isinstance(error, InterfaceError) and reader.account:
+                what = f"the rows of dataset {name!r} are not as its interface says, and none of them leaves"
+                raise AccessError(what, mend="ask its owner, whose log says more") from None
+            raise
+        except Exception as error:
+            found = InterfaceError(
+                f"a function of dataset {name!r} raised {type(error).__name__}", why=str(error)[:300]
+            )
+            self.refuse(reader, name, found)
+            if not reader.account:
+                raise found from error
+            what = f"the rows of dataset {name!r} cannot be read: its owner's log says why"
+            raise AccessError(what, mend="ask its owner") from None
+
+    def refuse(self, reader: Reader, name: str, error: NebulaError) -> None:
+        """Record a refusal: the first ones of somebody at once, then one in ten seconds, with their number."""
+        who, free = self._refusals.take(reader.account or reader.actor)
+        if not free:
+            with self._lock:
+                self._left_out[who] = self._left_out.get(who, 0) + 1
+            return
+        with self._lock:
+            times = self._left_out.pop(who, 0) + 1
+        self.log.record(
+            "read", actor=reader.actor, target=name[:64], decision="deny", durable=False, account=reader.account,
+            purpose=reader.purpose or "", run=reader.run, program=reader.program, times=times,
+            reason=f"{error.code} {error.what}" + f": {error.why}" * bool(error.why),
+        )  # fmt: skip
+
+
+def wait_for_turn(pause: float, sleep: Callable[[float], object] = time.sleep) -> None:
+    """Wait before a batch leaves, where its account reads faster than it may."""
+    if pause > 0:
+        sleep(pause)

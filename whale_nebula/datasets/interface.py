@@ -1,0 +1,262 @@
+"""The interface of a dataset, as its owner publishes it: a source, what is done to it, what leaves, and how much."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+from whale_nebula.config import quantities
+from whale_nebula.config.load import read
+from whale_nebula.config.place import Place
+from whale_nebula.datasets import sources
+from whale_nebula.datasets.inside import check_pattern
+from whale_nebula.datasets.schema import DTYPES, STRING, Column, Schema
+from whale_nebula.datasets.sources import FUNCTION, Source
+from whale_nebula.datasets.transforms import Aggregate, Function, Select, Step, Tokenise
+from whale_nebula.errors import ConfigError
+from whale_nebula.security import files
+
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+LEAST_GROUP = 2
+_EXAMPLE = "name: corpus"
+_ABOUT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The most rows and bytes; None where there is no bound."""
+
+    rows: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that an account may read in all and in a run, and at how many bits a second (0: no bound)."""
+
+    account: Bound = Bound()
+    run: Bound = Bound()
+    rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A dataset interface. `document` is what the owner wrote, as plain JSON, and `digest` names it."""
+
+    name: str
+    about: str
+    open_source: Callable[[Path], Source]
+    steps: tuple[Step, ...]
+    schema: Schema
+    limits: Limits
+    expires: str
+    document: Mapping[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of what the owner wrote."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def text(self) -> str:
+        """What the owner wrote, in one way."""
+        return json.dumps(self.document, sort_keys=True)
+
+
+def read_interface(path: Path) -> Interface:
+    """The interface in a file of YAML; errors name its lines."""
+    return parse_interface(read(path, "the interface", _EXAMPLE))
+
+
+def parse_interface(place: Place) -> Interface:
+    """The interface in these values.
+
+    >>> said = {"name": "a", "source": {"text": "../b"}, "schema": {"x": {"dtype": "int8"}}, "expires": "2027-01-01"}
+    >>> parse_interface(Place(said))
+    Traceback (most recent call last):
+    ...
+    whale_nebula.errors.ConfigError: NB-500 '../b' leaves the folder of the interface (source.text)
+      why: a pattern names files in the folder of the interface: no '..', no '~', no '**', no absolute path
+      mend: text: "*.txt"
+    """
+    root = place.table(("name", "about", "source", "transform", "schema", "limits", "expires"))
+    return Interface(
+        name=read_name(root.key("name")),
+        about=root.key("about").read_or(Place.text, "")[:_ABOUT],
+        open_source=_source(root.key("source")),
+        steps=tuple(_step(each) for each in root.key("transform").items()),
+        schema=_schema(root.key("schema")),
+        limits=_limits(root.key("limits")),
+        expires=_expires(root.key("expires")),
+        document=_plain(root.value),
+    )
+
+
+def read_name(place: Place) -> str:
+    """The name of a dataset: it stands in addresses and logs, and is never a path."""
+    if NAME.fullmatch(place.text()) is None:
+        why = "lower-case letters, digits, '_' and '-', a letter or digit first, 32 at most"
+        raise place.wrong(f"{place.value[:64]!r} is no name of a dataset", why=why, mend="name: corpus")
+    return str(place.value)
+
+
+def _plain(value: Any) -> Any:
+    """What YAML gives, as JSON has it: dates become texts."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.isoformat() if isinstance(value, date) else value
+
+
+# ---------------------------------------------------------------------- source
+def _one_of(place: Place, known: Mapping[str, tuple[str, ...]], example: str) -> str:
+    """The kind of a table that has exactly one of these keys, and what may stand beside it."""
+    table = place.table(dict.fromkeys([*known, *(each for more in known.values() for each in more)]))
+    kinds = [name for name in known if name in table.value]
+    if len(kinds) != 1:
+        raise place.wrong(f"one of {', '.join(known)} is needed here, and there are {len(kinds)}", mend=example)
+    place.table((kinds[0], *known[kinds[0]]))
+    return kinds[0]
+
+
+_SOURCES = {
+    "text": ("column",),
+    "tfrecord": ("features",),
+    "csv": ("columns",),
+    "parquet": ("columns",),
+    "factory": (),
+}
+
+
+def _source(place: Place) -> Callable[[Path], Source]:
+    kind = _one_of(place, _SOURCES, 'source: {text: "*.txt"}')
+    given = place.key(kind)
+    if kind == "factory":
+        name = _function(given)
+        return lambda folder: sources.open_factory(name)
+    pattern = given.text()
+    if why := check_pattern(pattern):
+        raise given.wrong(f"{pattern!r} leaves the folder of the interface", why=why, mend=f'{kind}: "*.txt"')
+    if kind == "text":
+        column = place.key("column").read_or(Place.text, "text")
+        return lambda folder: sources.open_text(folder, pattern, column)
+    if kind == "parquet":
+        names = [each.text() for each in place.key("columns").items()]
+        _need(names, place, "columns: [age, income]")
+        return lambda folder: sources.open_parquet(folder, pattern, names)
+    if kind == "csv":
+        types = {name: each.choice(DTYPES) for name, each in place.key("columns").entries().items()}
+        _need(types, place, "columns: {age: int64}")
+        return lambda folder: sources.open_csv(folder, pattern, types)
+    features = {name: _feature(each) for name, each in place.key("features").entries().items()}
+    _need(features, place, "features: {ids: {dtype: int64, shape: [32]}}")
+    return lambda folder: sources.open_tfrecord(folder, pattern, features)
+
+
+def _need(found: object, place: Place, mend: str) -> None:
+    if not found:
+        raise place.wrong("a source without its columns", mend=mend)
+
+
+def _function(place: Place) -> str:
+    if FUNCTION.fullmatch(place.text()) is None:
+        raise place.wrong(f"{place.value!r} is no module:function", mend='"mycorpus.reading:open_rows"')
+    return str(place.value)
+
+
+def _feature(place: Place) -> tuple[str, tuple[int, ...]]:
+    table = place.table(("dtype", "shape"))
+    return table.key("dtype").choice(("int64", "float32", STRING)), _shape(table.key("shape"))
+
+
+def _shape(place: Place) -> tuple[int, ...]:
+    return tuple(int(axis.number(least=1, most=1 << 30, whole=True)) for axis in place.items())
+
+
+# ---------------------------------------------------------------------- transform
+_STEPS = dict.fromkeys(("tokenise", "select", "function", "aggregate"), ())
+
+
+def _step(place: Place) -> Step:
+    kind = _one_of(place, _STEPS, "transform: [{select: [ids, label]}]")
+    given = place.key(kind)
+    if kind == "select":
+        return Select(_names(given))
+    if kind == "function":
+        return Function(_function(given))
+    if kind == "tokenise":
+        table = given.table(("column", "to", "vocabulary", "length"))
+        vocabulary = table.key("vocabulary").text()
+        if why := check_pattern(vocabulary):
+            raise table.key("vocabulary").wrong(f"{vocabulary!r} leaves the folder", why=why, mend="vocabulary: a.txt")
+        return Tokenise(
+            table.key("column").read_or(Place.text, "text"),
+            table.key("to").read_or(Place.text, "ids"),
+            vocabulary,
+            int(table.key("length").number(least=2, most=1 << 16, whole=True)),
+        )
+    table = given.table(("by", "least", "mean", "sum", "count"))
+    return Aggregate(
+        table.key("by").text(),
+        int(table.key("least").number(least=LEAST_GROUP, whole=True)),
+        _names(table.key("mean")),
+        _names(table.key("sum")),
+        table.key("count").read_or(Place.text, ""),
+    )
+
+
+def _names(place: Place) -> tuple[str, ...]:
+    return tuple(each.text() for each in place.items())
+
+
+# ---------------------------------------------------------------------- schema, limits, end
+def _schema(place: Place) -> Schema:
+    found = []
+    for name, each in place.entries().items():
+        table = each.table(("dtype", "shape", "raw"))
+        dtype = table.key("dtype").choice(DTYPES)
+        raw = table.key("raw").read_or(Place.truth, False)
+        if dtype == STRING and not raw:
+            why = "texts leave as they are only where the interface says so"
+            mend = f"{name}: {{dtype: {STRING}, raw: true}}, or tokenise it"
+            raise each.wrong(f"column {name!r} is raw text", why=why, mend=mend)
+        found.append(Column(name, dtype, _shape(table.key("shape"))))
+    if not found:
+        raise place.wrong("an interface without a schema", mend="schema: {ids: {dtype: int32, shape: [32]}}")
+    return tuple(found)
+
+
+def _limits(place: Place) -> Limits:
+    table = place.table(("account", "run", "rate"))
+    return Limits(
+        _read_bound(table.key("account")),
+        _read_bound(table.key("run")),
+        table.key("rate").read_or(quantities.rate, 0.0),
+    )
+
+
+def _read_bound(place: Place) -> Bound:
+    table = place.table(("rows", "bytes"))
+    rows = table.key("rows").read_or(lambda each: int(each.number(least=1, whole=True)), None)
+    return Bound(rows, table.key("bytes").read_or(quantities.memory, None))
+
+
+def _expires(place: Place) -> str:
+    value = place.value
+    try:
+        moment = value if isinstance(value, date) else datetime.fromisoformat(place.text())
+    except (ValueError, ConfigError):
+        moment = None
+    if moment is None:
+        mend = f"expires: {files.now().year + 1}-03-01"
+        raise place.wrong(f"{value!r} is no day on which it ends", why="every interface ends", mend=mend)
+    if not isinstance(moment, datetime):
+        moment = datetime(moment.year, moment.month, moment.day)
+    return files.format_time(moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC))

@@ -1,0 +1,256 @@
+"""Read a dataset of an owner's: over a line from his service, or on a machine of his. Both give the same rows."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from whale_nebula.accounts.server import dial, make_client_context
+from whale_nebula.datasets import frames
+from whale_nebula.datasets.frames import Frame, read_frame, write_frame
+from whale_nebula.datasets.guard import Asked, Guard, Reader, wait_for_turn
+from whale_nebula.datasets.schema import Schema, decode_columns, most_bytes, read_schema
+from whale_nebula.errors import AccessError, AccountError, IdentityError
+from whale_nebula.security import OPERATOR, Files, Identity, files
+
+MOST_BYTES = 256 << 20
+_NOBODY = Reader("", "")
+_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What is known of a dataset before it is read: what leaves, how many rows there are, and the edition of both."""
+
+    schema: Schema
+    count: int
+    edition: str
+
+
+class Wish(NamedTuple):
+    """Which rows are read: those at the positions from `first` to before `last` of a pass, in batches."""
+
+    dataset: str
+    seed: int | None
+    number: int
+    first: int
+    last: int
+    batch: int
+
+
+class Reading(Protocol):
+    """Where datasets are read from."""
+
+    def describe(self, name: str) -> About:
+        """What is known of a dataset that may be read."""
+        ...
+
+    def read(self, wish: Wish, about: About) -> Iterator[dict[str, Any]]:
+        """The batches, one after the other."""
+        ...
+
+
+@dataclass(frozen=True)
+class Direct:
+    """Reads on a machine of the owner's: no row crosses a line, and all else is as elsewhere."""
+
+    guard: Guard
+    reader: Reader
+
+    def describe(self, name: str) -> About:
+        """What is known of a dataset that may be read."""
+        opened = self.guard.open(self.reader, name)
+        return About(opened.interface.schema, opened.count, opened.edition)
+
+    def read(self, wish: Wish, about: About) -> Iterator[dict[str, Any]]:
+        """The batches, one after the other."""
+        for first in range(wish.first, wish.last, wish.batch):
+            last = min(first + wish.batch, wish.last)
+            asked = Asked(wish.dataset, wish.seed, wish.number, first, last, about.edition)
+            batch = self.guard.read(self.reader, asked)
+            wait_for_turn(batch.pause)
+            yield batch.columns
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Reads from the service of an owner, with the certificate that an account was given. A line that breaks is made
+    again, and reading goes on behind the last batch that came, for `patience` seconds at most.
+    """
+
+    host: str
+    port: int
+    paths: Files
+    identity: Identity
+    reader: Reader
+    patience: float = 120.0
+    sleep: Callable[[float], None] = field(default=time.sleep)
+
+    def describe(self, name: str) -> About:
+        """What is known of a dataset that may be read."""
+        with self._open() as line:
+            return self._begin(line, Wish(name, None, 0, 0, 0, 1), "")
+
+    def list_datasets(self) -> list[dict[str, Any]]:
+        """The datasets that one may ask for."""
+        with self._open() as line:
+            found = line.ask({"ask": "list"}).said.get("datasets")
+            return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+    def request(self, name: str, purpose: str) -> str:
+        """Ask to read a dataset; gives the number of the request."""
+        with self._open() as line:
+            return str(line.ask({"ask": "request", "dataset": name, "purpose": purpose}).said.get("number"))
+
+    def read(self, wish: Wish, about: About) -> Iterator[dict[str, Any]]:
+        """The batches, one after the other."""
+        failures, silent_since = 0, 0.0
+        while wish.first < wish.last:
+            try:
+                for columns, last in self._stream(wish, about):
+                    failures, wish = 0, wish._replace(first=last)
+                    yield columns
+            except (OSError, EOFError, _UnreachableError) as error:
+                moment = time.monotonic()
+                silent_since = moment if not failures else silent_since
+                failures += 1
+                if moment - silent_since > self.patience:
+                    why = f"the line is gone for longer than patience, {self.patience:g} s: {error}"
+                    raise AccessError(f"dataset {wish.dataset!r} cannot be read", where=self._where, why=why) from None
+                self.sleep(min(_LONGEST_PAUSE, _PAUSE * 2.0**failures))
+
+    def _stream(self, wish: Wish, about: About) -> Iterator[tuple[dict[str, Any], int]]:
+        with self._open(again=True) as line:
+            found = self._begin(line, wish, about.edition)
+            if found != about:
+                what = f"dataset {wish.dataset!r} is another than it was when the run began to read"
+                raise AccessError(what, mend="start the run again")
+            for first in range(wish.first, wish.last, wish.batch):
+                rows = min(wish.batch, wish.last - first)
+                frame = line.take(frames.BATCH, min(most_bytes(about.schema, rows), MOST_BYTES))
+                if (frame.said.get("first"), frame.said.get("rows")) != (first, rows):
+                    raise AccessError("the service sends other rows than were asked for", where=self._where)
+                try:
+                    yield decode_columns(about.schema, rows, frame.data), first + rows
+                except ValueError as error:
+                    why = str(error)[:200]
+                    raise AccessError("rows that are not of the schema", where=self._where, why=why) from None
+            line.take(frames.END)
+
+    def _begin(self, line: _Line, wish: Wish, edition: str) -> About:
+        reader = self.reader
+        said = line.ask({
+            "ask": "read", "dataset": wish.dataset, "seed": wish.seed, "number": wish.number, "first": wish.first,
+            "last": wish.last, "batch": wish.batch, "edition": edition, "run": reader.run, "program": reader.program,
+            "purpose": reader.purpose,
+        }).said  # fmt: skip
+        try:
+            count, found = said["count"], str(said["edition"])[:64]
+            if type(count) is not int or not 0 <= count < 1 << 63:
+                raise ValueError("a count")
+            return About(read_schema(said["schema"]), count, found)
+        except (ValueError, TypeError, KeyError):
+            raise AccessError("the service does not answer as one of ours", where=self._where) from None
+
+    @property
+    def _where(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @contextlib.contextmanager
+    def _open(self, again: bool = False) -> Iterator[_Line]:
+        """A connection to the service. What TLS says of our own certificate is told as an error of ours."""
+        context, known = make_client_context(files.read(self.paths.ca, "the authority's certificate"))
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        files.read(self.paths.key, "the key of this account's certificate", secret=True)
+        try:
+            context.load_cert_chain(self.paths.cert, self.paths.key)
+        except (OSError, ssl.SSLError) as error:
+            raise AccessError("this certificate cannot be used", where=str(self.paths.cert), why=str(error)) from None
+        expected = Identity(self.identity.run, self.identity.cluster, OPERATOR)
+        try:
+            with dial(self.host, self.port, context, known, expected) as secured:
+                try:
+                    yield _Line.begin(secured)
+                except ssl.SSLError as error:
+                    raise _describe_alert(error, self.paths) from None
+        except AccountError as error:
+            if again:
+                raise _UnreachableError(f"{error.what}: {error.why}") from None
+            raise
+        except (OSError, EOFError) as error:
+            if again:
+                raise
+            raise AccessError("the line to the service of data broke", where=self._where, why=str(error)) from None
+
+
+class _UnreachableError(Exception):
+    """The service cannot be reached at the moment."""
+
+
+def _describe_alert(error: ssl.SSLError, paths: Files) -> Exception:
+    reason = (error.reason or "").lower()
+    if "alert" not in reason and "certificate" not in reason:
+        return EOFError(str(error))
+    mend = "whale-nebula login, at the owner of the data"
+    return AccessError("the service refuses this certificate", where=str(paths.cert), why=str(error), mend=mend)
+
+
+class _Line:
+    """An open connection: requests in their order, each with the number of the connection."""
+
+    def __init__(self, secured: ssl.SSLSocket, nonce: str) -> None:
+        self._secured, self._nonce, self._number = secured, nonce, 0
+
+    @classmethod
+    def begin(cls, secured: ssl.SSLSocket) -> _Line:
+        line = cls(secured, "")
+        line._nonce = str(line.take(frames.HELLO).said.get("nonce"))
+        secured.settimeout(600.0)
+        return line
+
+    def ask(self, said: dict[str, Any]) -> Frame:
+        self._number += 1
+        write_frame(self._secured, frames.ASK, {**said, "nonce": self._nonce, "request": self._number})
+        return self.take(frames.ANSWER)
+
+    def take(self, kind: int, most_data: int = 0) -> Frame:
+        frame = read_frame(self._secured, most_data, frames.MOST_JSON << 4)
+        if frame.kind == frames.REFUSED:
+            what, why, mend = (str(frame.said.get(part, ""))[:1000] for part in ("what", "why", "mend"))
+            raise AccessError(what or "the service refuses this", why=why, mend=mend or None)
+        if frame.kind != kind:
+            raise AccessError(f"the service sends a frame of kind {frame.kind}, and {kind} was due")
+        return frame
+
+
+def find_account(folder: Path, run: str | None, cluster: str) -> tuple[Identity, Files]:
+    """The certificate in a folder that an account was given for a cluster: the newest one."""
+    found = []
+    for path in sorted(folder.glob(f"{cluster}-worker-*.pem")):
+        with contextlib.suppress(IdentityError):
+            peer = files.peer(files.certificate(path.read_bytes(), str(path)))
+            if (
+                peer.identity.cluster == cluster
+                and path.with_suffix(".key").exists()
+                and run in (None, peer.identity.run)
+            ):
+                found.append((bool(peer.account), peer.not_after, peer.identity))
+    if not found:
+        mend = f"whale-nebula login --cluster {cluster} --at HOST:PORT --account NAME --folder {folder}"
+        raise AccessError(f"there is no certificate of an account of {cluster}", where=str(folder), mend=mend)
+    identity = max(found)[2]
+    return identity, Files.under(folder, identity)
+
+
+def open_remote(at: str, folder: Path, run: str | None, cluster: str, reader: Reader = _NOBODY) -> Remote:
+    """The service of an owner at an address, for the account whose certificate lies in a folder."""
+    host, _, port = at.rpartition(":")
+    identity, paths = find_account(folder, run, cluster)
+    if not port.isdecimal() or not 0 < int(port) < 65536 or not host:
+        raise AccessError(f"{at!r} is no address", mend="gpu.example.org:7300")
+    return Remote(host.strip("[]"), int(port), paths, identity, reader)

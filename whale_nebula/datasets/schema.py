@@ -1,0 +1,157 @@
+"""The schema of a dataset: the columns that leave, with their element types and shapes; and rows of it as bytes.
+
+What is not exactly so is refused: no column is left out, none is cast. Rows cross as plain arrays in the order of the
+schema; texts as their lengths, and their bytes behind one another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from whale_nebula.errors import InterfaceError
+from whale_nebula.errors.text import list_names
+
+STRING = "string"
+DTYPES = (
+    "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    STRING,
+)  # fmt: skip
+_LENGTH = np.dtype("<u4")
+LONGEST_TEXT = 1 << 20
+
+Columns = Mapping[str, Any]
+"""Rows by columns: arrays whose first axis is the row; of texts, arrays of bytes objects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column that leaves: its element type, and the shape of one row of it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row; of a text, those of its length."""
+        return math.prod(self.shape) * (_LENGTH.itemsize if self.dtype == STRING else np.dtype(self.dtype).itemsize)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}{list(self.shape)}"
+
+
+Schema = tuple[Column, ...]
+
+
+def check_columns(schema: Schema, columns: Columns, where: str) -> int:
+    """How many rows these are, if they are exactly of the schema."""
+    known = {each.name for each in schema}
+    if columns.keys() != known:
+        more, fewer = sorted(columns.keys() - known), sorted(known - columns.keys())
+        what = f"a column {more[0]!r} that its schema does not have" if more else f"no column {fewer[0]!r}"
+        why = f"it has {list_names(sorted(columns))}, and {list_names([each.name for each in schema])} may leave"
+        raise _differs(f"the dataset has {what}", where, why)
+    counts = set()
+    for each in schema:
+        array = columns[each.name]
+        if not isinstance(array, np.ndarray) or not array.ndim:
+            raise _differs(f"column {each.name!r} is no array of rows", where, f"the schema has {each}")
+        found = STRING if array.dtype == object and all(isinstance(text, bytes) for text in array.flat) else ""
+        found = found or array.dtype.name
+        if found != each.dtype or array.shape[1:] != each.shape:
+            why = f"a row of it is {found}{list(array.shape[1:])}, and the schema has {each}; nothing is cast"
+            raise _differs(f"column {each.name!r} is another than its schema says", where, why)
+        if each.dtype == STRING and any(len(text) > LONGEST_TEXT for text in array.flat):
+            raise _differs(f"a text of column {each.name!r} is too long", where, f"{LONGEST_TEXT} bytes at most")
+        counts.add(len(array))
+    if len(counts) != 1:
+        raise _differs("the columns have different numbers of rows", where, f"{sorted(counts)}")
+    return int(counts.pop())
+
+
+def _differs(what: str, where: str, why: str) -> InterfaceError:
+    return InterfaceError(what, where=where, why=why, mend="mend the transformation, or publish another schema")
+
+
+# ---------------------------------------------------------------------- bytes
+def encode_columns(schema: Schema, columns: Columns) -> list[memoryview]:
+    """The bytes of rows that `check_columns` took, as parts that are sent one after the other."""
+    parts = []
+    for each in schema:
+        array = columns[each.name]
+        if each.dtype == STRING:
+            texts = list(array.flat)
+            parts.append(np.array([len(text) for text in texts], _LENGTH).data.cast("B"))
+            parts.append(memoryview(b"".join(texts)))
+        elif array.size:
+            plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+            parts.append(plain.reshape(-1).view(np.uint8).data)
+    return [part for part in parts if part.nbytes]
+
+
+def count_bytes(schema: Schema, columns: Columns) -> int:
+    """The bytes that `encode_columns` makes of these rows."""
+    size = 0
+    for each in schema:
+        array = columns[each.name]
+        size += len(array) * each.row_bytes
+        size += sum(map(len, array.flat)) if each.dtype == STRING else 0
+    return size
+
+
+def most_bytes(schema: Schema, rows: int) -> int:
+    """The most bytes that so many rows can have."""
+    texts = sum(math.prod(each.shape) for each in schema if each.dtype == STRING)
+    return rows * (sum(each.row_bytes for each in schema) + texts * LONGEST_TEXT)
+
+
+def decode_columns(schema: Schema, rows: int, data: memoryview) -> dict[str, Any]:
+    """The rows in these bytes; `ValueError` where they are not exactly so many of the schema."""
+    found: dict[str, Any] = {}
+    at = 0
+    for each in schema:
+        count = rows * math.prod(each.shape)
+        kind = _LENGTH if each.dtype == STRING else np.dtype(each.dtype).newbyteorder("<")
+        values = np.frombuffer(data, kind, count, at) if count else np.empty(0, kind)
+        at += values.nbytes
+        if each.dtype == STRING:
+            values, at = _cut_texts(data, values, at)
+        found[each.name] = values.reshape((rows, *each.shape))
+    if at != len(data):
+        raise ValueError(f"{len(data)} bytes, and {at} are those of the rows")
+    return found
+
+
+def _cut_texts(data: memoryview, lengths: Any, at: int) -> tuple[Any, int]:
+    ends = at + np.cumsum(lengths, dtype=np.int64)
+    if len(ends) and (int(ends[-1]) > len(data) or int(lengths.max()) > LONGEST_TEXT):
+        raise ValueError("a text that ends behind the rows")
+    texts = np.empty(len(lengths), object)
+    for number, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
+        texts[number] = bytes(data[end - length : end])
+    return texts, int(ends[-1]) if len(ends) else at
+
+
+# ---------------------------------------------------------------------- as JSON
+def write_schema(schema: Schema) -> list[list[Any]]:
+    """A schema as JSON has it."""
+    return [[each.name, each.dtype, list(each.shape)] for each in schema]
+
+
+def read_schema(said: Any) -> Schema:
+    """The schema in a message; `ValueError` where it is none."""
+    found = []
+    for row in said if isinstance(said, Sequence) else ():
+        name, dtype, shape = row
+        right = isinstance(name, str) and dtype in DTYPES and isinstance(shape, list) and len(shape) <= 8
+        if not right or not all(type(axis) is int and 0 < axis < 1 << 31 for axis in shape):
+            raise ValueError("a column that is none")
+        found.append(Column(name, dtype, tuple(shape)))
+    if not found or len({each.name for each in found}) != len(found):
+        raise ValueError("no columns, or two of one name")
+    return tuple(found)

@@ -1,0 +1,289 @@
+"""The service of an owner's data: rows of published datasets over TLS 1.3, for accounts whose certificates he signed.
+
+The account is what the certificate names, and only one that this owner's own authority has signed: other owners may
+have an account of the same name. Each connection begins with a random number of this side; a request names it and its
+own number, so that none counts twice. No code and no graph crosses: requests are JSON, rows are plain arrays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from secrets import token_hex
+from socketserver import BaseRequestHandler
+from typing import Any, NamedTuple
+
+from whale_nebula.accounts.login import Desk
+from whale_nebula.accounts.registry import Registry
+from whale_nebula.accounts.server import TlsServer, certify_service, run_server
+from whale_nebula.datasets import frames
+from whale_nebula.datasets.frames import read_frame, write_frame
+from whale_nebula.datasets.grants import PUBLISHED, Dataset, Grants
+from whale_nebula.datasets.guard import MOST_ROWS, Asked, Guard, Reader
+from whale_nebula.datasets.schema import Schema, encode_columns, write_schema
+from whale_nebula.datasets.usage import Usage
+from whale_nebula.errors import AccessError, NebulaError, NotAllowedError
+from whale_nebula.errors.text import escape_foreign_text
+from whale_nebula.security import OPERATOR, WORKER, Credentials, Identity, files
+from whale_nebula.security.audit import AuditLog
+from whale_nebula.security.authority import Authority, certificate_bytes
+from whale_nebula.security.credentials import CurrentCredentials
+from whale_nebula.security.files import Peer
+from whale_nebula.security.trust import DenyList, Trust, check_live
+from whale_nebula.transport.grpc.limits import Buckets
+
+VERSION = 1
+AUDIT = "audit"
+"""The folder of the logs of who read what, in that of the authority."""
+_IDLE_SECONDS = 600.0
+_LIVE_SECONDS = 1.0
+_CONNECTIONS, _OF_ACCOUNT = 128, 32
+_ASK_BURST, _ASK_RATE = 5, 0.1  # requests of one account, each of which is a signed change
+_LONGEST = 300
+_GOODBYE = (OSError, EOFError, ssl.SSLError)
+
+
+class DataServer(TlsServer):
+    """The server."""
+
+    connections = _CONNECTIONS
+
+    def __init__(self, address: tuple[str, int], desk: Desk, identity: Identity, guard: Guard) -> None:
+        self.guard, self.over = guard, threading.Event()
+        own = desk.authority.certificate
+        self.trust = Trust([own], DenyList(desk.folder / files.REVOKED, [own]))
+        self.requests = Buckets(_ASK_BURST, _ASK_RATE)
+        self._streams: set[socket.socket] = set()
+        self._of_account: dict[str, int] = {}
+        self._counting = threading.Lock()
+        super().__init__(address, _Handler, desk, identity)
+
+    def restrict(self, context: ssl.SSLContext) -> None:
+        """Nobody comes in without a certificate of this owner's."""
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        context.load_verify_locations(cadata=certificate_bytes(self.desk.authority.certificate).decode("ascii"))
+
+    def note_refusal(self, error: ssl.SSLError, address: str) -> None:
+        """Record a handshake that failed."""
+        why = getattr(error, "verify_message", "") or error.reason or ""
+        if "certificate" in str(error).lower() or why:
+            what = NotAllowedError(f"no certificate of this owner's: {str(why)[:100]}")
+            self.guard.refuse(Reader("", f"address {address}"), "", what)
+
+    def identify(self, line: ssl.SSLSocket) -> Peer:
+        """Who is at the other end; an error says why he may not ask."""
+        shown = ssl.DER_cert_to_PEM_cert(line.getpeercert(binary_form=True) or b"")
+        peer = self.trust.check(files.certificate(shown, "who reads"))
+        if peer.identity.role != WORKER or not peer.account:
+            mend = f"whale-nebula login --cluster {peer.identity.cluster} --at HOST:PORT --account NAME"
+            what = f"the certificate of {peer.identity.worker} names no account that may read"
+            raise NotAllowedError(what, mend=mend)
+        return peer
+
+    @contextlib.contextmanager
+    def hold_stream(self, line: socket.socket, account: str) -> Iterator[None]:
+        """Count a connection of an account, and end it with the server."""
+        with self._counting:
+            if self._of_account.get(account, 0) >= _OF_ACCOUNT:
+                what = f"account {account!r} has {_OF_ACCOUNT} connections already"
+                raise AccessError(what, mend="read in fewer processes")
+            self._of_account[account] = self._of_account.get(account, 0) + 1
+            self._streams.add(line)
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._of_account[account] -= 1
+                self._streams.discard(line)
+
+    def server_close(self) -> None:
+        """End all connections."""
+        self.over.set()
+        super().server_close()
+        with self._counting:
+            for line in self._streams:
+                with contextlib.suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(BaseRequestHandler):
+    server: DataServer
+    request: ssl.SSLSocket
+
+    def handle(self) -> None:
+        """Answer what somebody asks, one request after the other."""
+        line, server = self.request, self.server
+        with contextlib.suppress(*_GOODBYE):
+            try:
+                peer = server.identify(line)
+                with server.hold_stream(line, peer.account):
+                    self._talk(peer)
+            except NebulaError as error:
+                shown = ssl.DER_cert_to_PEM_cert(line.getpeercert(binary_form=True) or b"")
+                with contextlib.suppress(NebulaError):
+                    found = files.peer(files.certificate(shown, "who reads"))
+                    server.guard.refuse(Reader(found.account, found.identity.uri), "", error)
+                _refuse(line, error)
+
+    def _talk(self, peer: Peer) -> None:
+        line, nonce, number = self.request, token_hex(16), 0
+        line.settimeout(_IDLE_SECONDS)
+        hello = {"version": VERSION, "nonce": nonce, "account": peer.account, "cluster": self.server.identity.cluster}
+        write_frame(line, frames.HELLO, hello)
+        while True:
+            frame = read_frame(line)
+            number += 1
+            if frame.kind != frames.ASK or frame.said.get("nonce") != nonce or frame.said.get("request") != number:
+                why = "it does not bear the number of this connection and of its next request"
+                raise AccessError("this request was made before, or for somebody else", why=why)
+            check_live(self.server.trust, peer)
+            try:
+                self._answer(peer, frame.said)
+            except NebulaError as error:
+                _refuse(line, error)
+
+    def _answer(self, peer: Peer, said: dict[str, Any]) -> None:
+        with self._note_refusals(peer, said):
+            if said.get("ask") != "read":
+                write_frame(self.request, frames.ANSWER, self._answer_shortly(peer, said))
+                return
+            reader, wish = _parse_reader(peer, said), _parse_wish(said)
+        self._read(peer, reader, wish)
+
+    @contextlib.contextmanager
+    def _note_refusals(self, peer: Peer, said: dict[str, Any]) -> Iterator[None]:
+        """Record what is refused before the guard is asked, who records the rest."""
+        try:
+            yield
+        except NebulaError as error:
+            name = escape_foreign_text(said.get("dataset", ""), 64)
+            self.server.guard.refuse(Reader(peer.account, peer.identity.uri), name, error)
+            raise
+
+    def _answer_shortly(self, peer: Peer, said: dict[str, Any]) -> dict[str, Any]:
+        grants = self.server.guard.grants
+        if said.get("ask") == "list":
+            return {"datasets": [_describe(each) for each in grants.list_datasets() if _is_open(each)]}
+        if said.get("ask") != "request":
+            raise _no_request_error()
+        dataset, purpose = (_text(said, part) for part in ("dataset", "purpose"))
+        if not self.server.requests.take(peer.account)[1]:
+            raise AccessError(f"account {peer.account!r} asks too often", mend="try again in a minute")
+        made = grants.ask(peer.account, dataset, purpose)
+        return {"number": made.number, "state": made.state}
+
+    def _read(self, peer: Peer, reader: Reader, wish: _Wish) -> None:
+        """Send batches until the last one, each of which is decided of anew."""
+        guard = self.server.guard
+        opened = guard.open(reader, wish.dataset)
+        about = {"schema": write_schema(opened.interface.schema), "count": opened.count, "edition": opened.edition}
+        write_frame(self.request, frames.ANSWER, about)
+        if wish.first == wish.last:
+            write_frame(self.request, frames.END, {})
+            return
+        try:
+            self._send(peer, reader, wish, opened.interface.schema)
+        finally:
+            guard.log.head()  # what was read in a pass is signed with its end
+
+    def _send(self, peer: Peer, reader: Reader, wish: _Wish, schema: Schema) -> None:
+        looked, first, guard, line = time.monotonic(), wish.first, self.server.guard, self.request
+        while first < wish.last:
+            last = min(first + wish.batch, wish.last)
+            asked = Asked(wish.dataset, wish.seed, wish.number, first, last, wish.edition)
+            batch = guard.read(reader, asked)
+            if self.server.over.wait(batch.pause) if batch.pause > 0 else self.server.over.is_set():
+                return
+            parts = encode_columns(schema, batch.columns)
+            write_frame(line, frames.BATCH, {"first": first, "rows": batch.rows}, parts)
+            first = last
+            if time.monotonic() - looked > _LIVE_SECONDS:
+                looked = time.monotonic()
+                check_live(self.server.trust, peer)
+        write_frame(line, frames.END, {})
+
+
+class _Wish(NamedTuple):
+    """The rows that are asked for, as numbers that may be looked up."""
+
+    dataset: str
+    seed: int | None
+    number: int
+    first: int
+    last: int
+    batch: int
+    edition: str
+
+
+def _parse_wish(said: dict[str, Any]) -> _Wish:
+    number, first, last, batch = (_whole(said, part) for part in ("number", "first", "last", "batch"))
+    seed = None if said.get("seed") is None else _whole(said, "seed")
+    found = _Wish(_text(said, "dataset"), seed, number, first, last, batch, _text(said, "edition"))
+    if not 0 < found.batch <= MOST_ROWS:
+        raise _no_request_error()
+    return found
+
+
+def _no_request_error() -> AccessError:
+    return AccessError("this is no request for data", mend="run the same version of this library at both ends")
+
+
+def _parse_reader(peer: Peer, said: dict[str, Any]) -> Reader:
+    purpose = None if said.get("purpose") is None else _text(said, "purpose")
+    return Reader(peer.account, peer.identity.uri, _text(said, "run"), _text(said, "program"), purpose)
+
+
+def _text(said: dict[str, Any], part: str) -> str:
+    value = said.get(part)
+    if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
+        raise _no_request_error()
+    return value
+
+
+def _whole(said: dict[str, Any], part: str) -> int:
+    value = said.get(part)
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise _no_request_error()
+    return value
+
+
+def _is_open(dataset: Dataset) -> bool:
+    return dataset.state == PUBLISHED and dataset.expires > files.format_time(files.now())
+
+
+def _describe(dataset: Dataset) -> dict[str, Any]:
+    found = dataset.parse()
+    return {"name": found.name, "about": found.about, "schema": write_schema(found.schema), "until": found.expires}
+
+
+def _refuse(line: ssl.SSLSocket, error: NebulaError) -> None:
+    with contextlib.suppress(*_GOODBYE):
+        said = {part: str(getattr(error, part))[:1000] for part in ("code", "what", "why", "mend")}
+        write_frame(line, frames.REFUSED, said)
+
+
+@contextlib.contextmanager
+def serve(desk: Desk, guard: Guard, cluster: str, host: str, port: int) -> Iterator[int]:
+    """Serve data while this is open; gives the port."""
+    identity = Identity(desk.authority.run, cluster, OPERATOR)
+    with run_server(lambda address: DataServer(address, desk, identity, guard), host, port, "nebula-data") as bound:
+        yield bound
+
+
+@contextlib.contextmanager
+def open_service(folder: Path, signs: Authority, cluster: str, host: str, port: int) -> Iterator[int]:
+    """The same with the registry, the counts and the log of a folder."""
+    identity = Identity(signs.run, cluster, OPERATOR)
+    with contextlib.closing(Registry(folder, signs)) as registry, contextlib.closing(Usage(folder)) as usage:
+        desk = Desk(registry, signs, folder)
+        signer = CurrentCredentials(Credentials.of(certify_service(desk, identity)))
+        log = AuditLog(folder / AUDIT / f"data-{cluster}.jsonl", identity, signer)
+        with contextlib.closing(log), serve(desk, Guard(Grants(registry), usage, log), cluster, host, port) as bound:
+            yield bound

@@ -1,0 +1,230 @@
+"""The sources of a dataset, on its owner's machine: files of text, TFRecord, CSV or Parquet, or a Python factory.
+
+A source has a number of rows, and gives those that are asked for by their numbers, as columns.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import mmap
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from whale_nebula.datasets.inside import find_files, open_inside
+from whale_nebula.datasets.schema import STRING
+from whale_nebula.errors import InterfaceError
+
+FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+class Source(Protocol):
+    """Rows that can be read by their numbers."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
+
+    def read(self, rows: Any) -> dict[str, Any]:
+        """The columns of these rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Columns in memory, or mapped into it."""
+
+    columns: Mapping[str, Any]
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(next(iter(self.columns.values()), ()))
+
+    def read(self, rows: Any) -> dict[str, Any]:
+        """The columns of these rows."""
+        return {name: np.asarray(array[rows]) for name, array in self.columns.items()}
+
+
+@dataclass(frozen=True)
+class Records:
+    """Pieces of files that are mapped into memory, one a row; `parse` makes columns of them."""
+
+    files: Sequence[Any]
+    places: Any  # of each row: file, first byte, behind its last
+    parse: Callable[[list[bytes]], dict[str, Any]]
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(self.places)
+
+    def read(self, rows: Any) -> dict[str, Any]:
+        """The columns of these rows."""
+        return self.parse([bytes(self.files[file][first:last]) for file, first, last in self.places[rows].tolist()])
+
+
+# ---------------------------------------------------------------------- files
+def open_text(folder: Path, pattern: str, column: str) -> Source:
+    """The lines of files, as texts without their ends; a line feed ends a line, and nothing else."""
+
+    def find_lines(data: Any) -> Any:
+        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+        last = [] if len(data) == (ends[-1] + 1 if len(ends) else 0) else [len(data)]
+        ends = np.concatenate([ends, np.array(last, np.int64)])
+        return np.stack([np.concatenate([[0], ends[:-1] + 1]), ends], axis=1)
+
+    return _open_records(
+        folder, pattern, find_lines, lambda texts: {column: as_texts([each.removesuffix(b"\r") for each in texts])}
+    )
+
+
+def open_tfrecord(folder: Path, pattern: str, features: Mapping[str, tuple[str, tuple[int, ...]]]) -> Source:
+    """The examples in files of TFRecord, parsed by TensorFlow."""
+    import tensorflow as tf
+
+    wanted = {name: tf.io.FixedLenFeature(shape, dtype) for name, (dtype, shape) in features.items()}
+    form = [tf.TensorSpec([None], tf.string)]
+    parse_all = tf.function(lambda texts: tf.io.parse_example(texts, wanted), input_signature=form, autograph=False)
+
+    def parse(records: list[bytes]) -> dict[str, Any]:
+        try:
+            found = parse_all(tf.constant(records, tf.string))
+        except tf.errors.InvalidArgumentError as error:
+            raise InterfaceError("a record is no example of these features", why=error.message[:300]) from None
+        return {name: tensor.numpy() for name, tensor in found.items()}
+
+    return _open_records(folder, pattern, _find_records, parse)
+
+
+def _find_records(data: Any) -> Any:
+    """Where the records of a file of TFRecord are: each has its length and a checksum before it, and one behind."""
+    from google_crc32c import value
+
+    places, at = [], 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 8], "little")
+        said = int.from_bytes(data[at + 8 : at + 12], "little")
+        if at + length + 16 > len(data) or said != _mask(value(bytes(data[at : at + 8]))):
+            raise InterfaceError("this is no file of TFRecord, or one that was cut", why=f"at byte {at}")
+        places.append((at + 12, at + 12 + length))
+        at += length + 16
+    return np.array(places, np.int64).reshape(-1, 2)
+
+
+def _mask(crc: int) -> int:
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _open_records(
+    folder: Path, pattern: str, find_places: Callable[[Any], Any], parse: Callable[[list[bytes]], dict[str, Any]]
+) -> Source:
+    files, places = [], []
+    for number, path in enumerate(find_files(folder, pattern)):
+        with open_inside(folder, path) as file:
+            empty = not file.seek(0, io.SEEK_END)
+            data: Any = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        files.append(data)
+        found = np.empty((0, 2), np.int64) if empty else find_places(data)
+        places.append(np.insert(found, 0, number, axis=1))
+    return Records(files, np.concatenate(places).astype(np.int64), parse)
+
+
+def open_csv(folder: Path, pattern: str, columns: Mapping[str, str]) -> Source:
+    """Columns of files of CSV, whose first line names them; numbers are read as the type that is said."""
+    texts: dict[str, list[str]] = {name: [] for name in columns}
+    for path in find_files(folder, pattern):
+        with open_inside(folder, path) as file, io.TextIOWrapper(file, "utf-8", newline="") as text:
+            try:
+                reader = csv.DictReader(text, strict=True)
+                if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
+                    why = f"its first line has {', '.join(reader.fieldnames or ())}"[:300]
+                    raise InterfaceError(f"there is no column {missing[0]!r}", where=str(path), why=why)
+                for row in reader:
+                    for name, kept in texts.items():
+                        kept.append(row[name] or "")
+            except (csv.Error, UnicodeDecodeError) as error:
+                raise InterfaceError("this is no CSV in UTF-8", where=str(path), why=str(error)[:300]) from None
+    return Arrays({name: _to_array(name, columns[name], kept) for name, kept in texts.items()})
+
+
+def _to_array(name: str, dtype: str, texts: list[str]) -> Any:
+    if dtype == STRING:
+        return as_texts([text.encode() for text in texts])
+    try:
+        return np.array([text.strip() for text in texts], "U").astype(dtype)
+    except (ValueError, OverflowError) as error:
+        why = str(error)[:300]
+        raise InterfaceError(f"column {name!r} holds what is no {dtype}", why=why, mend=f"{name}: {STRING}") from None
+
+
+def open_parquet(folder: Path, pattern: str, columns: Sequence[str]) -> Source:
+    """Columns of files of Parquet, where pyarrow is installed."""
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        why = "files of Parquet are read by pyarrow, which is not installed"
+        raise InterfaceError("this source cannot be read here", why=why, mend="pip install pyarrow") from None
+    parts: dict[str, list[Any]] = {name: [] for name in columns}
+    for path in find_files(folder, pattern):
+        with open_inside(folder, path) as file:
+            try:
+                table = parquet.read_table(file, columns=list(columns))
+                for name, kept in parts.items():
+                    values = table.column(name).to_pylist()
+                    texts = bool(values) and isinstance(values[0], str | bytes)
+                    kept.append(as_texts([_to_bytes(each) for each in values]) if texts else _from_arrow(table, name))
+            except (ValueError, KeyError, TypeError, OSError) as error:
+                raise InterfaceError("this Parquet does not read", where=str(path), why=str(error)[:300]) from None
+    return Arrays({name: np.concatenate(kept) for name, kept in parts.items()})
+
+
+def _from_arrow(table: Any, name: str) -> Any:
+    found = table.column(name).to_numpy()
+    return np.stack(list(found)) if found.dtype == object else found
+
+
+def _to_bytes(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text
+
+
+# ---------------------------------------------------------------------- Python
+def load_function(name: str) -> Callable[..., Any]:
+    """A function that is installed here, by its module and its name."""
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except ImportError as error:
+        raise InterfaceError(f"{module} cannot be imported", why=str(error)[:300], mend="install it here") from None
+    if not callable(found):
+        raise InterfaceError(f"{module} has no function {function!r}", mend="module:function")
+    made: Callable[..., Any] = found
+    return made
+
+
+def open_factory(name: str) -> Source:
+    """What a factory makes: a dict of arrays, one a column; or anything with `count` and `read(rows)`."""
+    made = load_function(name)()
+    if isinstance(made, Mapping):
+        if len({len(each) for each in made.values()}) != 1:
+            raise InterfaceError(f"{name} gives columns of different lengths, or none")
+        return Arrays(made)
+    if not hasattr(made, "read") or not isinstance(getattr(made, "count", None), int):
+        why = f"it gave a {type(made).__name__}"
+        raise InterfaceError(f"{name} gives no rows", why=why, mend="a dict of arrays, or count and read(rows)")
+    source: Source = made
+    return source
+
+
+def as_texts(texts: Sequence[bytes]) -> Any:
+    """Texts as a column."""
+    found = np.empty(len(texts), object)
+    found[:] = texts
+    return found

@@ -1,0 +1,112 @@
+"""How much each account has read of a dataset, in a SQLite file beside the registry: all services and processes of an
+owner count there together, whatever connections and runs the rows went to.
+
+The file is as much worth as who can write it: its owner. A count is there when the rows leave; after a crash of the
+machine the last ones may be missing, which the audit log then shows.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+from whale_nebula.datasets.interface import Bound, Limits
+from whale_nebula.errors import AccessError
+from whale_nebula.security import files
+
+FILE = "usage.db"
+ALL = ""
+"""Stands in the place of a run for all runs together."""
+_SCHEMA = """
+create table if not exists usage (dataset text not null, account text not null, run text not null,
+    rows integer not null, bytes integer not null, primary key (dataset, account, run)) strict, without rowid;
+"""
+_COUNT = """
+insert into usage values (?, ?, ?, ?, ?) on conflict do update
+    set rows = rows + excluded.rows, bytes = bytes + excluded.bytes returning rows, bytes
+"""
+
+
+class Usage:
+    """The counts of an owner. Any thread may use them."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / FILE
+        self._lock = threading.Lock()
+        try:
+            if not path.exists():
+                path.touch(files.SECRET)
+            self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10.0)
+            self._database.execute("pragma journal_mode = wal")
+            self._database.execute("pragma synchronous = off")
+            self._database.executescript(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise AccessError("what was read cannot be counted", where=str(path), why=str(error)) from None
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._database.close()
+
+    def count(self, dataset: str, account: str, run: str, limits: Limits, rows: int, size: int) -> None:
+        """Count rows that are about to leave; if that would be more than the limits let, nothing is counted."""
+        with self._lock:
+            try:
+                self._database.execute("begin immediate")
+                for which, bound, what in ((ALL, limits.account, "in all"), (run, limits.run, "in a run")):
+                    if which != ALL and bound == Bound():
+                        continue
+                    row = (dataset, account, which, rows, size)
+                    total = self._database.execute(_COUNT, row).fetchone()
+                    _check(bound, total, f"{account} has read as much of dataset {dataset!r} as it may {what}")
+                self._database.execute("commit")
+            except sqlite3.Error as error:
+                raise AccessError("what was read cannot be counted", why=str(error)) from None
+            finally:
+                if self._database.in_transaction:
+                    self._database.execute("rollback")
+
+    def check_left(self, dataset: str, account: str, run: str, limits: Limits) -> None:
+        """Whether one row more may be read."""
+        for which, bound, what in ((ALL, limits.account, "in all"), (run, limits.run, "in a run")):
+            rows, size = self.find(dataset, account, which)
+            _check(bound, (rows + 1, size + 1), f"{account} has read as much of dataset {dataset!r} as it may {what}")
+
+    def find(self, dataset: str, account: str, run: str = ALL) -> tuple[int, int]:
+        """The rows and bytes that an account has read, in a run or in all."""
+        query = "select rows, bytes from usage where dataset = ? and account = ? and run = ?"
+        with self._lock:
+            found = self._database.execute(query, (dataset, account, run)).fetchone()
+        return (0, 0) if found is None else (int(found[0]), int(found[1]))
+
+
+def _check(bound: Bound, total: tuple[int, int], what: str) -> None:
+    for most, found, unit in ((bound.rows, total[0], "rows"), (bound.bytes, total[1], "bytes")):
+        if most is not None and found > most:
+            why = f"the limit is {most} {unit}, and with these it would be {found}"
+            raise AccessError(what, why=why, mend="ask the owner of the data for more")
+
+
+class Pacer:
+    """Spreads what an account reads over time: all its connections together get so many bits a second."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: dict[tuple[str, str], float] = {}
+
+    def find_pause(self, dataset: str, account: str, rate: float, size: int, now: float | None = None) -> float:
+        """For how many seconds these bytes wait before they leave.
+
+        >>> pacer = Pacer()
+        >>> [pacer.find_pause("a", "ana", 8e3, 500, 0.0) for _ in range(3)]
+        [0.0, 0.5, 1.0]
+        """
+        if not rate:
+            return 0.0
+        moment = time.monotonic() if now is None else now
+        with self._lock:
+            begin = max(moment, self._free.get((dataset, account), moment))
+            self._free[dataset, account] = begin + 8 * size / rate
+        return begin - moment

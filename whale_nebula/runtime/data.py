@@ -1,0 +1,209 @@
+"""`nb.data`: a published dataset of an owner, as a `tf.data.Dataset`."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.accounts.registry import Registry
+from whale_nebula.config.schema import DataHome
+from whale_nebula.datasets.ahead import read_ahead
+from whale_nebula.datasets.grants import Grants
+from whale_nebula.datasets.guard import MOST_ROWS, Guard, Reader
+from whale_nebula.datasets.reading import About, Direct, Reading, Wish, open_remote
+from whale_nebula.datasets.schema import STRING, Column
+from whale_nebula.datasets.service import AUDIT
+from whale_nebula.datasets.usage import Usage
+from whale_nebula.errors import AuditError, ConfigError, IdentityError, NebulaError, OptionError
+from whale_nebula.errors.text import did_you_mean
+from whale_nebula.runtime.run import FAILURE, Run, current_run, opened_run, shut_down_at_exit
+from whale_nebula.scopes.options import check_signature, integer
+from whale_nebula.security import Credentials, Identity, authority, code, files
+from whale_nebula.security.audit import TAKEN, AuditLog
+from whale_nebula.site import calling_site, short_traceback
+from whale_nebula.tf import datasets as tf_datasets
+
+_URL = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)://([a-z0-9_-]+)")
+_AHEAD = 4
+_MOST_LOGS = 64
+
+
+@check_signature
+@short_traceback
+def data(
+    source: str,
+    *,
+    batch: int,
+    seed: int | None = None,
+    purpose: str | None = None,
+    drop_remainder: bool = False,
+) -> tf.data.Dataset:
+    """A published dataset of a cluster's owner: "gpu://corpus". The config says where it is read (`data:`).
+
+    An element is a batch, a dict with a tensor for each column of the published schema. Each time that it is gone
+    through is a pass over all rows. With a `seed` they come in an order that the seed and the number of the pass
+    decide, the same on every machine; without one, as they lie. `skip(n)` begins further on and reads nothing of what
+    it leaves out.
+
+    Each batch is decided of, counted and recorded where the data is. `purpose` is what was granted; it need not be said
+    where one grant holds.
+    """
+    where, match = str(calling_site()), _URL.fullmatch(source) if isinstance(source, str) else None
+    if match is None:
+        raise OptionError(
+            f"nb.data({source!r}) names no dataset", where=where, mend='nb.data("gpu://corpus", batch=32)'
+        )
+    size, chosen = integer("batch", batch), None if seed is None else integer("seed", seed)
+    if not 0 < size <= MOST_ROWS:
+        raise OptionError(f"batch={size} cannot be", where=where, why=f"from 1 to {MOST_ROWS} rows", mend="batch=256")
+    if chosen is not None and not 0 <= chosen < 1 << 63:
+        raise OptionError(f"seed={chosen} is too large, or below 0", where=where, mend="seed=1")
+    if purpose is not None and not isinstance(purpose, str):
+        raise OptionError(f"purpose={purpose!r} is no text", where=where, mend='purpose="my study"')
+    reading = _find_reading(current_run(), match[1], purpose, where)
+    about = reading.describe(match[2])
+    return Batches(Plan(reading, about, match[2], size, chosen, bool(drop_remainder)), 0)
+
+
+class Plan:
+    """How a dataset is read: from where, in which batches, and which pass comes next."""
+
+    def __init__(
+        self, reading: Reading, about: About, name: str, batch: int, seed: int | None, drop_remainder: bool
+    ) -> None:
+        self.reading, self.about, self.name, self.batch, self.seed = reading, about, name, batch, seed
+        self.drops = drop_remainder
+        full, rest = divmod(about.count, batch)
+        self.batches = full + (rest > 0 and not drop_remainder)
+
+    def read_pass(self, number: int, first: int) -> Iterator[dict[str, Any]]:
+        """The batches of a pass, from one of them on."""
+        last = min(self.about.count, self.batches * self.batch)
+        return self.reading.read(Wish(self.name, self.seed, number, first * self.batch, last, self.batch), self.about)
+
+    def find_spec(self, column: Column) -> tf.TensorSpec:
+        """The form of a column in a batch."""
+        rows = self.batch if self.drops else None
+        return tf.TensorSpec((rows, *column.shape), tf.dtypes.as_dtype(column.dtype), column.name)
+
+
+class Batches(tf_datasets.Same):
+    """What `nb.data` gives: a dataset whose every iteration is a pass, from its batch `first` on."""
+
+    def __init__(self, plan: Plan, first: int) -> None:
+        self._plan, self._first = plan, min(first, plan.batches)
+        passes = itertools.count()
+        schema = plan.about.schema
+
+        def go_through() -> Iterator[dict[str, Any]]:
+            number = next(passes)
+            if self._first < plan.batches:
+                found = read_ahead(lambda: plan.read_pass(number, self._first), _AHEAD)
+                with contextlib.closing(found), _keep_failure():  # type: ignore[type-var]
+                    for columns in found:
+                        yield {each.name: _to_value(each, columns[each.name]) for each in schema}
+
+        spec = {each.name: plan.find_spec(each) for each in schema}
+        made = tf.data.Dataset.from_generator(go_through, output_signature=spec)
+        count = tf.data.experimental.assert_cardinality(plan.batches - self._first)
+        super().__init__(made.apply(count).prefetch(1))
+
+    def skip(self, count: Any, name: str | None = None) -> tf.data.Dataset:
+        """The same from another batch on; what is left out is not read."""
+        return Batches(self._plan, self._first + max(0, int(count)))
+
+
+@contextlib.contextmanager
+def _keep_failure() -> Iterator[None]:
+    """Keep why a batch could not be read: TensorFlow would tell it with a traceback around it."""
+    try:
+        yield
+    except NebulaError as error:
+        run = opened_run()
+        if run is not None:
+            run.data[FAILURE] = error
+        raise
+
+
+def _to_value(column: Column, array: Any) -> Any:
+    """A column as TensorFlow takes it: of texts, an array of bytes."""
+    return array if column.dtype != STRING or array.size else np.empty(array.shape, "S1")
+
+
+# ---------------------------------------------------------------------- where it is read
+def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> Reading:
+    """Where data of a cluster is read: by the registry on machines of its owner, and from his service elsewhere."""
+    home = run.config.data.get(cluster)
+    if home is None:
+        known = list(run.config.data)
+        mend = f'nb.init({{"data": {{"{cluster}": {{"at": "gpu.example.org:7300", "folder": "certs"}}}}}})'
+        raise ConfigError(
+            f"the config does not say where data of {cluster!r} is read",
+            where=where,
+            mend=f"{did_you_mean(cluster, known)}\n{mend}" if known else mend,
+        )
+    base = Path(run.source).parent
+    own = run.alone or run.here().cluster == cluster
+    run_id = run.data.setdefault("run", secrets.token_hex(8))
+    script = code.find_script()
+    program = "" if script is None else code.digest_file(script)
+    if home.registry is not None and own:
+        return _open_direct(run, base / os.path.expanduser(home.registry), cluster, (run_id, program, purpose))
+    if home.at is None:
+        mend = f'data: {{{cluster}: {{at: "HOST:PORT", folder: certs}}}}'
+        raise ConfigError(f"data of {cluster!r} is not read here", where=where, why=_elsewhere(home), mend=mend)
+    folder = base / os.path.expanduser(home.folder or "certs")
+    reader = Reader("", "", run_id, program, purpose)
+    return open_remote(home.at, folder, run.config.run, cluster, reader)
+
+
+def _elsewhere(home: DataHome) -> str:
+    return f"{home.registry} is for machines of the owner, and this is another cluster"
+
+
+def _open_direct(run: Run, folder: Path, cluster: str, said: tuple[str, str, str | None]) -> Direct:
+    certificate = authority.load_certificate(folder)
+    actor, account, signer = _find_self(run, cluster, certificate)
+    key = str(folder)
+    guard: Guard | None = run.data.get(key)
+    if guard is None:
+        registry, usage = Registry(folder, certificate), Usage(folder)
+        log = _open_log(folder / AUDIT, actor, signer)
+        guard = run.data[key] = Guard(Grants(registry), usage, log)
+        run.closers += [registry.close, usage.close, log.close]
+        atexit.register(shut_down_at_exit)
+    return Direct(guard, Reader(account, actor.uri, *said))
+
+
+def _find_self(run: Run, cluster: str, certificate: Any) -> tuple[Identity, str, Credentials | None]:
+    """Who this process is, by its certificate where the owner's authority has signed one."""
+    attachment = run.attachment
+    if attachment is not None and attachment.security is not None:
+        with contextlib.suppress(IdentityError):
+            found = Credentials.of(attachment.security)
+            if files.signed_by(found.peer.certificate, certificate):
+                return found.identity, found.peer.account, found
+    name = files.authority_run(certificate) or run.config.run_name
+    identity = Identity(name, cluster) if attachment is None else Identity.of_worker(name, attachment.worker)
+    return identity, "", None
+
+
+def _open_log(folder: Path, actor: Identity, signer: Credentials | None) -> AuditLog:
+    """A log of this process's own: another one on this machine may have the same name."""
+    for number in range(_MOST_LOGS):
+        try:
+            return AuditLog(folder / f"data-{actor.stem}{f'-{number}' * (number > 0)}.jsonl", actor, signer)
+        except AuditError as error:
+            if error.what != TAKEN or number == _MOST_LOGS - 1:
+                raise
+    raise AuditError(TAKEN, where=str(folder))
