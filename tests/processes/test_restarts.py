@@ -183,6 +183,7 @@ def test_launchers_of_two_clusters_start_their_own_and_all_meet_again(
     assert "gpu/0" in launchers.await_line("worker npu/0 failed first: exit code 1: NB-4")
 
 
+@pytest.mark.grid
 def test_a_worker_that_was_frozen_is_kept_out_by_those_of_a_later_epoch(
     launchers: Launchers, alone: Mapping[str, Any], tmp_path: Path
 ) -> None:
