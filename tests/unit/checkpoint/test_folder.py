@@ -18,6 +18,7 @@ from whale_nebula.checkpoint.folder import Folder, Found, choose_checkpoint, off
 from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor, decode_manifest
 from whale_nebula.config import Config, Links
 from whale_nebula.errors import CheckpointError, StateError
+from whale_nebula.runtime.checkpoint.checkpoints import _check_folders
 from whale_nebula.runtime.checkpoint.group import Group, choose_source
 from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source
 from whale_nebula.runtime.checkpoint.writing import Snapshot, commit_parts, write_part
@@ -252,3 +253,9 @@ def test_the_newest_counts_whichever_folder_it_is_in(tmp_path: Path) -> None:
             damage(Path(memory.step_path(8)) / "state.index")
         source = choose_source(group, lambda: [*disk.scan(), *memory.scan()])
         assert source is not None and source.manifest.position.step == step
+
+
+def test_workers_of_one_host_save_to_one_folder() -> None:
+    _check_folders({"gpu/0": "/a", "gpu/1": "/a"})
+    with pytest.raises(CheckpointError, match="gpu/0 saves to '/a', and gpu/1 to '/b'"):
+        _check_folders({"gpu/0": "/a", "gpu/1": "/b"})

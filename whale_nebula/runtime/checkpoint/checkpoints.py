@@ -399,6 +399,18 @@ def fingerprint(tensors: Sequence[Any]) -> str:
     return found.hexdigest()[:32]
 
 
+def _check_folders(folders: Mapping[str, str]) -> None:
+    """Workers that share a host write parts of one checkpoint, so to one folder."""
+    first = next(iter(folders))
+    other = next((worker for worker, path in folders.items() if path != folders[first]), None)
+    if other is not None:
+        raise CheckpointError(
+            f"{first} saves to {folders[first]!r}, and {other} to {folders[other]!r}",
+            why="both work in the same folder, as processes of one host, where each writes its part of one checkpoint",
+            mend='nb.init(checkpoint="one/folder") in all of them',
+        )
+
+
 def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     """The checkpoints of a run that has just met its other processes."""
     group, now = Group(run), time.monotonic()
@@ -407,8 +419,9 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     memory = None if run.attachment is None or options.memory is False else run.attachment.memory
     if not run.alone:
         admit_copies(group.session)
-    told = group.exchange("where checkpoints are kept", [memory is not None, group.label])
-    in_memory = all(has for has, _ in told.values())
+    told = group.exchange("where checkpoints are kept", [memory is not None, group.label, os.path.abspath(path)])
+    _check_folders({worker: str(told[worker][2]) for worker in group.members})
+    in_memory = all(has for has, *_ in told.values())
     overhead = options.overhead / (1 + in_memory)
     levels = [
         Level(Folder(path, group.label), group, Pace(options.steps, options.seconds, overhead, saved_time=now), several)
@@ -417,7 +430,7 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
         beside = os.path.join(memory, hashlib.sha256(f"{os.getcwd()}\n{path}".encode()).hexdigest()[:16])
         pace = Pace(options.memory_steps, options.memory_seconds, overhead, saved_time=now, first=_MEMORY_FIRST)
         levels.append(Level(Folder(beside, group.label), group, pace, _MEMORY_KEPT, durable=False))
-        ring = find_ring({worker: label for worker, (_, label) in told.items()}, run.workers, group.worker)
+        ring = find_ring({worker: label for worker, (_, label, _) in told.items()}, run.workers, group.worker)
         if ring is not None:
             levels[-1].copies = Copies(group.session, levels[-1].folder, *ring)
     spent = Spent(None if run.attachment is None else run.attachment.ended)
