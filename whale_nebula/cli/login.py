@@ -181,5 +181,5 @@ def _ask(given: argparse.Namespace) -> tuple[str, str, str | None]:
             raise AccountError("the two passwords differ", mend="type the same one twice")
         return INVITATION, invitation, password
     if given.password_file is not None:
-        return PASSWORD, read_secret(given.password_file, "the password").strip(), None
+        return PASSWORD, read_secret(given.password_file, "the password"), None
     return PASSWORD, ask_password(f"Password of {given.account or user_name()}: "), None
