@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -202,6 +203,30 @@ def fit(optimizer: Any, around: Any = None) -> None:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile(optimizer, "mse")
         model.train_on_batch(np.ones((4, 4)), np.ones((4, 1)))
+
+
+def test_a_model_that_is_loaded_goes_on_with_its_step_and_its_rate(tmp_path: Path) -> None:
+    """So it does not warm up again, and a schedule goes on."""
+    nb.shutdown()
+    rate = keras.optimizers.schedules.PolynomialDecay(0.1, 10, 0.0)
+    crossed, found = [], []
+    for fresh in (True, False):
+        with nb.init({"clusters": {"gpu": {}, "npu": {}}}):
+            with nb.cluster(), nb.replica(exchange="1bit"), nb.stage():
+                model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(64, name="dense")], name="net")
+            model.compile(OneBitAdam(rate, freeze_step=2), "mse")
+            if not fresh:
+                nb.restore(tmp_path / "saved", model)
+            for _ in range(5):
+                model.train_on_batch(np.ones((4, 4)), np.ones((4, 64)))
+                crossed.append(nb.last_report().links["gpu->npu"].bytes)
+                found.append(model.get_weights()[0])
+            if fresh:
+                nb.save(tmp_path / "saved", model)
+        nb.shutdown()
+    assert crossed[0] == crossed[1] > 4 * crossed[2] and set(crossed[2:]) == {crossed[2]}
+    moved = [np.abs(after - before).max() for before, after in itertools.pairwise(found)]
+    assert moved[-1] < 0.5 * moved[4], "the tenth step has a tenth of the first one's rate"
 
 
 @pytest.mark.parametrize(

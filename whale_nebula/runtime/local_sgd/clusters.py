@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import google_crc32c
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -319,12 +320,28 @@ class OfClusters:
                 why="differences cross as float32",
                 mend='dtype="float32" for that layer, or leave sync_every out',
             )
+        if self.apart.exchange:
+            self._check_exchange(weights)
         if any(getattr(getattr(model, "optimizer", None), "use_ema", False) for model in self.models):
             raise NotYetError(
                 "an optimizer with use_ema=True whose clusters train apart",
                 where=self.apart.where,
                 why="each cluster would write averages of its own over what all share",
                 mend="use_ema=False, or leave sync_every out",
+            )
+
+    def _check_exchange(self, weights: Mapping[str, Any]) -> None:
+        """Momenta are of float32, and of each step."""
+        odd = next((path for path, variable in weights.items() if variable.dtype != tf.float32), None)
+        optimizers = [getattr(model, "optimizer", None) for model in self.models]
+        scaled = any(isinstance(each, keras.optimizers.LossScaleOptimizer) for each in optimizers)
+        if odd is not None or scaled:
+            dtype = "" if odd is None else weights[odd].dtype.name
+            raise NotYetError(
+                f"momenta of {dtype} that are exchanged" if odd else "momenta of an optimizer that scales the loss",
+                where=self.apart.where,
+                why=f"{odd} is of {dtype}" if odd else "a cluster that leaves out a step would have none to tell",
+                mend='dtype="float32", or keras.config.set_dtype_policy("mixed_bfloat16")',
             )
 
     def alone(self) -> None:

@@ -35,6 +35,7 @@ class Slots(NamedTuple):
 class MomentumOptimizer(Protocol):
     """What the exchange asks of an optimizer."""
 
+    iterations: Any
     freeze_step: int
     beta_1: float
     servers: bool
@@ -103,7 +104,8 @@ def restore_signs(data: Bytes, ends: Sequence[int]) -> Numbers:
 @dataclass
 class OneBitRounds(Meetings):
     """One cluster's side. `flat` are all weights, of which `trained` have slots; the others, averages that layers keep,
-    are sent as they are. `shares` are the weights of the clusters in the mean, by name.
+    are sent as they are. `shares` are the weights of the clusters in the mean, by name. `_step` is the one that is made,
+    from 0, as the optimizer counts: so a model that was loaded goes on.
     """
 
     optimizer: MomentumOptimizer = field(kw_only=True)
@@ -116,6 +118,7 @@ class OneBitRounds(Meetings):
     _mask: Numbers = field(default_factory=lambda: np.zeros(0, np.float32))
     _scales: Numbers = field(default_factory=lambda: np.zeros(0, np.float32))
     _own: tuple[Numbers, Numbers] | None = None
+    _step: int = 0
     _update: Any = None
 
     def begin(self, shared: Numbers | None = None) -> None:
@@ -126,7 +129,7 @@ class OneBitRounds(Meetings):
 
     def tell(self) -> None:
         """A step is over: send the momentum that it has made."""
-        momentum = self._momenta.read((0, self._momenta.total))
+        momentum, self._step = self._momenta.read((0, self._momenta.total)), int(self.optimizer.iterations.numpy()) - 1
         data, there = self._encode(momentum)
         kept = self._kept.read((0, self._kept.total))
         self._own = there, kept
@@ -201,17 +204,12 @@ class OneBitRounds(Meetings):
         return ends[-1:] if self.optimizer.fused else ends
 
     @property
-    def _step(self) -> int:
-        """The number of the step that is made, from 0; the optimizer has counted it."""
-        return self.steps - 1
-
-    @property
     def _compresses(self) -> bool:
         return self._step >= self.optimizer.freeze_step
 
     def _encode(self, momentum: Numbers) -> tuple[Bytes, Numbers]:
         """The bytes that cross, and what they stand for."""
-        if self.steps < self.optimizer.freeze_step:
+        if not self._compresses:
             return momentum.view(np.uint8), momentum
         if not self._mask.size:
             self._freeze()
