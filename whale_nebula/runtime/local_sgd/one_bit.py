@@ -104,7 +104,7 @@ def restore_signs(data: Bytes, ends: Sequence[int]) -> Numbers:
 @dataclass
 class OneBitRounds(Meetings):
     """One cluster's side. `flat` are all weights, of which `trained` have slots; the others, averages that layers keep,
-    are sent as they are. `shares` are the weights of the clusters in the mean, by name. `_step` is the one that is made,
+    are sent as they are. `shares` are the weights of the clusters in the mean, by name. `_step` is the one at hand,
     from 0, as the optimizer counts: so a model that was loaded goes on.
     """
 
