@@ -1,0 +1,25 @@
+"""Recommenders: logs of clicks, generated or in Criteo's files, three networks, and an exact AUC.
+
+* `generated_clicks`, `iterate_criteo`: rows
+* `wide_and_deep`, `dlrm`, `multi_view`: models of them
+* `auc`: what their predictions are worth
+"""
+
+from .clicks import Clicks, generated_clicks
+from .criteo import CRITEO_FIELDS, CRITEO_NUMBERS, iterate_criteo
+from .hashing import cross_fields
+from .networks import dlrm, multi_view, wide_and_deep
+from .scores import auc
+
+__all__ = [
+    "CRITEO_FIELDS",
+    "CRITEO_NUMBERS",
+    "Clicks",
+    "auc",
+    "cross_fields",
+    "dlrm",
+    "generated_clicks",
+    "iterate_criteo",
+    "multi_view",
+    "wide_and_deep",
+]

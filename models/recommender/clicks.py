@@ -1,0 +1,102 @@
+"""A log of clicks made by rule: ids whose frequencies follow a power law, and clicks that depend on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whale_nebula.errors import OptionError
+
+from .hashing import draw_uniform, id_of
+
+_BLOCK = 4096
+_LATENT = 4
+
+
+@dataclass(frozen=True)
+class Clicks:
+    """Rows of a log: numbers and ids of each, and whether it was clicked.
+
+    `numbers` is float32 [rows, numbers], `ids` int64 [rows, fields], `clicked` float32 [rows, 1]. `chances` has the
+    true chance of a click where the rows are generated.
+    """
+
+    numbers: np.ndarray
+    ids: np.ndarray
+    clicked: np.ndarray
+    chances: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def inputs(self) -> dict[str, np.ndarray]:
+        """What the models of this package take."""
+        return {"numbers": self.numbers, "ids": self.ids}
+
+
+def generated_clicks(
+    rows: int,
+    *,
+    fields: int = 8,
+    numbers: int = 4,
+    vocabulary: int = 100_000,
+    exponent: float = 1.05,
+    start: int = 0,
+    seed: int = 0,
+) -> Clicks:
+    """The rows from `start` on of a log without end; a row is a function of its place, the seed and the other options.
+
+    The value of rank r of a field has a frequency like r ** -exponent. Each value has a weight of its own, fields 0 and
+    1 have latent vectors whose product counts too, and so do the numbers. Weights are drawn by the ids, so what is
+    learnt from rare ids is of use only where they come again.
+
+    >>> log = generated_clicks(3)
+    >>> log.numbers.shape, log.ids.shape, log.clicked.shape
+    ((3, 4), (3, 8), (3, 1))
+    """
+    for name, value, least in (
+        ("rows", rows, 1), ("fields", fields, 2), ("numbers", numbers, 1), ("vocabulary", vocabulary, 2),
+        ("start", start, 0),
+    ):  # fmt: skip
+        if value < least:
+            raise OptionError(f"{name}={value!r} makes no log of clicks", mend=f"{name}={least}, or more")
+    if exponent <= 0:
+        raise OptionError(f"exponent={exponent!r} makes no id rarer than another", mend="exponent=1.05")
+    first, last = start // _BLOCK, (start + rows - 1) // _BLOCK
+    blocks = [_draw_block(block, fields, numbers, vocabulary, exponent, seed) for block in range(first, last + 1)]
+    wanted = slice(start - first * _BLOCK, start - first * _BLOCK + rows)
+    joined = [np.concatenate(parts)[wanted] for parts in zip(*blocks, strict=True)]
+    return Clicks(*joined)
+
+
+def _draw_block(
+    block: int, fields: int, numbers: int, vocabulary: int, exponent: float, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    drawn = np.random.default_rng([seed, block])
+    dense = drawn.standard_normal((_BLOCK, numbers)).astype(np.float32)
+    ranks = _draw_ranks(drawn.random((_BLOCK, fields)), vocabulary, exponent)
+    ids = id_of(np.arange(fields)[None, :], ranks)
+    chances = 1 / (1 + np.exp(-_logits(dense, ids, seed)))
+    clicked = drawn.random(_BLOCK) < chances
+    return dense, ids, clicked.astype(np.float32)[:, None], chances.astype(np.float32)[:, None]
+
+
+def _draw_ranks(uniform: np.ndarray, vocabulary: int, exponent: float) -> np.ndarray:
+    """Ranks from 0 by the inverse of the distribution x ** -exponent on [1, vocabulary + 1)."""
+    if abs(exponent - 1) < 1e-9:
+        drawn = (vocabulary + 1) ** uniform
+    else:
+        power = 1 - exponent
+        drawn = (1 + uniform * ((vocabulary + 1) ** power - 1)) ** (1 / power)
+    return np.clip(drawn.astype(np.int64) - 1, 0, vocabulary - 1)
+
+
+def _logits(dense: np.ndarray, ids: np.ndarray, seed: int) -> np.ndarray:
+    """The logarithm of the odds of a click, with a mean below 0: fewer than half of the rows are clicked."""
+    flat = ids.reshape(-1)
+    weights = (2 * draw_uniform(flat, 1, seed + 1) - 1).reshape(ids.shape).sum(1) * np.sqrt(3.0 / ids.shape[1])
+    one, other = (2 * draw_uniform(ids[:, field], _LATENT, seed + 2) - 1 for field in (0, 1))
+    slopes = np.linspace(1.0, 0.25, dense.shape[1]) / np.sqrt(dense.shape[1])
+    return np.asarray(1.5 * weights + 1.5 * (one * other).sum(1) + dense @ slopes - 1.0)

@@ -1,0 +1,111 @@
+"""Criteo's files of clicks: a row a line, a label, 13 whole numbers and 26 values of eight hexadecimal digits."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from whale_nebula.errors import DataError, OptionError
+
+from .clicks import Clicks
+from .hashing import id_of
+
+CRITEO_NUMBERS = 13
+CRITEO_FIELDS = 26
+_COLUMNS = 1 + CRITEO_NUMBERS + CRITEO_FIELDS
+_ABSENT = 1 << 40
+"""The value of an id that is absent; those that are there are below 2 ** 32."""
+
+
+def iterate_criteo(path: str | os.PathLike[str], *, rows: int = 65_536) -> Iterator[Clicks]:
+    """The rows of a file, plain or `.gz`, so many at a time; it is read while it is iterated, and never held whole.
+
+    Numbers are log(1 + x), 0 where they are absent, and -log(1 - x) below 0. Ids are hashes of field and value; where a
+    value is absent, there is an id for that.
+    """
+    if rows < 1:
+        raise OptionError(f"rows={rows!r} reads no rows", mend="rows=65536")
+    file = Path(path)
+    numbers: list[list[float]] = []
+    values: list[list[int]] = []
+    labels: list[int] = []
+    for line, text in enumerate(_iterate_lines(file), 1):
+        label, dense, sparse = _parse_line(text, file, line)
+        labels.append(label)
+        numbers.append(dense)
+        values.append(sparse)
+        if len(labels) == rows:
+            yield _join_rows(numbers, values, labels)
+            numbers, values, labels = [], [], []
+    if labels:
+        yield _join_rows(numbers, values, labels)
+
+
+def _iterate_lines(path: Path) -> Iterator[str]:
+    try:
+        with gzip.open(path, "rt", encoding="ascii") if path.suffix == ".gz" else path.open(encoding="ascii") as file:
+            for text in file:
+                yield text.rstrip("\n")
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{path.name} is no file of Criteo's", where=str(path), why="it holds bytes that are no ASCII"
+        ) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(
+            f"{path.name} is damaged", where=str(path), why=str(error), mend="copy it again; gzip -t tests it"
+        ) from None
+    except OSError as error:
+        raise DataError(f"{path.name} cannot be read", where=str(path), why=error.strerror) from None
+
+
+def _parse_line(text: str, path: Path, line: int) -> tuple[int, list[float], list[int]]:
+    columns = text.split("\t")
+    where = f"{path}:{line}"
+    if len(columns) != _COLUMNS:
+        raise DataError(
+            f"{path.name} has a row of {len(columns)} columns",
+            where=where,
+            why=f"a label, {CRITEO_NUMBERS} numbers and {CRITEO_FIELDS} values are {_COLUMNS}, parted by tabs",
+            mend="train.txt, as Criteo publishes it; test.txt has no labels"
+            if len(columns) == _COLUMNS - 1
+            else "write absent values as nothing between two tabs",
+        )
+    if columns[0] not in ("0", "1"):
+        raise DataError(
+            f"{path.name} has the label {columns[0]!r}", where=where, why="a label is 0 or 1", mend="0 or 1"
+        )
+    numbers = [_parse(each, 10, at, where) for at, each in enumerate(columns[1 : 1 + CRITEO_NUMBERS], 2)]
+    values = [_parse(each, 16, at, where) for at, each in enumerate(columns[1 + CRITEO_NUMBERS :], 2 + CRITEO_NUMBERS)]
+    return (
+        int(columns[0]),
+        [float(each or 0) for each in numbers],
+        [_ABSENT if each is None else each for each in values],
+    )
+
+
+def _parse(text: str, base: int, column: int, where: str) -> int | None:
+    """A number, or None where there is none."""
+    if not text:
+        return None
+    try:
+        number = int(text, base)
+        if base == 10 or (0 <= number < 1 << 32 and "_" not in text):
+            return number
+    except ValueError:
+        pass
+    kind = "whole number" if base == 10 else "value of up to eight hexadecimal digits"
+    raise DataError(
+        f"column {column} is {text!r}, and no {kind}", where=where, mend="leave the column empty if it is absent"
+    )
+
+
+def _join_rows(numbers: list[list[float]], values: list[list[int]], labels: list[int]) -> Clicks:
+    dense = np.array(numbers)
+    dense = np.sign(dense) * np.log1p(np.abs(dense))
+    ids = id_of(np.arange(CRITEO_FIELDS)[None, :], np.array(values, np.int64))
+    return Clicks(dense.astype(np.float32), ids, np.array(labels, np.float32)[:, None])

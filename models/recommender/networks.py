@@ -1,0 +1,135 @@
+"""Networks that predict clicks: wide and deep, one like DLRM, and one of several views.
+
+Each takes `{"numbers": float32 [rows, numbers], "ids": int64 [rows, fields]}` and gives a logit a row. The embedding is
+a layer of the caller's, from [rows, fields] to [rows, fields, width]: `keras.layers.Embedding`, for ids that are small,
+or one whose table grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from whale_nebula.errors import OptionError
+
+
+def wide_and_deep(
+    embedding: keras.layers.Layer,
+    wide: keras.layers.Layer,
+    *,
+    fields: int,
+    numbers: int,
+    deep: Sequence[int] = (64, 32),
+) -> keras.Model:
+    """A sum of a weight for each id beside a network of their embeddings; `wide` is an embedding of width 1."""
+    dense, ids = _inputs(fields, numbers)
+    hidden = keras.layers.Concatenate(name="joined")([dense, keras.layers.Flatten(name="flat")(embedding(ids))])
+    hidden = _stack(hidden, deep, "deep")
+    weights = keras.layers.Flatten(name="wide_flat")(wide(ids))
+    parts = [keras.layers.Dense(1, name="deep_logit")(hidden), Sum(name="wide_logit")(weights)]
+    parts.append(keras.layers.Dense(1, use_bias=False, name="numbers_logit")(dense))
+    return keras.Model({"numbers": dense, "ids": ids}, keras.layers.Add(name="click")(parts), name="wide_and_deep")
+
+
+def dlrm(
+    embedding: keras.layers.Layer,
+    *,
+    fields: int,
+    numbers: int,
+    width: int,
+    bottom: Sequence[int] = (64,),
+    top: Sequence[int] = (64, 32),
+) -> keras.Model:
+    """Numbers become a vector as wide as embeddings are; products of all pairs of vectors go to the last layers."""
+    dense, ids = _inputs(fields, numbers)
+    vector = _stack(dense, [*bottom, width], "bottom")
+    vectors = keras.layers.Concatenate(axis=1, name="vectors")(
+        [keras.layers.Reshape((1, width), name="bottom_vector")(vector), embedding(ids)]
+    )
+    joined = keras.layers.Concatenate(name="joined")([vector, PairProducts(name="products")(vectors)])
+    click = keras.layers.Dense(1, name="click")(_stack(joined, top, "top"))
+    return keras.Model({"numbers": dense, "ids": ids}, click, name="dlrm")
+
+
+def multi_view(
+    embedding: keras.layers.Layer,
+    *,
+    views: Sequence[Sequence[int]],
+    fields: int,
+    numbers: int,
+    tower: Sequence[int] = (64, 32),
+) -> keras.Model:
+    """A tower for each view, which is a list of fields; a click depends on how near the others are to the first.
+
+    The first view has the numbers, too.
+    """
+    if len(views) < 2 or not all(views):
+        raise OptionError(f"views={views!r} compares nothing", mend="views=[[0, 1], [2, 3]]: two or more, none empty")
+    beyond = sorted({each for view in views for each in view if not 0 <= each < fields})
+    if beyond:
+        raise OptionError(f"a view has field {beyond[0]}, and there are {fields}", mend=f"fields 0 to {fields - 1}")
+    dense, ids = _inputs(fields, numbers)
+    vectors = embedding(ids)
+    ends = []
+    for at, view in enumerate(views):
+        flat = keras.layers.Flatten(name=f"view{at}_flat")(Fields(view, name=f"view{at}_fields")(vectors))
+        if at == 0:
+            flat = keras.layers.Concatenate(name="view0_joined")([dense, flat])
+        ends.append(_stack(flat, tower, f"view{at}", activation="tanh"))
+    near = [keras.layers.Dot(1, normalize=True, name=f"near{at}")([ends[0], end]) for at, end in enumerate(ends[1:], 1)]
+    joined = near[0] if len(near) == 1 else keras.layers.Concatenate(name="near")(near)
+    click = keras.layers.Dense(1, name="click")(joined)
+    return keras.Model({"numbers": dense, "ids": ids}, click, name="multi_view")
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class Sum(keras.layers.Layer):
+    """The sum of a row, as one column."""
+
+    def call(self, inputs: Any) -> Any:
+        """[rows, n] becomes [rows, 1]."""
+        return ops.sum(inputs, axis=-1, keepdims=True)
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class PairProducts(keras.layers.Layer):
+    """The inner products of all pairs of a row's vectors: [rows, n, width] becomes [rows, n * (n - 1) / 2]."""
+
+    def call(self, inputs: Any) -> Any:
+        """The products below the diagonal, row by row."""
+        count = inputs.shape[1]
+        products = ops.matmul(inputs, ops.transpose(inputs, (0, 2, 1)))
+        below = [one * count + other for one in range(count) for other in range(one)]
+        return ops.take(ops.reshape(products, (-1, count * count)), below, axis=1)
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class Fields(keras.layers.Layer):
+    """Some fields of all: [rows, fields, width] becomes [rows, len(chosen), width]."""
+
+    def __init__(self, chosen: Sequence[int], **options: Any) -> None:
+        super().__init__(**options)
+        self.chosen = list(chosen)
+
+    def call(self, inputs: Any) -> Any:
+        """The chosen fields, in their order."""
+        return ops.take(inputs, self.chosen, axis=1)
+
+    def get_config(self) -> dict[str, Any]:
+        """What makes the layer again."""
+        return {**super().get_config(), "chosen": self.chosen}
+
+
+def _inputs(fields: int, numbers: int) -> tuple[Any, Any]:
+    if fields < 1 or numbers < 1:
+        raise OptionError(f"fields={fields!r}, numbers={numbers!r} is no row", mend="one field and one number, or more")
+    return keras.Input((numbers,), name="numbers"), keras.Input((fields,), dtype="int64", name="ids")
+
+
+def _stack(inputs: Any, widths: Sequence[int], name: str, activation: str = "relu") -> Any:
+    for at, width in enumerate(widths):
+        inputs = keras.layers.Dense(width, activation=activation, name=f"{name}{at}")(inputs)
+    return inputs

@@ -1,0 +1,91 @@
+"""The three networks: shapes, that they learn, that they are saved, and that a cut changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+from whale_nebula.errors import OptionError
+from whale_nebula.models.recommender import auc, dlrm, generated_clicks, multi_view, wide_and_deep
+from whale_nebula.models.recommender.networks import PairProducts
+
+ROWS, FIELDS, NUMBERS, VALUES = 256, 4, 3, 64
+
+
+def embedding(width: int, name: str) -> keras.layers.Layer:
+    return keras.layers.Embedding(VALUES, width, name=name)
+
+
+NETWORKS: dict[str, Callable[[], keras.Model]] = {
+    "wide_and_deep": lambda: wide_and_deep(
+        embedding(4, "embedding"), embedding(1, "embedding_wide"), fields=FIELDS, numbers=NUMBERS, deep=(8,)
+    ),
+    "dlrm": lambda: dlrm(embedding(4, "embedding"), fields=FIELDS, numbers=NUMBERS, width=4, bottom=(), top=(8,)),
+    "multi_view": lambda: multi_view(
+        embedding(4, "embedding"), views=[[0, 2], [1], [3]], fields=FIELDS, numbers=NUMBERS, tower=(8, 4)
+    ),
+}
+
+
+def train(name: str, cut: bool) -> tuple[keras.Model, list[float]]:
+    log = generated_clicks(ROWS, fields=FIELDS, numbers=NUMBERS, vocabulary=VALUES)
+    inputs = {"numbers": log.numbers, "ids": log.ids % VALUES}
+    keras.utils.set_random_seed(1)
+    model = NETWORKS[name]()
+    if cut:
+        nb.place(model, {"embedding.*": "cpu", "(?!embedding).*": "gpu"})
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), keras.losses.BinaryCrossentropy(from_logits=True))
+    history = model.fit(inputs, log.clicked, batch_size=64, epochs=3, verbose=0, shuffle=False)
+    return model, history.history["loss"]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_cut_trains_the_same_model(name: str) -> None:
+    (whole, losses), (cut, others) = train(name, False), train(name, True)
+    assert losses[-1] < losses[0]
+    np.testing.assert_allclose(losses, others, rtol=1e-5)
+    for one, other in zip(whole.get_weights(), cut.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_saved(name: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    model = NETWORKS[name]()
+    log = generated_clicks(8, fields=FIELDS, numbers=NUMBERS, vocabulary=VALUES)
+    inputs = {"numbers": log.numbers, "ids": log.ids % VALUES}
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(model.predict(inputs, verbose=0), again.predict(inputs, verbose=0))
+
+
+def test_products_of_all_pairs() -> None:
+    vectors = np.random.default_rng(0).standard_normal((5, 3, 4)).astype("float32")
+    pairs = [(1, 0), (2, 0), (2, 1)]
+    meant = np.stack([(vectors[:, one] * vectors[:, other]).sum(-1) for one, other in pairs], 1)
+    np.testing.assert_allclose(PairProducts()(vectors), meant, rtol=1e-5)
+
+
+@pytest.mark.parametrize("views", [[[0]], [[0], []], [[0], [9]]])
+def test_views_that_compare_nothing(views: list[list[int]]) -> None:
+    with pytest.raises(OptionError, match="view"):
+        multi_view(embedding(4, "embedding"), views=views, fields=FIELDS, numbers=NUMBERS)
+
+
+def test_what_is_planted_is_found() -> None:
+    """A network that learns finds a good part of what the chances of the log say; held-out rows."""
+    log = generated_clicks(12_000, fields=2, numbers=2, vocabulary=30)
+    _, ids = np.unique(log.ids, return_inverse=True)
+    ids = ids.reshape(log.ids.shape)
+    keras.utils.set_random_seed(1)
+    wide = keras.layers.Embedding(61, 1)
+    model = wide_and_deep(keras.layers.Embedding(61, 8), wide, fields=2, numbers=2, deep=(32,))
+    model.compile(keras.optimizers.Adam(0.02), keras.losses.BinaryCrossentropy(from_logits=True))
+    model.fit({"numbers": log.numbers[:10_000], "ids": ids[:10_000]}, log.clicked[:10_000], 250, 8, verbose=0)
+    held = {"numbers": log.numbers[10_000:], "ids": ids[10_000:]}
+    assert log.chances is not None
+    best = auc(log.chances[10_000:], log.clicked[10_000:])
+    assert auc(model.predict(held, verbose=0), log.clicked[10_000:]) > best - 0.04
