@@ -2,19 +2,24 @@
 
 * `generated_clicks`, `iterate_criteo`: rows
 * `wide_and_deep`, `dlrm`, `multi_view`: models of them
+* `HashedEmbedding`: a table of rows that grows with the ids that come
 * `auc`: what their predictions are worth
 """
 
 from .clicks import Clicks, generated_clicks
 from .criteo import CRITEO_FIELDS, CRITEO_NUMBERS, iterate_criteo
+from .hashed_embedding import HashedEmbedding
 from .hashing import cross_fields
 from .networks import dlrm, multi_view, wide_and_deep
+from .row_table import RowTable
 from .scores import auc
 
 __all__ = [
     "CRITEO_FIELDS",
     "CRITEO_NUMBERS",
     "Clicks",
+    "HashedEmbedding",
+    "RowTable",
     "auc",
     "cross_fields",
     "dlrm",

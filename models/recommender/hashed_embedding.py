@@ -1,0 +1,147 @@
+"""An embedding whose table has a row for each 64-bit id that has come, and grows as they come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.errors import NotYetError, OptionError, WeightsError
+from whale_nebula.runtime.run import opened_run
+
+from .row_optimizers import make_row_optimizer
+from .row_table import RowTable
+
+_ARRAYS = ("ids", "counts", "values")
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class HashedEmbedding(keras.layers.Layer):
+    """Ids become vectors: whole numbers [...] give [..., width].
+
+    The table (`.table`) is in the memory of the process that runs the layer's stage. A step pulls the rows of its
+    distinct ids and pushes the sums of their gradients, and only these rows are updated: by the layer's own
+    `optimizer`, a Keras optimizer or its name, and not by the model's, which has nothing of the table. Call the layer
+    once in a step; what several places look up is concatenated. Its one variable, `anchor`, is always 0: gradients are
+    asked of it.
+
+    >>> layer = HashedEmbedding(4, optimizer="adagrad")
+    >>> layer(np.array([[7, -9], [7, 2**40]])).shape, len(layer.table)
+    (TensorShape([2, 2, 4]), 0)
+    """
+
+    supports_jit = False
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        optimizer: str | keras.optimizers.Optimizer = "adagrad",
+        scale: float = 0.05,
+        seed: int = 0,
+        most_rows: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.supports_jit = False  # XLA calls no Python
+        if self.compute_dtype == "float16":
+            raise OptionError(
+                "HashedEmbedding does not compute in float16",
+                why="its rows are updated outside of the optimizer that scales the loss",
+                mend='HashedEmbedding(..., dtype="float32"), or the policy mixed_bfloat16',
+            )
+        self.optimizer = keras.optimizers.get(optimizer)
+        self.width, self.scale, self.seed, self.most_rows = width, scale, seed, most_rows
+        self.table = RowTable(width, make_row_optimizer(self.optimizer), scale=scale, seed=seed, most_rows=most_rows)
+
+    def build(self, input_shape: Any) -> None:
+        """Make the variable that connects the table with the model's gradients."""
+        self.anchor = self.add_weight(shape=(), initializer="zeros", dtype="float32", name="anchor")
+
+    def call(self, inputs: Any, training: bool | None = False) -> Any:
+        """The vectors of the ids. In training new ids get rows; else they have the values that new rows begin with."""
+        if not inputs.dtype.is_integer:
+            raise OptionError(
+                f"HashedEmbedding was given ids of {inputs.dtype.name}", mend='keras.Input((fields,), dtype="int64")'
+            )
+        flat = tf.reshape(tf.cast(inputs, tf.int64), [-1])
+        shape = tf.concat([tf.shape(inputs), [self.width]], 0)
+        pull = self._train_rows if training else self._read_rows
+
+        @tf.custom_gradient
+        def look_up(anchor: Any) -> Any:
+            ids, places, rows = tf.numpy_function(pull, [flat], [tf.int64, tf.int64, tf.float32])
+            rows = tf.ensure_shape(rows, [None, self.width])
+
+            def push(gradient: Any) -> Any:
+                parts = tf.cast(tf.reshape(gradient, [-1, self.width]), tf.float32)
+                sums = tf.math.unsorted_segment_sum(parts, places, tf.size(ids))
+                return tf.ensure_shape(tf.numpy_function(self._push, [ids, sums], tf.float32), [])
+
+            return tf.reshape(tf.gather(rows, places), shape), push
+
+        vectors = look_up(tf.convert_to_tensor(self.anchor))
+        vectors.set_shape([*inputs.shape, self.width])
+        return tf.cast(vectors, self.compute_dtype)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """One axis more."""
+        return (*input_shape, self.width)
+
+    def get_config(self) -> dict[str, Any]:
+        """What makes the layer again, without its rows."""
+        own = {"width": self.width, "scale": self.scale, "seed": self.seed, "most_rows": self.most_rows}
+        return {**super().get_config(), **own, "optimizer": keras.optimizers.serialize(self.optimizer)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> HashedEmbedding:
+        """The layer that `get_config` has told of."""
+        return cls(**{**config, "optimizer": keras.optimizers.deserialize(config["optimizer"])})
+
+    def save_own_variables(self, store: Any) -> None:
+        """Put rows, slots and counts into a file of Keras's."""
+        _check_alone("saving the rows of HashedEmbedding in a file of Keras's from several processes")
+        super().save_own_variables(store)
+        state = self.table.state_dict()
+        for name in _ARRAYS:
+            store[name] = state[name]
+        store["steps"] = np.array(state["steps"])
+
+    def load_own_variables(self, store: Any) -> None:
+        """Hold the rows of such a file."""
+        _check_alone("loading the rows of HashedEmbedding from a file of Keras's in several processes")
+        columns = self.width * (1 + len(self.table.optimizer.slots))
+        found = np.shape(store["values"])
+        if len(found) != 2 or found[1] != columns:
+            raise WeightsError(
+                f"the file has rows of {found[-1]} numbers, and {self.name!r} has {columns} with its optimizer's slots",
+                mend="make the layer with the width and the optimizer that it was saved with",
+            )
+        self.anchor.assign(store["0"])
+        state = {name: np.array(store[name]) for name in _ARRAYS}
+        plain = {"steps": int(np.array(store["steps"])), "optimizer": self.table.optimizer.name, "width": self.width}
+        self.table.load_state_dict({**state, **plain})
+
+    def _train_rows(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        ids, places, seen = np.unique(flat, return_inverse=True, return_counts=True)
+        return ids, places.astype(np.int64), self.table.pull(ids, seen)
+
+    def _read_rows(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        ids, places = np.unique(flat, return_inverse=True)
+        return ids, places.astype(np.int64), self.table.pull(ids)
+
+    def _push(self, ids: np.ndarray, gradients: np.ndarray) -> np.float32:
+        self.table.push(ids, gradients)
+        return np.float32(0)
+
+
+def _check_alone(feature: str) -> None:
+    run = opened_run()
+    if run is not None and not run.alone:
+        raise NotYetError(
+            feature,
+            why="the process that runs the layer's stage holds the rows, and another one may write the file",
+            mend="nb.init(checkpoint=...) with nb.state(rows=layer.table) in every process",
+        )

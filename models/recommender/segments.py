@@ -1,0 +1,47 @@
+"""Rows in memory that grow without being copied."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_FIRST = 4096
+
+
+class Segments:
+    """Rows of `columns` numbers, in arrays of which each is twice as long as the one before.
+
+    An array is asked for when its first row is; the system gives memory to its pages when they are first written.
+    """
+
+    def __init__(self, columns: int, dtype: type[np.generic]) -> None:
+        self._columns, self._dtype = columns, dtype
+        self._arrays: list[np.ndarray] = []
+        self._starts = np.zeros(1, np.int64)
+
+    def reserve(self, count: int) -> None:
+        """Have room for rows 0 to `count` - 1."""
+        while self._starts[-1] < count:
+            self._arrays.append(np.empty((_FIRST << len(self._arrays), self._columns), self._dtype))
+            self._starts = np.append(self._starts, self._starts[-1] + len(self._arrays[-1]))
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """A copy of these rows, which may come more than once."""
+        read = np.empty((len(rows), self._columns), self._dtype)
+        for segment, places in self._part(rows):
+            read[places] = self._arrays[segment][rows[places] - self._starts[segment]]
+        return read
+
+    def write(self, rows: np.ndarray, values: np.ndarray) -> None:
+        """Set these rows, which are distinct."""
+        for segment, places in self._part(rows):
+            self._arrays[segment][rows[places] - self._starts[segment]] = values[places]
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What was asked for, whether it was ever written or not."""
+        return sum(each.nbytes for each in self._arrays)
+
+    def _part(self, rows: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        """The places in `rows` of what each array holds."""
+        segments = np.searchsorted(self._starts, rows, side="right") - 1
+        return [(int(each), np.flatnonzero(segments == each)) for each in np.unique(segments)]

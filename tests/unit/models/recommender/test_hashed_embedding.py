@@ -1,0 +1,142 @@
+"""HashedEmbedding: the numbers of keras.layers.Embedding, cut and uncut; what is saved; what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+from whale_nebula.errors import BatchCoupledError, OptionError, WeightsError
+from whale_nebula.models.recommender import HashedEmbedding, dlrm, generated_clicks
+
+VALUES, ROWS = 40, 192
+
+
+def log() -> tuple[dict[str, Any], np.ndarray]:
+    drawn = generated_clicks(ROWS, fields=3, numbers=2)
+    return {"numbers": drawn.numbers, "ids": drawn.ids % VALUES}, drawn.clicked
+
+
+def make_model(layer: keras.layers.Layer) -> keras.Model:
+    keras.utils.set_random_seed(2)
+    return dlrm(layer, fields=3, numbers=2, width=4, bottom=(), top=(6,))
+
+
+def train(model: keras.Model, optimizer: str, *, cut: bool) -> list[float]:
+    if cut:
+        nb.place(model, {"table": "cpu", "(?!table$).*": "gpu"})
+    model.compile(
+        keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": 0.1}}),
+        keras.losses.BinaryCrossentropy(from_logits=True),
+    )
+    inputs, clicked = log()
+    return model.fit(inputs, clicked, batch_size=48, epochs=2, verbose=0, shuffle=False).history["loss"]
+
+
+def hashed(optimizer: str, **options: Any) -> HashedEmbedding:
+    chosen = keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": 0.1}})
+    return HashedEmbedding(4, optimizer=chosen, name="table", **options)
+
+
+class OneHot(keras.layers.Embedding):
+    """The same look-up with a dense gradient: Keras's Adagrad adds the squares of a sparse one for each occurrence."""
+
+    def call(self, inputs: Any) -> Any:
+        return keras.ops.matmul(keras.ops.one_hot(inputs, VALUES), self.embeddings)
+
+
+@pytest.mark.parametrize(("optimizer", "kind"), [("sgd", keras.layers.Embedding), ("sgd", OneHot), ("adagrad", OneHot)])
+def test_it_trains_as_a_dense_table_does(optimizer: str, kind: type[keras.layers.Embedding]) -> None:
+    """The dense table stands in the cluster cpu, too; both begin with the same rows."""
+    layer = hashed(optimizer)
+    begin = layer.table.pull(np.arange(VALUES))
+    dense = kind(
+        VALUES, 4, name="table", embeddings_initializer=lambda shape, dtype=None: keras.ops.convert_to_tensor(begin)
+    )
+    losses = train(make_model(dense), optimizer, cut=True)
+    np.testing.assert_allclose(train(make_model(layer), optimizer, cut=True), losses, rtol=1e-5)
+    np.testing.assert_allclose(layer.table.pull(np.arange(VALUES)), dense.get_weights()[0], rtol=1e-4, atol=1e-6)
+    assert len(layer.table) == len(np.unique(log()[0]["ids"]))
+    assert layer.table.steps == 8
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "ftrl"])
+def test_cut_and_uncut_are_one_model(optimizer: str) -> None:
+    layers = [hashed(optimizer), hashed(optimizer)]
+    losses = [train(make_model(layer), optimizer, cut=cut) for layer, cut in zip(layers, (False, True), strict=True)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+    one, other = (layer.table.state_dict() for layer in layers)
+    np.testing.assert_array_equal(one["ids"], other["ids"])
+    np.testing.assert_array_equal(one["counts"], other["counts"])
+    np.testing.assert_allclose(one["values"], other["values"], rtol=1e-4, atol=1e-6)
+    assert layers[0].anchor.numpy() == 0
+
+
+def test_only_training_makes_rows() -> None:
+    layer = hashed("sgd")
+    model = make_model(layer)
+    inputs, clicked = log()
+    before = model.predict(inputs, verbose=0)
+    model.compile("sgd", "mse")
+    model.evaluate(inputs, clicked, verbose=0)
+    assert len(layer.table) == 0
+    model.train_on_batch(inputs, clicked)
+    assert len(layer.table) == len(np.unique(inputs["ids"]))
+    assert not np.array_equal(model.predict(inputs, verbose=0), before)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_rows_are_saved_with_the_model(tmp_path: Path, whole: bool) -> None:
+    layer = hashed("adam")
+    model = make_model(layer)
+    train(model, "adam", cut=False)
+    if whole:
+        model.save(tmp_path / "model.keras")
+        again = keras.saving.load_model(tmp_path / "model.keras")
+    else:
+        model.save_weights(tmp_path / "model.weights.h5")
+        again = make_model(hashed("adam"))
+        again.load_weights(tmp_path / "model.weights.h5")
+    inputs, _ = log()
+    np.testing.assert_array_equal(model.predict(inputs, verbose=0), again.predict(inputs, verbose=0))
+    for name, value in layer.table.state_dict().items():
+        np.testing.assert_array_equal(value, again.get_layer("table").table.state_dict()[name])
+
+
+def test_rows_of_another_optimizer_are_refused() -> None:
+    layer, other = hashed("adam"), hashed("sgd")
+    for each in (layer, other):
+        each.build((None, 3))
+    saved: dict[str, Any] = {}
+    layer.save_own_variables(saved)
+    with pytest.raises(WeightsError, match="rows of 12 numbers"):
+        other.load_own_variables(saved)
+
+
+def test_micro_batches_are_refused() -> None:
+    """Each would push for itself, and the next would look up rows of another step."""
+    keras.utils.set_random_seed(1)
+    ids = keras.Input((3,), dtype="int64")
+    with nb.cluster(), nb.pipeline(micro_batch=2):
+        with nb.stage(cluster="cpu"):
+            vectors = keras.layers.Flatten()(hashed("sgd")(ids))
+        with nb.stage(cluster="gpu"):
+            click = keras.layers.Dense(1)(vectors)
+    model = keras.Model(ids, click)
+    model.compile("sgd", "mse")
+    inputs, clicked = log()
+    with pytest.raises(BatchCoupledError, match="numpy_function"):
+        model.train_on_batch(inputs["ids"][:48], clicked[:48])
+
+
+def test_what_is_no_id_is_refused() -> None:
+    with pytest.raises(OptionError, match="ids of float32"):
+        HashedEmbedding(4)(np.zeros((2, 3), np.float32))
+    with pytest.raises(OptionError, match="float16"):
+        HashedEmbedding(4, dtype="mixed_float16")
+    with pytest.raises(OptionError, match="width=0"):
+        HashedEmbedding(0)
