@@ -11,7 +11,7 @@ import tensorflow as tf
 from whale_nebula.errors import NotYetError, OptionError, WeightsError
 from whale_nebula.runtime.run import opened_run
 
-from .row_optimizers import make_row_optimizer
+from .row_optimizers import get_optimizer, make_row_optimizer
 from .row_table import RowTable
 
 _ARRAYS = ("ids", "counts", "values")
@@ -52,7 +52,7 @@ class HashedEmbedding(keras.layers.Layer):
                 why="its rows are updated outside of the optimizer that scales the loss",
                 mend='HashedEmbedding(..., dtype="float32"), or the policy mixed_bfloat16',
             )
-        self.optimizer = keras.optimizers.get(optimizer)
+        self.optimizer = get_optimizer(optimizer)
         self.width, self.scale, self.seed, self.most_rows = width, scale, seed, most_rows
         self.table = RowTable(width, make_row_optimizer(self.optimizer), scale=scale, seed=seed, most_rows=most_rows)
 

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from whale_nebula.errors import OptionError
+from whale_nebula.errors.text import did_you_mean
 
 Rule = Callable[[np.ndarray, np.ndarray, list[np.ndarray], int], None]
 """Updates rows in place: their weights, from gradients, slots and the number of the step, which counts from 1."""
@@ -24,13 +25,25 @@ class RowOptimizer:
     update: Rule
 
 
+def get_optimizer(optimizer: str | keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """The optimizer of Keras with this name, or as it is given."""
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        return optimizer
+    names = {each.lower(): each for each in _RULES}
+    if str(optimizer).lower() not in names:
+        raise OptionError(
+            f"there is no optimizer {optimizer!r} of rows", mend=did_you_mean(str(optimizer), list(names))
+        )
+    return keras.optimizers.get(str(optimizer).lower())
+
+
 def make_row_optimizer(optimizer: str | keras.optimizers.Optimizer) -> RowOptimizer:
     """The rule of a Keras optimizer: SGD, Adagrad, Ftrl or Adam, with a learning rate that stays.
 
     A row that is not in a step keeps its weights and slots, whatever the optimizer would do without a gradient. Adam
     counts all steps, not those of a row.
     """
-    found = keras.optimizers.get(optimizer)
+    found = get_optimizer(optimizer)
     kind, config = type(found).__name__, found.get_config()
     if kind not in _RULES:
         raise OptionError(

@@ -25,7 +25,8 @@ class RowTable:
     def __init__(
         self, width: int, optimizer: RowOptimizer, *, scale: float = 0.05, seed: int = 0, most_rows: int | None = None
     ) -> None:
-        if width < 1 or (most_rows is not None and most_rows < 1):
+        sizes = [width] if most_rows is None else [width, most_rows]
+        if not all(isinstance(each, int) and each > 0 for each in sizes):
             raise OptionError(
                 f"width={width!r}, most_rows={most_rows!r} holds no row", mend="width=16, most_rows=1_000_000"
             )

@@ -59,7 +59,7 @@ def test_a_network_is_saved(name: str, tmp_path) -> None:  # type: ignore[no-unt
     inputs = {"numbers": log.numbers, "ids": log.ids % VALUES}
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(model.predict(inputs, verbose=0), again.predict(inputs, verbose=0))
+    np.testing.assert_array_equal(model(inputs), again(inputs))
 
 
 def test_products_of_all_pairs() -> None:
@@ -75,6 +75,7 @@ def test_views_that_compare_nothing(views: list[list[int]]) -> None:
         multi_view(embedding(4, "embedding"), views=views, fields=FIELDS, numbers=NUMBERS)
 
 
+@pytest.mark.grid
 def test_what_is_planted_is_found() -> None:
     """A network that learns finds a good part of what the chances of the log say; held-out rows."""
     log = generated_clicks(12_000, fields=2, numbers=2, vocabulary=30)
