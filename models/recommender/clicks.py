@@ -60,7 +60,7 @@ def generated_clicks(
         ("rows", rows, 1), ("fields", fields, 2), ("numbers", numbers, 1), ("vocabulary", vocabulary, 2),
         ("start", start, 0),
     ):  # fmt: skip
-        if value < least:
+        if not isinstance(value, int) or value < least:
             raise OptionError(f"{name}={value!r} makes no log of clicks", mend=f"{name}={least}, or more")
     if exponent <= 0:
         raise OptionError(f"exponent={exponent!r} makes no id rarer than another", mend="exponent=1.05")

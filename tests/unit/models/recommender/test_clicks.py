@@ -69,8 +69,10 @@ def test_crossed_fields() -> None:
         cross_fields(ids, [(0, 3)])
 
 
-@pytest.mark.parametrize("option", [{"fields": 1}, {"start": -1}, {"exponent": 0.0}, {"vocabulary": 1}])
-def test_options_that_make_no_log(option: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "option", [{"fields": 1}, {"start": -1}, {"exponent": 0.0}, {"vocabulary": 1}, {"numbers": 2.5}]
+)
+def test_options_that_make_no_log(option: dict[str, float]) -> None:
     with pytest.raises(OptionError, match=next(iter(option))):
         generated_clicks(10, **option)  # type: ignore[arg-type]
 
