@@ -29,8 +29,7 @@ def row(said: str, codec: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "scores"),
     [
-        (["--codecs", "rank"], 1),
-        pytest.param(["--codecs", "none", "rank"], 1, marks=pytest.mark.grid),
+        (["--codecs", "none", "rank"], 1),
         pytest.param(
             ["--task", "answer", "--codecs", "none", "rank, int4", "--labels", "away"], 2, marks=pytest.mark.grid
         ),

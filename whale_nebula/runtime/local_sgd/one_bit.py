@@ -83,7 +83,7 @@ def compress_signs(numbers: Numbers, ends: Sequence[int]) -> tuple[Bytes, Number
     minus the root mean square of that part.
 
     >>> data, there = compress_signs(np.float32([3.0, -4.0, 0.0, 2.0]), [3, 4])
-    >>> data.nbytes, there.round(3).tolist()
+    >>> data.nbytes, [round(float(each), 3) for each in there]
     (9, [2.887, -2.887, 2.887, 2.0])
     """
     parts = np.split(numbers, ends[:-1])
