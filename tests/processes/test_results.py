@@ -35,10 +35,11 @@ def check(cases: list[tuple[str, str]], folder: Path, *, replicated: str = "", *
         for worker, told in found.told.items():
             assert list(told[" ".join(case)]) == list(expected), (case, worker)
             assert_same(expected, told[" ".join(case)], "processes")
+    assert found.same("ahead") == {"feeding": 8.0, "fed": 24.0}
 
 
 def test_results_are_those_of_the_uncut_model_in_every_process(tmp_path: Path) -> None:
-    """And Keras's loggers write each file once."""
+    """Keras's loggers write each file once, and a stage that is given nothing back does not wait for results."""
     check(SAMPLE, tmp_path, gateways=True)
     header, *rows = (tmp_path / "log.csv").read_text().splitlines()
     assert (header.split(",")[0], [row.split(",")[0] for row in rows]) == ("epoch", ["0", "1"])

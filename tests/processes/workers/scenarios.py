@@ -249,7 +249,40 @@ def results(cases: str, folder: str, replicated: str = "") -> None:
         found = measuring.result_of(extra, place, cut=True, loggers=loggers, replicated=replicated)
         tell(f"{extra} {place}", found)
         loggers = []
+    run_ahead(Path(folder) / "is ahead")
     nb.shutdown()
+
+
+def run_ahead(mark: Path) -> None:
+    """The stage of c1 is done once c0 has been given its results, those of c1 among them."""
+
+    def wait_for_mark(given: np.ndarray) -> np.ndarray:
+        limit = time.monotonic() + 30.0
+        while not mark.exists():
+            if time.monotonic() > limit:
+                raise RuntimeError("c0 waits for what c1 returns")
+            time.sleep(0.01)
+        return given
+
+    feeding, fed = tf.Variable([2.0]), tf.Variable([3.0])
+
+    @nb.function
+    def step(x: Any) -> dict[str, Any]:
+        with tf.GradientTape(persistent=True) as tape, nb.cluster():
+            with nb.stage(cluster="c0"):
+                hidden = feeding * x
+                losses = {"feeding": tf.reduce_sum(hidden)}
+            with nb.stage(cluster="c1"):
+                waited = tf.numpy_function(wait_for_mark, [tf.stop_gradient(hidden)], x.dtype)
+                losses["fed"] = tf.reduce_sum(fed * tf.ensure_shape(waited, x.shape))
+        for name, variable in (("feeding", feeding), ("fed", fed)):
+            variable.assign_sub(tape.gradient(losses[name], variable))
+        return losses
+
+    found = step(np.ones(4, "float32"))
+    if nb.here().runs("c0"):
+        mark.touch()
+    tell("ahead", {name: float(loss) for name, loss in found.items()})
 
 
 def sides() -> None:

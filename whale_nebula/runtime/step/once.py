@@ -108,7 +108,7 @@ class OnceRun:
         self._gather(phase, runs)
         for piece in self.compiled.updates(phase):
             if piece.fragment.round < 0:
-                self._receive(phase, 0, self._got)
+                self._receive_for(phase, piece)
                 self._run(piece, {})
 
     def _gather(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
@@ -129,7 +129,7 @@ class OnceRun:
     def update(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
         """Merge what the stages kept, exchange what others need, and run the update, round by round."""
         self._gather(phase, runs)
-        gradients, got = self.gradients(phase, self._runs), self._got
+        gradients = self.gradients(phase, self._runs)
         merged = (self.once[value] for value in self.compiled.cut.merges if value in self.once)
         self._after = self.gate([*gradients.values(), *merged])
         if not self._early(phase):
@@ -137,10 +137,10 @@ class OnceRun:
         for piece in self.compiled.updates(phase):
             if piece.fragment.round < 0:
                 continue
-            self._receive(phase, piece.fragment.round, got)
+            self._receive_for(phase, piece)
             self._run(piece, gradients)
             self._send(phase, piece.fragment.round)
-        self._receive(phase, None, got)
+        self._receive_rest(phase)
 
     def gradients(self, phase: PhasePlan, runs: Sequence[StageRun]) -> dict[Value, Any]:
         """Every gradient placeholder's tensor."""
@@ -164,18 +164,31 @@ class OnceRun:
             if bundle.round == number and bundle.source == self.compiled.worker:
                 self.peers.send(bundle, [self.once[crossing.value] for crossing in bundle.crossings])
 
-    def _receive(self, phase: PhasePlan, before: int | None, got: set[Bundle]) -> None:
-        """Take what others made in rounds before this one; at the end, all that is left."""
-        for bundle in self.compiled.bundles[phase.index]:
-            due = before is None or bundle.round < before
-            if due and bundle not in got and bundle.destination == self.compiled.worker:
-                if self.lazy and before is None and phase is self.compiled.cut.phases[-1] and bundle.specs[0].scalar:
-                    tensors = self.peers.later(bundle)
-                else:
-                    with self.clock.exchanging(phase.index):
-                        tensors = self.peers.receive(bundle)
-                self.once.update(zip((crossing.value for crossing in bundle.crossings), tensors, strict=True))
-                got.add(bundle)
+    def _receive_for(self, phase: PhasePlan, piece: Piece) -> None:
+        """Take what others have made that a piece reads; the rest may come while it runs."""
+        for bundle in self._due(phase):
+            if any(crossing.value in piece.fragment.feeds for crossing in bundle.crossings):
+                self._take_in(bundle, self._wait_for(phase, bundle))
+
+    def _receive_rest(self, phase: PhasePlan) -> None:
+        """Take what no update reads: results, and what later phases need."""
+        lazy = self.lazy and phase is self.compiled.cut.phases[-1]
+        for bundle in self._due(phase):
+            waits = not (lazy and bundle.specs[0].scalar)
+            self._take_in(bundle, self._wait_for(phase, bundle) if waits else self.peers.later(bundle))
+
+    def _due(self, phase: PhasePlan) -> list[Bundle]:
+        """What this worker has still to be told in a phase."""
+        bundles = self.compiled.bundles[phase.index]
+        return [each for each in bundles if each.destination == self.compiled.worker and each not in self._got]
+
+    def _wait_for(self, phase: PhasePlan, bundle: Bundle) -> Sequence[Any]:
+        with self.clock.exchanging(phase.index):
+            return self.peers.receive(bundle)
+
+    def _take_in(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
+        self.once.update(zip((crossing.value for crossing in bundle.crossings), tensors, strict=True))
+        self._got.add(bundle)
 
     def _run(self, piece: Piece, gradients: Mapping[Value, Any]) -> None:
         tensors = [self._take(feed, gradients) for feed in piece.feeds]
