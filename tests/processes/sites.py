@@ -126,7 +126,7 @@ class Site:
 
 @dataclass
 class Sites:
-    """A run of several clusters on this host."""
+    """A run of several clusters on this host; where they stand `apart`, as if each had a host of its own."""
 
     folder: Path
     clusters: Sequence[str]
@@ -134,6 +134,7 @@ class Sites:
     started: dict[str, Site] = field(default_factory=dict)
     gateways: dict[str, Site] = field(default_factory=dict)
     commands: dict[str, list[str]] = field(default_factory=dict)
+    apart: bool = False
 
     def start_gateway(self, cluster: str) -> None:
         """Start the gateway of a cluster, or start it again."""
@@ -157,7 +158,9 @@ class Sites:
 
     def start_again(self, cluster: str) -> None:
         """Start a cluster by the command by which it was started before."""
-        self.started[cluster] = Site(cluster, _python(self.commands[cluster]))
+        own = self.folder / f"host-{cluster}"
+        own.mkdir(exist_ok=True)
+        self.started[cluster] = Site(cluster, _python(self.commands[cluster], own if self.apart else ROOT))
 
     def written(self, name: str, other: Mapping[str, Any] | None = None) -> str:
         """The path of a config: the common one, but for what is other."""
@@ -183,10 +186,10 @@ class Sites:
         return first
 
 
-def _python(words: Sequence[str]) -> subprocess.Popen[str]:
+def _python(words: Sequence[str], folder: Path = ROOT) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
     return subprocess.Popen(
-        [sys.executable, *words], cwd=ROOT, env=environment, text=True, process_group=0,
+        [sys.executable, *words], cwd=folder, env=environment, text=True, process_group=0,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 

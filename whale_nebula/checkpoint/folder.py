@@ -6,6 +6,7 @@ together (a *group*), and each host has a manifest of its own where a run is on 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -70,7 +71,7 @@ class Folder:
     path: str
     group: str = ""
     single: bool = False
-    _lock: int | None = None
+    _locks: list[int] = field(default_factory=list)
 
     def step_path(self, step: int) -> str:
         """The folder of a step.
@@ -149,8 +150,9 @@ class Folder:
             names = set(files.list_names(self.path))
             base = os.path.basename(found.path)
             name = next(each for n in range(len(names) + 1) if (each := f"skipped-{base}.{n}") not in names)
-            files.move(found.path, files.join(self.path, name))
-            aside.append(name)
+            with contextlib.suppress(FileNotFoundError):  # another host that shares the folder was quicker
+                files.move(found.path, files.join(self.path, name))
+                aside.append(name)
         return aside
 
     def has_room(self, size: int) -> bool:
@@ -160,29 +162,32 @@ class Folder:
         return 2 * size <= about.f_bavail * about.f_frsize
 
     def lock(self) -> None:
-        """Let no other run write here as long as this process lives. Other file systems than the local one have no
-        locks.
+        """Let no other run write here as long as this process lives; the hosts of one run may share a folder. File
+        systems that are not local have no locks.
         """
         if not files.is_local(self.path):
             return
         files.make_folder(self.path)
-        opened = os.open(files.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        names = (
+            {LOCK: fcntl.LOCK_EX} if not self.group else {LOCK: fcntl.LOCK_SH, f"{LOCK}.{self.group}": fcntl.LOCK_EX}
+        )
         try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for name, kind in names.items():
+                opened = os.open(files.join(self.path, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._locks.append(opened)
+                fcntl.flock(opened, kind | fcntl.LOCK_NB)
         except OSError:
-            os.close(opened)
+            self.unlock()
             raise StateError(
                 f"another run writes its checkpoints to {self.path!r}",
                 why="two runs in one folder would each remove what the other one wrote",
                 mend='nb.init(checkpoint="another/folder"), or wait until that run has ended',
             ) from None
-        self._lock = opened
 
     def unlock(self) -> None:
         """Let others write here."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        while self._locks:
+            os.close(self._locks.pop())
 
 
 def _remove_strangers(found: Found, start: str = "") -> None:

@@ -281,15 +281,18 @@ def _start(
         gateways.check_files(security, config.run_name)
     listen = gateways.listen_here(config, placement, remark)
     memory = others.enter_context(open_memory()) if config.restarts.most or config.elastic else None
-    sizes = Sizes(config, placement)
+    folder = others.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if config.elastic else None
+    sizes = Sizes(config, placement, None if folder is None else os.path.join(folder, "asked.json"))
 
     shown = given.control is not None or given.metrics is not None
     reports = others.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if shown else None
 
     def tell_workers() -> dict[str, Identity]:
+        selected = sizes.select()
         told = identities(
-            sizes.select(), config, security, listen=listen, path=given.config, everywhere=given.all, memory=memory
-        )
+            selected, config, security, listen=listen, path=given.config, everywhere=given.all, memory=memory,
+            absent=sizes.find_absent(), asked=sizes.path,
+        )  # fmt: skip
         return {name: replace(identity, ended=asking.ended, reports=reports) for name, identity in told.items()}
 
     sys.stdout.flush()
@@ -315,9 +318,14 @@ def _start(
                 asking.job, asking.ended = None, time.time()
 
     rule, is_stopped = Rule(config.restarts, config.patience), lambda: asking.first is not None
+
+    def find_change(result: Result, left: bool) -> str:
+        asked, heard = asking.take_change() if left else "", sizes.hear(result)
+        return asked or heard
+
     attempts = Attempts(
-        rule, start, rest=asking.rest, is_stopped=is_stopped, tell=remark, changes=asking.take_change,
-        note_failure=sizes.note_failure,
+        rule, start, rest=asking.rest, is_stopped=is_stopped, tell=remark, changes=find_change,
+        is_left=lambda: not any(sizes.asked[cluster] for cluster in sizes.own), note_failure=sizes.note_failure,
     )  # fmt: skip
     metrics = partial(_render_metrics, reports, sizes, asking)
     if given.control is not None:

@@ -6,6 +6,8 @@ raised without a mend has that of its class. `NebulaWarning` (NB-900) is for wha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 from whale_nebula.errors.parts import MEND
@@ -414,6 +416,14 @@ class StaleWorkerError(RemoteProtocolError):
 
     code, fresh = "NB-416", False
     usual_mend = "end what is left of an earlier epoch at the other end, and start its worker again"
+
+
+class OtherWorkersError(RemoteProtocolError):
+    """Clusters have other numbers of workers (`counts`) than this process was told: it has to be started again."""
+
+    code = "NB-417"
+    counts: Mapping[str, int] = MappingProxyType({})
+    usual_mend = "start this worker again: whale-nebula run does so by itself"
 
 
 class IdentityError(TransportError):

@@ -54,7 +54,8 @@ def to_printable(text: str) -> str:
 class NebulaError(_FourParts):
     """Everything that this library raises on purpose.
 
-    `recurs` says of a class that the same script ends by such an error again when it is started again.
+    `recurs` says of a class that the same script ends by such an error again when it is started again. `peer` is the
+    worker that is missed, where it is one.
 
     >>> print(NebulaError("the line is cut", where="gpu->npu", why="8 s of silence", mend="try the cable"))
     NB-000 the line is cut (gpu->npu)
@@ -63,6 +64,7 @@ class NebulaError(_FourParts):
     """
 
     recurs: ClassVar[bool] = False
+    peer: str = ""
 
 
 class NebulaWarning(_FourParts, UserWarning):

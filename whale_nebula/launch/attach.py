@@ -8,10 +8,11 @@ import json
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from whale_nebula.config.schema import PATIENCE_SECONDS
+from whale_nebula.config.schema import PATIENCE_SECONDS, cluster_of
 from whale_nebula.errors import ConfigError, CredentialsError
 from whale_nebula.launch.job import end_descendants
 from whale_nebula.launch.processes import Picture
@@ -34,7 +35,8 @@ class Identity:
     which a worker draws for it. `epoch` says how often the launcher has started the workers again, and
     `memory` is a folder in the memory of this host that is there as long as the launcher lives, and `ended` says when
     the start before this one ended, in seconds since 1970. In the folder `reports` the launcher looks for the last
-    report of each worker.
+    report of each worker. Where workers go and come, `absent` are the addresses of those that the run goes on without,
+    and in the file `asked` the launcher writes with how many it shall go on.
 
     >>> identity = Identity("gpu/0", "gpu", {}, {}, "run-1", 7, leash=6, launcher=100)
     >>> Identity.from_json(identity.to_json()) == identity
@@ -64,6 +66,8 @@ class Identity:
     memory: str | None = None
     ended: float | None = None
     reports: str | None = None
+    absent: Mapping[str, str] = field(default_factory=dict)
+    asked: str | None = None
 
     def to_json(self) -> str:
         """The text that goes into the variable."""
@@ -104,6 +108,26 @@ class Identity:
     def workers(self) -> tuple[str, ...]:
         """All workers of the run, this one too, sorted."""
         return tuple(sorted((self.worker, *self.peers)))
+
+    @property
+    def everyone(self) -> tuple[str, ...]:
+        """All workers of the config, as they are numbered on links: those too without which the run goes on."""
+        return tuple(sorted((*self.workers, *self.absent)))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of workers of all clusters, where they may change."""
+        if self.asked is None:
+            return {}
+        running = Counter(map(cluster_of, self.workers))
+        return {cluster: running[cluster] for cluster in map(cluster_of, self.everyone)}
+
+    def read_asked(self) -> dict[str, int]:
+        """With how many workers of which clusters the launcher wants the run to go on."""
+        if self.asked is None or not os.path.exists(self.asked):
+            return {}
+        with open(self.asked, encoding="utf-8") as file:
+            return dict(json.load(file))
 
     @property
     def descriptors(self) -> tuple[int, ...]:

@@ -39,6 +39,7 @@ def main(argv: list[str]) -> None:
 
 def _prepare(attachment: Attachment) -> None:
     leave_on_signals()
+    departure.find_counts = attachment.read_asked
     if attachment.heart is not None:
         departure.on_stepped = partial(attachment.heart.tell, stepped=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -61,7 +62,10 @@ def _note_code(attachment: Attachment | None, code: int | None, failure: BaseExc
     if attachment is not None and attachment.heart is not None:
         attachment.heart.code = code
         if isinstance(failure, NebulaError):
-            attachment.heart.error, attachment.heart.cause = failure.code, getattr(failure, "cause", "")
+            heart = attachment.heart
+            heart.error, heart.cause, heart.lost = failure.code, getattr(failure, "cause", ""), failure.peer
+        if isinstance(failure, Leaving) and departure.counts:
+            attachment.heart.tell(counts=departure.counts)
 
 
 def exit_code(failure: BaseException) -> int | None:

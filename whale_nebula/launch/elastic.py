@@ -1,7 +1,14 @@
-"""How many workers of each cluster a launcher starts, where the config lets that change while a run goes on."""
+"""How many workers of each cluster a run goes on with, where the config lets that change.
+
+Where several launchers start them, each says how many there are of the clusters that it starts. Workers tell their
+launchers what others have said: as they leave, or when they meet. A cluster that always stays is a part of every group
+that goes on, so there are never two of them.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -11,6 +18,8 @@ from whale_nebula.config import Config
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, NotYetError, OptionError
 from whale_nebula.errors.text import list_names
+from whale_nebula.launch.failures import Failure
+from whale_nebula.launch.job import Result
 from whale_nebula.launch.placement import Placement
 
 _LOST = 2
@@ -19,25 +28,27 @@ _LOST = 2
 
 @dataclass
 class Sizes:
-    """The number of workers of each cluster: `now`, and as it is `asked` for, which counts from the next start on."""
+    """The number of workers of each cluster: `now`, and as it is `asked` for, which counts from the next start on.
+
+    `listed` is how many the config names, `needed` are those who have what nobody else has. To the file `path` is
+    written what workers that are asked to leave tell others.
+    """
 
     config: Config
     placement: Placement
+    path: str | None = None
+    listed: dict[str, int] = field(default_factory=dict)
+    needed: set[str] = field(default_factory=set)
     asked: dict[str, int] = field(default_factory=dict)
     now: dict[str, int] = field(default_factory=dict)
     _failed: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.now = dict(Counter(map(cluster_of, self.placement.addresses)))
-        self.asked = dict(self.now)
-        if self.config.elastic and set(self.placement.here) != set(self.placement.addresses):
-            raise NotYetError(
-                "a run whose workers are started by several launchers, and come and go",
-                where="elastic",
-                why="the others would have to know how many workers there are",
-                mend="whale-nebula run --all, or leave 'elastic' out of the config",
-            )
+        self.listed = dict(Counter(map(cluster_of, self.placement.addresses)))
+        self.now, self.asked = dict(self.listed), dict(self.listed)
+        self.own = set(map(cluster_of, self.placement.here))
+        self._check_launchers()
         leaving = next((name for name, limits in self.config.elastic.items() if not limits.least), None)
         if leaving is not None and self.config.private:
             raise ConfigError(
@@ -47,7 +58,7 @@ class Sizes:
                 mend=f"elastic: {{{leaving}: {{min: 1}}}}, or leave 'inputs', 'results' and 'weights' out",
             )
         for name, limits in self.config.elastic.items():
-            listed = self.now.get(name, 0)
+            listed = self.listed.get(name, 0)
             if limits.most > listed:
                 raise ConfigError(
                     f"cluster {name!r} may have {limits.most} workers, and {listed} are listed",
@@ -55,6 +66,34 @@ class Sizes:
                     why="every worker that may come has an address",
                     mend=f"elastic: {{{name}: {{min: {limits.least}, max: {listed}}}}}, or list more workers",
                 )
+
+    @property
+    def has_others(self) -> bool:
+        """Whether other launchers start workers of this run."""
+        return self.own != self.listed.keys()
+
+    def _check_launchers(self) -> None:
+        """What cannot be where workers are started by several launchers."""
+        torn = next((c for c in self.config.elastic if 0 < self._count_here(c) < self.listed.get(c, 0)), None)
+        if torn is not None:
+            raise NotYetError(
+                f"workers of one cluster, {torn!r}, that are started by several launchers, and come and go",
+                where=f"elastic.{torn}",
+                why="one launcher says how many workers there are of a cluster",
+                mend=f"start all workers of {torn!r} by one command, or leave it out of 'elastic'",
+            )
+        limits = self.config.elastic
+        if limits and self.has_others and not any(c not in limits or limits[c].least for c in self.listed):
+            first = next(iter(self.listed))
+            raise ConfigError(
+                "every cluster may leave a run whose clusters have launchers of their own",
+                where="elastic",
+                why="those that lose each other would go on as two runs, each without the other",
+                mend=f"elastic: {{{first}: {{min: 1}}}}: that cluster stays, and who loses it waits",
+            )
+
+    def _count_here(self, cluster: str) -> int:
+        return sum(cluster_of(worker) == cluster for worker in self.placement.here)
 
     def ask(self, counts: Mapping[str, int]) -> bool:
         """Ask for other numbers of workers of clusters; whether these are others than there are."""
@@ -65,7 +104,34 @@ class Sizes:
             if not any(asked.values()):
                 raise OptionError("no worker would be left in any cluster", mend=f"{next(iter(counts))}=1")
             self.asked = asked
+            self._write()
             return self.asked != self.now
+
+    def _write(self) -> None:
+        """Leave word for the workers, which tell it to others as they leave."""
+        if self.path is not None:
+            with open(f"{self.path}.new", "w", encoding="utf-8") as file:
+                json.dump({name: count for name, count in self.asked.items() if count != self.now[name]}, file)
+            os.replace(file.name, self.path)
+
+    def hear(self, result: Result) -> str:
+        """Take in with how many workers the others go on, as workers have told; gives a sentence, if that is news."""
+        told: dict[str, int] = {}
+        for outcome in result.outcomes.values():
+            needs = self.config.elastic.keys() & set(outcome.told.needs or ())
+            self.needed |= needs
+            told.update({**(outcome.told.counts or {}), **{name: self.listed[name] for name in needs}})
+        with self._lock:
+            for cluster, count in told.items():
+                limits = self.config.elastic.get(cluster)
+                if limits is not None:
+                    self.asked[cluster] = min(max(count, limits.least), limits.most)
+            return self._describe_change() if told else ""
+
+    def _describe_change(self) -> str:
+        if self.asked == self.now:
+            return ""
+        return f"the run goes on with {', '.join(f'{count} in {name}' for name, count in self.asked.items())}"
 
     def _check_asked(self, cluster: str, count: int) -> None:
         limits = self.config.elastic.get(cluster)
@@ -82,36 +148,48 @@ class Sizes:
                 mend=f"{cluster}={min(max(count, limits.least), limits.most)}",
             )
 
-    def note_failure(self, worker: str, further: bool = False) -> str:
+    def note_failure(self, failure: Failure, further: bool = False) -> str:
         """A worker has failed first, in a start that got `further` than those before or not. One that does so again and
-        again, and comes no further, is left out of the next start, where its cluster may do without it; gives a
-        sentence about it.
+        again, and comes no further, is left out of the next start, where its cluster may do without it; so is the whole
+        cluster of a worker that another launcher should have started. Gives a sentence about it.
         """
+        missed = cluster_of(failure.lost) if failure.lost else ""
+        away = missed in self.listed and missed not in self.own
+        worker = failure.lost if away else failure.worker
+        self.needed = set() if further else self.needed
         before = [] if further else self._failed[-1:]
         self._failed = [*self._failed, worker] if worker in before else [worker]
         cluster = cluster_of(worker)
         limits = self.config.elastic.get(cluster)
-        last = sum(self.asked.values()) == 1
-        if len(self._failed) < _LOST or limits is None or self.asked[cluster] <= limits.least or last:
+        left = 0 if away else self.asked[cluster] - 1
+        last = sum(self.asked.values()) == 1 or cluster in self.needed
+        if len(self._failed) < _LOST or limits is None or left < limits.least or self.asked[cluster] == 0 or last:
             return ""
         self._failed = []
         with self._lock:
-            self.asked[cluster] -= 1
-        left = (
-            f"{cluster} goes on with {self.asked[cluster]}" if self.asked[cluster] else f"it goes on without {cluster}"
-        )
-        return f"{worker} does not come back: {left}"
+            self.asked[cluster] = left
+        words = f"{cluster} goes on with {left}" if left else f"it goes on without {cluster}"
+        return f"{worker} does not come back: {words}"
 
     def select(self) -> Placement:
         """The workers of the next start: of each cluster the first ones."""
         with self._lock:
             self.now = dict(self.asked)
+            self._write()
         kept = {
             worker: address
             for worker, address in self.placement.addresses.items()
             if int(worker.rpartition("/")[2]) < self.now[cluster_of(worker)]
         }
         return Placement(tuple(worker for worker in self.placement.here if worker in kept), kept)
+
+    def find_absent(self) -> dict[str, str]:
+        """The addresses of the workers without which the run goes on."""
+        return {
+            worker: address
+            for worker, address in self.placement.addresses.items()
+            if int(worker.rpartition("/")[2]) >= self.now[cluster_of(worker)]
+        }
 
     def describe(self) -> Mapping[str, object]:
         """What there is, as JSON has it."""

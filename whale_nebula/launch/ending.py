@@ -44,8 +44,13 @@ class Leaving(SystemExit):
         return self.why
 
 
+_ARRIVED = "ARRIVED"
+_COUNT = re.compile(r"([A-Za-z0-9][\w.-]*)=(\d{1,9})")
+
+
 class Departure:
-    """What this process knows of leaving: whether it was asked to, and whether all have agreed to.
+    """What this process knows of leaving: whether it was asked to, and whether all have agreed to; and with how many
+    workers of which clusters the run goes on then (`counts`). `find_counts` gives what the launcher wants of that.
 
     >>> departure = Departure()
     >>> departure.begin()  # a step
@@ -60,6 +65,9 @@ class Departure:
     def __init__(self) -> None:
         self.asked: str | None = None
         self.on_stepped: Callable[[], None] | None = None  # called once the first step is over
+        self.counts: dict[str, int] = {}
+        self.find_counts: Callable[[], Mapping[str, int]] = dict
+        self._arrived: dict[str, int] = {}
         self._stepping = False
         self._settled = ""
 
@@ -74,6 +82,17 @@ class Departure:
         if not self._stepping:
             raise Leaving(f"it was asked to end before its first step: {why}")
 
+    def note_arrival(self, counts: Mapping[str, int]) -> None:
+        """Workers have come without which the run goes on: leave after a step, to be started again with them."""
+        self._arrived.update(counts)
+        self.asked = self.asked or _ARRIVED
+
+    @property
+    def word(self) -> str | None:
+        """What others are told: why this process was asked, and with how many workers the run shall go on."""
+        counts = {**self._arrived, **self.find_counts()} if self.asked else {}
+        return self.asked and " ".join([self.asked, *(f"{cluster}={count}" for cluster, count in counts.items())])
+
     def begin(self) -> None:
         """A step is about to begin, which is where one leaves."""
         if self._settled:
@@ -84,10 +103,22 @@ class Departure:
         self._stepping = True
 
     def settle(self, asked: Mapping[str, object]) -> None:
-        """A step is over in which each worker said whether it was asked to leave (and why): all now know the same."""
-        names = [number.name for number in _HEARD]  # a peer's word ends up on a terminal: it can only be one of these
-        given = {worker: why if why in names else "a signal" for worker, why in sorted(asked.items()) if why}
-        reasons = [f"{worker} was asked to end: {why}" for worker, why in given.items()]
+        """A step is over in which each worker said whether it was asked to leave (its `word`): all now know the same.
+
+        >>> departure = Departure()
+        >>> departure.settle({"gpu/0": "SIGTERM npu=1", "npu/0": None})
+        >>> departure.counts
+        {'npu': 1}
+        """
+        reasons = []
+        for worker, said in sorted((worker, str(said)) for worker, said in asked.items() if said):
+            counts = {name: int(count) for name, count in _COUNT.findall(said)}
+            if counts:
+                self.counts.update(counts)
+                reasons.append(f"{worker} asks to go on with {', '.join(f'{n} in {c}' for c, n in counts.items())}")
+            else:  # a peer's word ends up on a terminal: it can only be one of these
+                why = next((number.name for number in _HEARD if said == number.name), "a signal")
+                reasons.append(f"{worker} was asked to end: {why}")
         self._settled = self._settled or "; ".join(reasons)
 
 

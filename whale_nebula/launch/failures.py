@@ -27,7 +27,8 @@ class Failure:
     `recurring` is the code of an error that would come again at once, of any worker, if there was one. `ways` are all
     workers that failed by themselves and how, without numbers, which differ from time to time; not those that only lost
     another worker, of which they know no more. `trained` is for how many seconds the job had trained, None if it took
-    no step, and `saved` the newest step that was saved by then.
+    no step, and `saved` the newest step that was saved by then; `lost` is the worker that the first one missed, if it
+    is one.
 
     >>> str(Failure("npu/0", "ended by SIGKILL", trained=3.0))
     'worker npu/0 failed first: ended by SIGKILL'
@@ -39,6 +40,7 @@ class Failure:
     ways: frozenset[str] = frozenset()
     trained: float | None = None
     saved: int | None = None
+    lost: str = ""
 
     def __str__(self) -> str:
         return f"worker {self.worker} failed first: {self.how}"
@@ -53,7 +55,8 @@ def find_failure(result: Result) -> Failure | None:
     codes = (code for outcome in failed for code in (outcome.told.error, outcome.told.cause))
     recurring = next((code for code in codes if code in RECURRING), "")
     ways = frozenset(_describe_way(result, each) for each in failed if _fails_itself(result, each, first))
-    return Failure(first.worker, describe(result, first), recurring, ways, result.trained, result.saved)
+    lost = next((outcome.told.lost for outcome in (first, *failed) if outcome.told.lost), "")
+    return Failure(first.worker, describe(result, first), recurring, ways, result.trained, result.saved, lost)
 
 
 def _fails_itself(result: Result, outcome: Outcome, first: Outcome) -> bool:

@@ -58,12 +58,14 @@ def identities(
     gateways: bool = True,
     everywhere: bool = False,
     memory: str | None = None,
+    absent: Mapping[str, str] | None = None,
+    asked: str | None = None,
 ) -> dict[str, Identity]:
     """What each worker of this host is told, but for what belongs to its process.
 
     `security` has the files of each of them, or is empty where the config is insecure; `listen` says where one listens
     that does not at its address; `path` is the config's; `everywhere` says that these are all workers of the run;
-    `memory` is a folder in this host's memory.
+    `memory` is a folder in this host's memory. `absent` and `asked` are for workers that go and come.
     """
     return {
         worker: Identity(
@@ -82,6 +84,8 @@ def identities(
             everywhere=everywhere,
             device=_device(config, worker),
             memory=memory,
+            absent=dict(absent or {}),
+            asked=asked,
         )
         for worker in placement.here
     }

@@ -34,15 +34,15 @@ class Heart:
     """Beats into a pipe from now on, until nobody reads it any more.
 
     `code` is the exit code that this process will have, once that is known, `error` the code of the error by which it
-    ends, if it is one of this library's, and `cause` that of the error of another worker that has brought it about: all
-    go with the last word.
+    ends, if it is one of this library's, and `cause` that of the error of another worker that has brought it about,
+    `lost` the worker that was missed: all go with the last word.
     """
 
     def __init__(self, fd: int, every: float = EVERY_SECONDS) -> None:
         os.set_inheritable(fd, False)
         os.set_blocking(fd, False)
         self.code: int | None = None
-        self.error = self.cause = ""
+        self.error = self.cause = self.lost = ""
         self._fd, self._every, self._owner = fd, every, os.getpid()
         self.thread = threading.Thread(target=self._beat, name="nebula-pulse", daemon=True)
         self.thread.start()
@@ -58,7 +58,7 @@ class Heart:
 
         To be called by what runs last of all that Python does at its exit.
         """
-        self.tell(ends=True, code=self.code, error=self.error, cause=self.cause)
+        self.tell(ends=True, code=self.code, error=self.error, cause=self.cause, lost=self.lost)
 
     def _beat(self) -> None:
         with suppress(BrokenPipeError):
@@ -70,18 +70,22 @@ class Heart:
 
 @dataclass(slots=True)
 class Told:
-    """What a worker has told: whether it ends, with which exit code, by which error, and of which other worker's; the
-    epoch that it has joined; when (by the launcher's clock) its first step was over; and the newest step that it knows
-    to be saved.
+    """What a worker has told: whether it ends, with which exit code, by which error, and of which other worker's, or
+    which one it has `lost`; the epoch that it has joined; when (by the launcher's clock) its first step was over; the
+    newest step that it knows to be saved; with how many workers of which clusters the run goes on, if not with
+    those that there are; and the clusters that it needs, and went on without.
     """
 
     ends: bool = False
     code: int | None = None
     error: str = ""
     cause: str = ""
+    lost: str = ""
     epoch: int | None = None
     stepped: float | None = None
     saved: int | None = None
+    counts: dict[str, int] | None = None
+    needs: list[str] | None = None
 
 
 def encode_words(**words: Any) -> bytes:
@@ -100,7 +104,7 @@ def read_words(heard: bytes, told: Told, now: float) -> bytes:
     >>> read_words(b'..{"epoch":2}\n.{"stepped":true}\n..{"ends":tr', told, now=7.0)
     b'..{"ends":tr'
     >>> told
-    Told(ends=False, code=None, error='', cause='', epoch=2, stepped=7.0, saved=None)
+    Told(ends=False, code=None, error='', cause='', lost='', epoch=2, stepped=7.0, saved=None, counts=None, needs=None)
     """
     *lines, rest = heard.split(_END)
     for line in lines:

@@ -103,8 +103,9 @@ class Attempts:
 
     `start` gives the job of an epoch; `rest` waits so many seconds, and says whether to go on; `is_stopped` whether
     somebody has asked for the end; `tell` is told in a line of each failure after which it goes on. `changes` says in
-    words why workers that left are started again, or nothing; `note_failure` is told which worker failed first, and
-    whether that start got further than those before; it gives a line where the next start is of other workers.
+    words why workers that left (the second argument: all that ended so) are started again, or nothing; `is_left`
+    whether no worker is to be started here any more. `note_failure` is told of each failure, and whether that start got
+    further than those before; it gives a line where the next start is of other workers.
     """
 
     def __init__(
@@ -115,11 +116,12 @@ class Attempts:
         rest: Callable[[float], bool],
         is_stopped: Callable[[], bool],
         tell: Callable[[str], None],
-        changes: Callable[[], str] = str,
-        note_failure: Callable[[str, bool], str] = lambda worker, further: "",
+        changes: Callable[[Result, bool], str] = lambda result, left: "",
+        is_left: Callable[[], bool] = lambda: False,
+        note_failure: Callable[[Failure, bool], str] = lambda failure, further: "",
     ) -> None:
         self._rule, self._start, self._rest, self._is_stopped, self._tell = rule, start, rest, is_stopped, tell
-        self._changes, self._note_failure = changes, note_failure
+        self._changes, self._is_left, self._note_failure = changes, is_left, note_failure
 
     def run(self, patience: float) -> Ended:
         """Wait until the end of the last start."""
@@ -130,14 +132,18 @@ class Attempts:
             joined = [outcome.told.epoch for outcome in result.outcomes.values()]
             epoch = max([epoch, *(each for each in joined if each is not None)])
             failure = find_failure(result)
-            changed = "" if self._is_stopped() or failure is not None or result.culprit is None else self._changes()
+            left = failure is None and result.culprit is not None
+            changed = "" if self._is_stopped() else self._changes(result, left)
+            if changed and self._is_left():
+                self._tell(changed)
+                return Ended(result, epoch)
             if changed:
                 epoch += 1
-                self._tell(f"{changed}, as epoch {epoch}")
+                self._tell(f"{f'{failure}; ' if failure else ''}{changed}, as epoch {epoch}")
                 continue
             if failure is None or self._is_stopped():
                 return Ended(result, epoch)
-            lost = self._note_failure(failure.worker, self._rule.is_further(failure))
+            lost = self._note_failure(failure, self._rule.is_further(failure))
             verdict = self._rule.judge(failure, others=bool(lost))
             if not verdict.again:
                 return Ended(result, epoch, verdict.why, first, verdict.used_up)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import (
+    DamagedFrameError,
     DeadlineError,
     InputMismatchError,
     LinkClosedError,
@@ -247,3 +248,32 @@ def failed_error(there: str, reason: object) -> NebulaError:
     if isinstance(error, RemoteFailureError):
         error.cause = told.get("code", "")
     return error
+
+
+_CHANCES = 8  # for a frame to come undamaged
+
+
+class Faults:
+    """When to give up on what comes wrong: the same place twice is meant so, damage may strike it by chance.
+
+    `chances` is how often what is no damage may come wrong at one place.
+    """
+
+    def __init__(self, chances: int = 1) -> None:
+        self._chances = {"damage": _CHANCES, "intent": chances}
+        self._at: int | None = None
+        self._times = {"damage": 0, "intent": 0}
+
+    def should_give_up(self, error: NebulaError, received: int) -> bool:
+        """One more error, where so much was received; whether another connection would change nothing.
+
+        >>> from whale_nebula.errors import RemoteProtocolError
+        >>> faults = Faults()
+        >>> [faults.should_give_up(RemoteProtocolError("no"), at) for at in (3, 7, 7)]
+        [False, False, True]
+        """
+        if received != self._at:
+            self._at, self._times = received, dict.fromkeys(self._times, 0)
+        what = "damage" if isinstance(error, DamagedFrameError) else "intent"
+        self._times[what] += 1
+        return self._times[what] > self._chances[what]

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from whale_nebula.errors import (
-    DamagedFrameError,
     DeadlineError,
     EpochOverError,
     ExpiredError,
     IdentityError,
     LocalProtocolError,
     NebulaError,
+    OtherWorkersError,
     PeerRestartedError,
     RemoteProtocolError,
     StaleWorkerError,
@@ -34,6 +34,7 @@ from whale_nebula.transport.base import (
     FAIL,
     Carrier,
     CarrierState,
+    Faults,
     Link,
     absent_error,
     closed_by_error,
@@ -55,7 +56,7 @@ from whale_nebula.wire.message import check_message, encode_message, message_hea
 
 _LOG = logging.getLogger("whale_nebula.transport")
 _SEAL_BYTES = 16
-_CHANCES = 8  # for a frame to come undamaged, and for a greeting to be right
+_GREETINGS = 8  # chances for a greeting to be right
 _SHORT_SECONDS = 1.0  # a connection that is made again within this time is not worth a word
 _LONGEST_REASON = 4096
 
@@ -68,7 +69,8 @@ class PeerLink(Link):
     acknowledged, and a fifth of it may lie here that nobody has asked for before the sender is held. `window` is how
     many bytes may arrive too early, for carriers of several lanes. With a `prover` both sides prove who they are to
     each other, and with `sealed` nobody between them can read what they send. `announce` is told of every wait.
-    `waiters` are shared by all links of a process.
+    `waiters` are shared by all links of a process. A peer that greets with other numbers of workers than the greeting
+    has is told to `arrive`, if that is given; else it ends the link.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class PeerLink(Link):
         deadlines: Deadlines | None = None,
         announce: Announce = log_wait,
         waiters: Waiters | None = None,
+        arrive: Callable[[OtherWorkersError], None] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         here, there = greeting.worker, greeting.peer
@@ -115,6 +118,7 @@ class PeerLink(Link):
         self._now = now
         self._meter = Meter()
         self._prover = prover
+        self._arrive = arrive
         # what the last greeting was refused for, where that may heal: a certificate is renewed, an old process ends
         self._healing: ExpiredError | StaleWorkerError | None = None
         self._stale: float | None = None  # since when a worker of an earlier epoch has this connection
@@ -130,7 +134,7 @@ class PeerLink(Link):
         self._fail_answered = False
         self._deaf = False  # what comes is not to be trusted any more
         self._faults = Faults()
-        self._greeting_faults = Faults(_CHANCES)  # in a row
+        self._greeting_faults = Faults(_GREETINGS)  # in a row
         self._ended = threading.Event()
         self._writer = threading.Thread(target=self._write, name=f"nebula-write-{there}", daemon=True)
         self._watcher = threading.Thread(target=self._watch, name=f"nebula-watch-{there}", daemon=True)
@@ -363,6 +367,7 @@ class PeerLink(Link):
         """The carrier has given up."""
         with self._changed:
             if not self._bye_heard:
+                error.peer = error.peer or self.there
                 self._inbox.end(lambda: error.with_traceback(None))
         self._waiting.drop()
         self._end()
@@ -406,7 +411,7 @@ class PeerLink(Link):
         return opened, told, self._conversation.error
 
     def _go_on(self, event: Opened) -> None:
-        self._met, self._healing, self._greeting_faults = True, None, Faults(_CHANCES)
+        self._met, self._healing, self._greeting_faults = True, None, Faults(_GREETINGS)
         failpoint("connection.opened", self._carrier.drop)
         if event.resend:
             failpoint("frames.again", self._carrier.drop)
@@ -473,6 +478,10 @@ class PeerLink(Link):
         ):  # that of before is dead, and so its launcher
             what = f"worker '{self.there}' was restarted, by a launcher that is new"
             error = PeerRestartedError(what, why=error.what)
+        if isinstance(error, OtherWorkersError):
+            (self._arrive or self.lost)(error)
+            self._carrier.drop(error.what)
+            return
         if isinstance(error, StaleWorkerError):  # it ends once it has heard of our epoch
             with self._changed:
                 self._healing, self._stale = error, self._now()
@@ -563,35 +572,12 @@ class PeerLink(Link):
 
     def _unheard_error(self, seconds: float, why: str) -> NebulaError:
         """Nothing was heard from the other worker for so long, if it was ever there."""
-        return (silent_error if self._met else absent_error)(self.there, self._carrier.where, seconds, why)
+        error = (silent_error if self._met else absent_error)(self.there, self._carrier.where, seconds, why)
+        error.peer = self.there
+        return error
 
 
 def _wrap_unexpected(error: Exception) -> RemoteProtocolError:
     """An error of another kind than ours, which what has come brought about: it must not be lost in silence."""
     _LOG.error("what has come was taken for an error of the other side", exc_info=error)
     return RemoteProtocolError("what has come cannot be taken", why=f"{type(error).__name__}: {str(error)[:200]}")
-
-
-class Faults:
-    """When to give up on what comes wrong: the same place twice is meant so, damage may strike it by chance.
-
-    `chances` is how often what is no damage may come wrong at one place.
-    """
-
-    def __init__(self, chances: int = 1) -> None:
-        self._chances = {"damage": _CHANCES, "intent": chances}
-        self._at: int | None = None
-        self._times = {"damage": 0, "intent": 0}
-
-    def should_give_up(self, error: NebulaError, received: int) -> bool:
-        """One more error, where so much was received; whether another connection would change nothing.
-
-        >>> faults = Faults()
-        >>> [faults.should_give_up(RemoteProtocolError("no"), at) for at in (3, 7, 7)]
-        [False, False, True]
-        """
-        if received != self._at:
-            self._at, self._times = received, dict.fromkeys(self._times, 0)
-        what = "damage" if isinstance(error, DamagedFrameError) else "intent"
-        self._times[what] += 1
-        return self._times[what] > self._chances[what]

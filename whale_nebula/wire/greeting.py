@@ -26,6 +26,7 @@ from whale_nebula.errors import (
     DamagedFrameError,
     EpochOverError,
     LocalProtocolError,
+    OtherWorkersError,
     PeerRestartedError,
     RemoteProtocolError,
     StaleWorkerError,
@@ -51,7 +52,8 @@ class Hello:
     nothing on another one. `received` is the number of the next frame that this side expects, `acknowledged` that of
     the first which the other one still counts as on its way, and `budget` how many bytes may be so: the smaller one of
     both sides holds for both. `epoch` is that of the run by what this process knows; once it is `in_session`, all
-    workers have said the same, and it stays.
+    workers have said the same, and it stays. Where workers go and come, `counts` are the numbers of workers of all
+    clusters by what this process knows.
     """
 
     run: str
@@ -67,6 +69,7 @@ class Hello:
     versions: Mapping[str, str] = field(default_factory=dict)
     epoch: int = 0
     in_session: bool = False
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def message(self) -> dict[str, Any]:
         """As a control message."""
@@ -117,6 +120,10 @@ def _number(value: Any) -> bool:
     return type(value) is int and 1 <= value <= _MOST_NUMBER
 
 
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MOST_NUMBER
+
+
 def _hex(value: Any, size: int) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[0-9a-f]*", value) is not None and len(value) == 2 * size
 
@@ -133,8 +140,9 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "certificate": lambda value: value is None or _text(value),
     "exchange": lambda value: value is None or _hex(value, _EXCHANGE_BYTES),
     "versions": lambda value: isinstance(value, dict) and all(map(_text, value.values())),
-    "epoch": lambda value: type(value) is int and 0 <= value <= _MOST_NUMBER,
+    "epoch": _is_count,
     "in_session": lambda value: isinstance(value, bool),
+    "counts": lambda value: isinstance(value, dict) and all(_text(c) and _is_count(n) for c, n in value.items()),
 }
 
 
@@ -145,7 +153,11 @@ def fresh_nonce() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Who this side is, whom it speaks to, and in which run and epoch of it; `versions` are only told."""
+    """Who this side is, whom it speaks to, and in which run and epoch of it; `versions` are only told.
+
+    `counts` are the numbers of workers of the clusters, where they may change. The run may go on without the other
+    side, which is `absent` then: one that greets has come.
+    """
 
     run: str
     worker: str
@@ -153,6 +165,8 @@ class Greeting:
     nonce: bytes = field(default_factory=fresh_nonce)
     versions: Mapping[str, str] = field(default_factory=dict)
     epoch: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    absent: bool = False
 
 
 class Prover(Protocol):
@@ -219,6 +233,7 @@ class Introduction:
             versions=dict(self._greeting.versions),
             epoch=self._epoch,
             in_session=self._in_session,
+            counts=dict(self._greeting.counts),
         )
         return self._ours.message()
 
@@ -247,6 +262,8 @@ class Introduction:
                 raise RemoteProtocolError("the signature of the greeting is no row of hex digits") from None
             worker = self._theirs.worker
             self._prover.verify(self._theirs.certificate or "", signed, transcript(hellos, worker), worker)
+        if not self._in_session:
+            _check_counts(*hellos, absent=self._greeting.absent)
         _check_epoch(*hellos, self.proven)
         self.proven = self.proven or self._theirs
         if self._theirs.nonce != self.proven.nonce:
@@ -317,6 +334,40 @@ def _check_epoch(ours: Hello, theirs: Hello, met: Hello | None) -> None:
             f"worker '{worker}' is still in a session of epoch {theirs.epoch}, of which this process is no part",
             why=f"'{ours.worker}' was started again, for epoch {ours.epoch}, and that worker was not yet",
         )
+
+
+def _check_counts(ours: Hello, theirs: Hello, *, absent: bool) -> None:
+    """Tell apart who knows of other numbers of workers. Each cluster's own is what its workers say, and a cluster that
+    others have gone on without has none: who knows the older numbers ends, to be started again.
+    """
+    own, other = (hello.worker.rpartition("/")[0] for hello in (ours, theirs))
+    if not ours.counts or not theirs.counts:
+        return
+    changed = {c: 0 for c, n in theirs.counts.items() if n == 0 < ours.counts.get(c, 0) and c != own}
+    if theirs.counts.get(other) != ours.counts.get(other):
+        changed[other] = theirs.counts.get(other, 0)
+    said = escape_foreign_text(theirs.worker)
+    if changed or absent:
+        error = OtherWorkersError(
+            f"worker '{said}' has come" if absent else f"the run goes on with {list_counts(changed)}",
+            why=f"worker '{said}' says so, and '{ours.worker}' was started with {list_counts(ours.counts)}",
+        )
+        error.counts = changed
+        raise error
+    if dict(theirs.counts) != dict(ours.counts):
+        raise StaleWorkerError(
+            f"worker '{said}' was started with {list_counts(theirs.counts)}",
+            why=f"the run goes on with {list_counts(ours.counts)}",
+        )
+
+
+def list_counts(counts: Mapping[str, int]) -> str:
+    """Numbers of workers, in words.
+
+    >>> list_counts({"gpu": 1, "npu": 2})
+    '1 in gpu, 2 in npu'
+    """
+    return ", ".join(f"{count} in {escape_foreign_text(cluster)}" for cluster, count in counts.items())
 
 
 _NOUNS = {"certificate": "a certificate", "exchange": "a key for sealed frames"}

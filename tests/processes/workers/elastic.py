@@ -1,15 +1,24 @@
-"""Worker: trains with as many replicas as its cluster has workers, and asks the launcher for others on the way."""
+"""Worker: trains with as many replicas as its cluster has workers, and asks the launcher for others on the way.
+
+`asked` has by epoch after which step how many workers of npu are asked for, "by" whom, if not by the lead; "dies" by
+epoch after which step npu/0 ends with its launcher; "waits" after which step gpu waits, while it trains without npu,
+until npu has come.
+"""
 
 import http.client
 import json
+import os
+import signal
 import socket
 import sys
+import time
 
 import keras
 import numpy as np
 
 import whale_nebula as nb
 from tests.processes.telling import tell
+from whale_nebula.launch.ending import departure
 
 ROWS, BATCH, STEPS = 48, 8, 6
 
@@ -29,8 +38,17 @@ class Asks(keras.callbacks.Callback):
         if done == (nb.resumed() or (0,))[0] + 1:
             tell(f"homes {here.epoch}", {name: each.cluster for name, each in nb.last_report().stages.items()})
         step, count = self._asked.get(str(here.epoch), [-1, 0])
-        if here.lead and done == step:
+        asks = here.worker == self._asked["by"] if "by" in self._asked else here.lead
+        if asks and done == step:
             tell("answered", self._ask("POST", f"/resize?npu={count}"))
+        if here.worker == "npu/0" and self._asked.get("dies", {}).get(str(here.epoch)) == done:
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)  # it ends with its launcher
+        limit = time.monotonic() + 60
+        while done == self._asked.get("waits") and "npu" not in _clusters() and not departure.asked:
+            if time.monotonic() > limit:
+                raise RuntimeError("npu does not come")
+            time.sleep(0.05)
 
     def on_train_end(self, logs: object = None) -> None:
         if self._path and nb.here().lead:
@@ -75,5 +93,5 @@ def _clusters() -> list[str]:
 
 if __name__ == "__main__":
     folder, *arguments = sys.argv[1:]
-    with nb.init(checkpoint={"folder": folder, "memory": 2}):
+    with nb.init(checkpoint={"folder": folder, "memory": 1, "every": 6}):
         lesson(*arguments)

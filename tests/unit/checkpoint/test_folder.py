@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,11 +123,17 @@ def test_a_run_that_goes_on_puts_aside_what_is_newer_and_removes_what_was_not_fi
 
 
 def test_a_second_run_in_the_same_folder_is_refused(folder: Folder) -> None:
+    hosts = [Folder(folder.path, group) for group in ("gpu-0", "npu-0")]
     folder.lock()
-    with pytest.raises(StateError, match="another run writes"):
-        Folder(folder.path).lock()
+    for other in (Folder(folder.path), hosts[0]):
+        with pytest.raises(StateError, match="another run writes"):
+            other.lock()
     folder.unlock()
-    Folder(folder.path).lock()
+    for host in hosts:  # those of one run may share it
+        host.lock()
+    for other in (folder, Folder(folder.path, "npu-0")):
+        with pytest.raises(StateError, match="another run writes"):
+            other.lock()
 
 
 def test_a_part_that_is_not_what_its_worker_said_is_no_part(folder: Folder) -> None:
@@ -253,6 +260,27 @@ def test_the_newest_counts_whichever_folder_it_is_in(tmp_path: Path) -> None:
             damage(Path(memory.step_path(8)) / "state.index")
         source = choose_source(group, lambda: [*disk.scan(), *memory.scan()])
         assert source is not None and source.manifest.position.step == step
+
+
+class _Beside(Group):
+    """A host beside another one, which has the same checkpoint on its disk and nothing in its memory."""
+
+    def exchange(self, doing: str, said: Any) -> dict[str, Any]:
+        offered = [each for each in said if each["step"] == 3] if doing.startswith("the checkpoints") else said
+        return {self.worker: said, "tpu/0": offered}
+
+
+def test_what_is_newer_in_one_memory_does_not_hide_what_all_have_on_the_disk(tmp_path: Path) -> None:
+    disk, memory = Folder(str(tmp_path / "disk")), Folder(str(tmp_path / "memory"))
+    save(disk, 3)
+    for step in (5, 6, 7):
+        save(memory, step)
+    for step in (5, 6, 7):  # those are parts of what the other host has lost
+        path = Path(memory.manifest_path(step, ""))
+        manifest = decode_manifest(path.read_bytes(), "m")
+        path.write_bytes(replace(manifest, workers={**manifest.workers, "tpu/0": "x"}).encode())
+    source = choose_source(_Beside(nb.Run(Config(), Links())), lambda: [*memory.scan(), *disk.scan()])
+    assert source is not None and source.manifest.position.step == 3
 
 
 def test_workers_of_one_host_save_to_one_folder() -> None:

@@ -16,8 +16,11 @@ from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, NotYetError, OptionError
 from whale_nebula.launch.control import listen_locally, read_sizes
 from whale_nebula.launch.elastic import Sizes
+from whale_nebula.launch.failures import Failure
+from whale_nebula.launch.job import Outcome, Result
 from whale_nebula.launch.memory import open_memory, remove_abandoned
 from whale_nebula.launch.placement import Placement, everything
+from whale_nebula.launch.pulse import Told
 
 CLUSTERS = {"gpu": {"workers": ["a:1"]}, "npu": {"workers": ["b:1", "b:2", "b:3"]}}
 
@@ -46,24 +49,58 @@ def test_other_numbers_than_the_config_lets_be_are_refused(cluster: str, count: 
 
 def test_a_worker_that_fails_first_twice_is_left_out_down_to_the_least() -> None:
     found = sizes(npu={"min": 2, "max": 3})
-    assert [bool(found.note_failure(each)) for each in ("npu/1", "gpu/0", "npu/1", "npu/1")] == [
-        False,
-        False,
-        False,
-        True,
-    ]
+    said = [bool(found.note_failure(Failure(each, ""))) for each in ("npu/1", "gpu/0", "npu/1", "npu/1")]
+    assert said == [False, False, False, True]
     assert found.asked == {"gpu": 1, "npu": 2}
-    assert not any(found.note_failure("npu/0") for _ in range(4)) and found.asked["npu"] == 2
+    assert not any(found.note_failure(Failure("npu/0", "")) for _ in range(4)) and found.asked["npu"] == 2
+
+
+def by_launcher_of(cluster: str, path: str | None = None, **limits: Mapping[str, int]) -> Sizes:
+    """The numbers as the launcher of one cluster has them."""
+    config = load({"clusters": CLUSTERS, "elastic": limits or {"npu": {"min": 0}}})
+    whole = everything(config, [], lambda host: True)
+    here = tuple(worker for worker in whole.here if worker.startswith(cluster))
+    return Sizes(config, Placement(here, whole.addresses), path)
+
+
+def ended_with(**counts: int) -> Result:
+    return Result({"gpu/0": Outcome("gpu/0", 75, "", "", Told(counts=counts))}, "gpu/0", late=False)
+
+
+def test_a_cluster_of_another_launcher_that_is_missed_twice_is_gone_on_without() -> None:
+    found = by_launcher_of("gpu")
+    missed = Failure("gpu/0", "", lost="npu/2")
+    assert [found.note_failure(each) for each in (missed, missed)] == [
+        "",
+        "npu/2 does not come back: it goes on without npu",
+    ]
+    assert found.select() == Placement(("gpu/0",), {"gpu/0": "a:1"}) and found.asked["npu"] == 0
+    assert list(found.find_absent()) == ["npu/0", "npu/1", "npu/2"]
+    assert found.hear(ended_with(npu=3)) == "the run goes on with 1 in gpu, 3 in npu"
+    assert len(found.select().addresses) == 4
+    stays = by_launcher_of("npu")
+    assert not any(stays.note_failure(Failure("npu/0", "", lost="gpu/0")) for _ in range(4))
+
+
+def test_what_is_asked_of_one_launcher_is_written_for_its_workers_and_heard_by_the_others(tmp_path: Path) -> None:
+    one, other = by_launcher_of("gpu", str(tmp_path / "asked")), by_launcher_of("npu")
+    one.select(), other.select()
+    assert one.ask({"npu": 1}) and json.loads((tmp_path / "asked").read_text()) == {"npu": 1}
+    assert other.hear(ended_with(npu=1)) == "the run goes on with 1 in gpu, 1 in npu"
+    assert other.select().here == ("npu/0",) and other.hear(ended_with(npu=1)) == ""
+    one.select()
+    assert json.loads((tmp_path / "asked").read_text()) == {}
+    assert other.hear(ended_with(npu=9, gpu=5, tpu=1)) == "the run goes on with 1 in gpu, 3 in npu"
 
 
 def test_what_cannot_be_is_refused_when_the_run_starts() -> None:
     config = load({"clusters": CLUSTERS, "elastic": {"npu": {"max": 4}}})
     with pytest.raises(ConfigError, match="may have 4 workers, and 3 are listed"):
         Sizes(config, everything(config, [], lambda host: True))
-    config = load({"clusters": CLUSTERS, "elastic": {"npu": {}}})
-    whole = everything(config, [], lambda host: True)
     with pytest.raises(NotYetError, match="several launchers"):
-        Sizes(config, Placement(("gpu/0",), whole.addresses))
+        by_launcher_of("npu/1")
+    with pytest.raises(ConfigError, match="every cluster may leave"):
+        by_launcher_of("gpu", gpu={"min": 0}, npu={"min": 0})
     for wrong, said in (({"tpu": {}}, "no cluster is called 'tpu'"), ({"npu": {"min": 3, "max": 2}}, "at least 3")):
         with pytest.raises(ConfigError, match=said):
             load({"clusters": CLUSTERS, "elastic": wrong})

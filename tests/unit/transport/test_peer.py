@@ -18,9 +18,9 @@ from whale_nebula.errors import (
     RemoteProtocolError,
 )
 from whale_nebula.transport import peer
-from whale_nebula.transport.base import lost_error
+from whale_nebula.transport.base import Faults, lost_error
 from whale_nebula.transport.deadlines import Deadlines, Wait
-from whale_nebula.transport.peer import Faults, PeerLink
+from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.buffers import Bound
 from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Kind, checksum, pack, unpack

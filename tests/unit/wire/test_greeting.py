@@ -11,6 +11,7 @@ from whale_nebula.errors import (
     EpochOverError,
     LocalProtocolError,
     NebulaError,
+    OtherWorkersError,
     PeerRestartedError,
     RemoteProtocolError,
     StaleWorkerError,
@@ -58,6 +59,8 @@ class TestHello:
             {"versions": []},
             {"versions": {"a": 1}},
             {"epoch": -1},
+            {"counts": {"npu": -1}},
+            {"counts": ["npu"]},
             {"epoch": 1.0},
             {"epoch": 2**64},
             {"epoch": False},
@@ -327,3 +330,36 @@ class TestEpochs:
         with pytest.raises(RemoteProtocolError, match="signature") as caught:
             here.settle(stranger.answer(hellos[0]))
         assert not isinstance(caught.value, EpochOverError)
+
+
+CHANGED = OtherWorkersError
+ONE, TWO = {"gpu": 1, "npu": 1}, {"gpu": 1, "npu": 2}
+KNOWN = {
+    "alike": (TWO, TWO, (None, None), {}),
+    "one that says of its cluster what the other does not know": (TWO, ONE, (CHANGED, STALE), {"npu": 1}),
+    "both": (TWO, {"gpu": 2, "npu": 1}, (CHANGED, CHANGED), {"npu": 1}),
+    "a third cluster is gone": ({**TWO, "tpu": 1}, {**TWO, "tpu": 0}, (CHANGED, STALE), {"tpu": 0}),
+    "a third cluster, of which each will hear": ({**TWO, "tpu": 1}, {**TWO, "tpu": 2}, (STALE, STALE), {}),
+    "one without which the run goes on": ({"gpu": 1, "npu": 0}, TWO, (CHANGED, STALE), {"npu": 2}),
+    "the same of another config": ({}, TWO, (None, None), {}),
+}
+
+
+@pytest.mark.parametrize(("ours", "theirs", "ends", "counts"), KNOWN.values(), ids=KNOWN)
+def test_who_knows_of_other_workers_is_told_and_nobody_has_been_met(
+    ours: dict[str, int], theirs: dict[str, int], ends: Any, counts: dict[str, int]
+) -> None:
+    assert [name.partition("/")[0] for name in NAMES] == ["gpu", "npu"]
+    a, b = introduction(0, counts=ours, absent=not ours.get("npu", 1)), introduction(1, counts=theirs, epoch=3)
+    assert verdicts(a, b) == ends
+    if ends[0] is CHANGED:
+        with pytest.raises(CHANGED) as caught:
+            _settle(a, b)
+        assert caught.value.counts == counts
+        assert (a.proven, b.proven) == (None, None), "each may come again as another process"
+
+
+def _settle(a: Introduction, b: Introduction) -> None:
+    hellos = a.hello(1, 1), b.hello(1, 1)
+    a.answer(hellos[1])
+    a.settle(b.answer(hellos[0]))

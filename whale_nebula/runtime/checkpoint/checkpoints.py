@@ -30,7 +30,7 @@ from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
 from whale_nebula.launch.ending import departure
 from whale_nebula.runtime.checkpoint.apart import capture_rounds, list_copies, must_meet
-from whale_nebula.runtime.checkpoint.copies import Copies, admit_copies, find_ring
+from whale_nebula.runtime.checkpoint.copies import Copies, admit_copies, find_ring, hand_over_parts
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
 from whale_nebula.runtime.checkpoint.known import Known
 from whale_nebula.runtime.checkpoint.level import Level
@@ -108,7 +108,7 @@ class Checkpoints:
         if self.group.commits:
             folders[0].lock()
         self.source = choose_source(
-            self.group, lambda: [found for folder in folders for found in folder.scan()], folders[-1]
+            self.group, lambda: [found for folder in folders for found in folder.scan()], folders[-1], folders[0].scan
         )
         step = None if self.source is None else self.source.manifest.position.step
         for level in self.levels if self.group.commits else ():
@@ -336,6 +336,8 @@ class Checkpoints:
             self._drain()
         if busy:
             self.group.exchange("the end of a checkpoint", None)
+        if self.group.label and self.saved.step and 0 in departure.counts.values():
+            hand_over_parts(self.group, self.levels[0].folder, self.saved.step, departure.counts)
         if apart is not None:
             apart.hear()
             apart.due.clear()

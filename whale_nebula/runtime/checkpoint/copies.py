@@ -2,7 +2,7 @@
 
 Hosts of a cluster stand in a ring: each sends what it has written in its memory to the next one, which keeps it beside
 its own, as if both shared a folder. A host whose memory and disk have nothing of the checkpoint that a run goes on from
-is sent its part by the one that has it.
+is sent its part by the one that has it. A cluster that leaves the run hands its part over to one that stays.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder, Found
+from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import CheckpointError, NebulaError, RemoteProtocolError
 from whale_nebula.runtime.checkpoint.writing import Writer
 from whale_nebula.transport import Key
@@ -200,6 +201,29 @@ def fetch_parts(group: Group, identity: str, found: Found | None, folder: Folder
     if needs:
         group.exchange("the end of that", None)
     return bool(needs)
+
+
+def hand_over_parts(group: Group, folder: Folder, step: int, counts: Mapping[str, int]) -> None:
+    """Let hosts whose clusters leave the run, by the numbers of workers with which it goes on, send what they have
+    written of a step to one that stays, unless that has it, in a folder that they share. All processes call it at the
+    same point.
+    """
+    found = next((each for each in folder.scan() if each.step == step), None)
+    has = [] if found is None else sorted(found.manifests)
+    told = group.exchange("who leaves", [group.label, has] if group.commits else None)
+    hosts = {worker: said for worker, said in sorted(told.items()) if said}
+    leaves = {worker for worker in hosts if counts.get(cluster_of(worker), 1) == 0}
+    stays = next((worker for worker in hosts if worker not in leaves), None)
+    leaving = [] if stays is None else [w for w in hosts if w in leaves and hosts[w][0] not in hosts[stays][1]]
+    for number, worker in enumerate(leaving):
+        way = Way(group.session, worker, str(stays), number, _RESTORING) if group.worker in (worker, stays) else None
+        if way is not None and group.worker == worker:
+            send_part(way, found, group.label)
+        elif way is not None:
+            receive_part(way, folder)
+            _LOG.info("%s: %s leaves, and has sent what it has written of step %d", stays, worker, step)
+    if leaving:
+        group.exchange("the end of that", None)
 
 
 def _find_need(worker: str, hosts: Mapping[str, tuple[str, Sequence[str]]]) -> tuple[str, str, str] | None:

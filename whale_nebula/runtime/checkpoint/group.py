@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -14,7 +16,9 @@ import tensorflow as tf
 from whale_nebula import __version__
 from whale_nebula.checkpoint.folder import Folder, Found, check_whole, choose_checkpoint, offer_checkpoints
 from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor
+from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import CheckpointError, RemoteProtocolError
+from whale_nebula.errors.text import list_names
 from whale_nebula.runtime.checkpoint.copies import fetch_parts
 from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source, find_slice, whole_entry
 from whale_nebula.runtime.variables.remote import Passed
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _ALONE = "local/0"
+_OFFERED = 2
+"""So many of each folder, the newest: a host is at most one behind the others."""
 
 
 class Group:
@@ -54,6 +60,19 @@ class Group:
     def commits(self) -> bool:
         """Whether this process makes the parts of its host a checkpoint."""
         return self.worker == self.members[0]
+
+    @property
+    def gone(self) -> list[str]:
+        """The clusters without which the run goes on."""
+        found = self._run.attachment
+        running = set(self._run.workers.values())
+        return [] if found is None else sorted({cluster_of(each) for each in found.absent} - running)
+
+    def tell_needed(self) -> None:
+        """Let the launcher know that those are needed."""
+        heart = None if self._run.attachment is None else self._run.attachment.heart
+        if heart is not None:
+            heart.tell(needs=self.gone)
 
     def tell_saved(self, step: int) -> None:
         """Let the launcher know that a step is saved."""
@@ -211,23 +230,46 @@ def _to_key(told: Any) -> tuple[Any, ...]:
 
 
 def choose_source(
-    group: Group, list_found: Callable[[], Sequence[Found]], folder: Folder | None = None
+    group: Group,
+    list_found: Callable[[], Sequence[Found]],
+    folder: Folder | None = None,
+    list_durable: Callable[[], Sequence[Found]] = list,
 ) -> Source | None:
     """The newest checkpoint of which all parts are there, which all processes choose alike; None where there is none.
-    What is damaged is told, and passed over. A host that has nothing of it is sent its part, into this `folder`.
+    What is damaged is told, and passed over. A host that has nothing of it is sent its part, into this `folder`. Where
+    the run goes on without a cluster, `list_durable` says what there is on the disk, of which parts may be missing.
     """
-    whole: list[Found] = []
+    whole: dict[str, list[Found]] = {}  # by folder: what is in a memory may be newer than what all others have
     for each in sorted(list_found(), key=lambda found: -found.step) if group.commits else ():
-        if (each.manifests or each.problems) and len(whole) < 2 and check_whole(each, _LOG.warning):
-            whole.append(each)
-    offers = group.exchange("the checkpoints that there are", offer_checkpoints(whole))
+        beside = whole.setdefault(os.path.dirname(each.path), [])
+        if (each.manifests or each.problems) and len(beside) < _OFFERED and check_whole(each, _LOG.warning):
+            beside.append(each)
+    offers = group.exchange("the checkpoints that there are", offer_checkpoints(chain.from_iterable(whole.values())))
     chosen = choose_checkpoint(list(offers.values()))
+    _check_missed(group, list_durable(), chosen)
     if chosen is None:
         return None
     found = _find_checkpoint(list_found(), chosen[1])
     if group.label and folder is not None and fetch_parts(group, chosen[1], found, folder):
         found = _find_checkpoint(list_found(), chosen[1])
     return None if found is None else Source(found, chosen[1])
+
+
+def _check_missed(group: Group, several: Sequence[Found], chosen: tuple[int, str] | None) -> None:
+    """Refuse to go on without clusters that have parts of what was saved since: more than one step, or all there is."""
+    gone = group.gone
+    if not gone:
+        return
+    begun = -1 if chosen is None else chosen[0]
+    newer = sorted({each.step for each in several if each.manifests and each.step > begun})
+    if len(newer) > (0 if chosen is None else 1):
+        group.tell_needed()
+        raise CheckpointError(
+            f"the run cannot go on without {list_names(gone)}: of step {newer[-1]} a part is there",
+            where=several[0].path if several else None,
+            why="each host saves to a folder of its own, and that cluster was lost before it could hand its part over",
+            mend=f"start {gone[0]} again; or let all hosts save to one folder, which any of them can go on from",
+        )
 
 
 def _find_checkpoint(several: Sequence[Found], identity: str) -> Found | None:

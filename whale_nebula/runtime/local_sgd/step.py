@@ -83,8 +83,8 @@ class LeavesTogether:
         is gone, and where all have agreed to leave.
         """
         departure.begin()
-        if departure.asked is not None:
-            self.asked.tell(self.program, steps + self.count_to_common(steps), departure.asked)
+        if (word := departure.word) is not None:
+            self.asked.tell(self.program, steps + self.count_to_common(steps), word)
         self.asked.hear()
 
     def count_to_common(self, steps: int) -> int:

@@ -17,9 +17,11 @@ import tensorflow as tf
 import whale_nebula
 from whale_nebula import __version__
 from whale_nebula.config import Config
-from whale_nebula.errors import ConfigError
+from whale_nebula.config.schema import cluster_of
+from whale_nebula.errors import ConfigError, OtherWorkersError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.launch.attach import Attachment
+from whale_nebula.launch.ending import Leaving, departure
 from whale_nebula.runtime.exchange.expected import Expected
 from whale_nebula.runtime.replicas.collectives import Collectives, can_open, listening_port, open_collectives
 from whale_nebula.runtime.session.server_filter import comes_from, free_port, restrict_port
@@ -38,7 +40,8 @@ class Joined(NamedTuple):
 
 def join_links(attachment: Attachment, expected: Expected, config: Config) -> Joined:
     """Open every link; what comes over one must be `expected`."""
-    if not attachment.peers:
+    absent = {worker: address for worker, address in attachment.absent.items() if _may_come(attachment, worker)}
+    if not attachment.peers and not absent:
         return Joined({})
     from whale_nebula.security import Credentials
     from whale_nebula.transport.deadlines import Deadlines
@@ -52,15 +55,24 @@ def join_links(attachment: Attachment, expected: Expected, config: Config) -> Jo
         listen=attachment.listen,
         gateway=attachment.gateway,
         credentials=None if security is None else Credentials.of(security),
+        everyone=attachment.everyone,
         epoch=attachment.epoch,
+        counts=attachment.counts,
+        absent=absent,
     )
     joined = GrpcLinks(
         place,
         expect=expected,
         deadlines=Deadlines(patience=config.patience, gateway_grace=config.gateway_grace),
         versions={"whale_nebula": __version__},
+        arrive=lambda error: departure.note_arrival(error.counts),
     )
     return Joined(joined.links, joined.close)
+
+
+def _may_come(attachment: Attachment, worker: str) -> bool:
+    """Whether a worker without which the run goes on may be started by another launcher."""
+    return not attachment.everywhere and cluster_of(worker) != attachment.cluster
 
 
 _log = logging.getLogger("whale_nebula.runtime.session.rendezvous")
@@ -154,7 +166,11 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
     here, private, epoch = attachment.worker, config.private, attachment.epoch
     session = Session(here, joined.links, config.patience, expected, joined.close, private=private, epoch=epoch)
     sheet = _sheet(attachment, seed, config)
-    told = session.hello(sheet)
+    try:
+        told = session.hello(sheet)
+    except OtherWorkersError as error:
+        departure.settle({here: " ".join(["", *(f"{cluster}={count}" for cluster, count in error.counts.items())])})
+        raise Leaving(error.what) from None
     if attachment.heart is not None:
         attachment.heart.tell(epoch=session.epoch)
     _agree_on_seed(attachment.worker, seed, told)
@@ -200,6 +216,7 @@ _ALIKE = {
     "results": "who is sent a tensor that a step returns is a part of the plan, and all have the same plan",
     "weights": "whether a save gathers the model is something that all do together",
     "inputs": "every process traces the same step, by these forms of the inputs that it does not have",
+    "elastic": "with how many workers the run may go on is the same for all",
 }
 """What every config of a run must say alike, and why."""
 
@@ -207,7 +224,8 @@ _ALIKE = {
 def config_sheet(config: Config) -> dict[str, Any]:
     """What is told of a config."""
     forms = {name: [form.dtype, list(form.shape)] for name, form in sorted(config.inputs.items())}
-    return {"results": config.results, "weights": config.weights, "inputs": forms}
+    limits = {name: [each.least, each.most] for name, each in sorted(config.elastic.items())}
+    return {"results": config.results, "weights": config.weights, "inputs": forms, "elastic": limits}
 
 
 def _agree_on_config(worker: str, own: Mapping[str, Any], told: Mapping[str, Mapping[str, Any]]) -> None:

@@ -326,12 +326,14 @@ class Session:
         try:
             yield
         except LinkClosedError as closed:
-            raise LinkClosedError(
+            error = LinkClosedError(
                 f"{closed.what}, and {self.worker} is at {doing} ({self._line})",
                 where=closed.where,
                 why=closed.why,
                 mend=closed.mend,
-            ) from closed
+            )
+            error.peer = closed.peer
+            raise error from closed
 
     def fail(self, failure: BaseException) -> None:
         """Tell every peer that this process failed."""

@@ -179,7 +179,7 @@ class DistributedStep(ActorStep):
         medians = {what: round(seconds, 6) for what, seconds in seen.items()}
         clocks, before = self._start_clocks(), self._totals()
         self.looked_at = self.looks and looked_at(self.steps)
-        asked, speeds = departure.asked if self.leaves else None, dict(self.look.told)
+        asked, speeds = departure.word if self.leaves else None, dict(self.look.told)
         agreed = self._announce(inputs, counts, medians, asked)
         step = self._start(cut(program.leaves, inputs.tensors, counts).in_rows(), rows, clocks, agreed)
         results = self.run_stages(step)

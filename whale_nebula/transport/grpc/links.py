@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from whale_nebula.config.schema import cluster_of
-from whale_nebula.errors import ConfigError, IdentityError, NebulaError
+from whale_nebula.errors import ConfigError, IdentityError, NebulaError, OtherWorkersError
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Prover
 from whale_nebula.security.identity import Call, check_call
 from whale_nebula.transport.base import Carrier
@@ -33,7 +34,9 @@ class Place:
     `peers` gives each other worker's address, or None where it has none; `listen` is this worker's own. With a
     `gateway` (this cluster's) the workers of other clusters are reached through it. Without `credentials` nothing is
     encrypted, and everybody is believed. `everyone` are all workers of the run, as frames and gateways number them, if
-    there are more than these. `epoch` says how often the run was started again, by what this worker knows.
+    there are more than these. `epoch` says how often the run was started again, by what this worker knows. Where
+    workers go and come, `counts` are the numbers of workers of the clusters, and `absent` the addresses of those
+    without whom the run goes on, and who may come.
 
     >>> place = Place("mt", "npu/0", {"gpu/0": "10.77.0.1:7101"}, listen="10.77.0.2:7101")
     >>> place.dials("gpu/0"), Place("mt", "gpu/0", {"npu/0": None}, listen="10.77.0.1:7101").dials("npu/0")
@@ -48,6 +51,8 @@ class Place:
     credentials: Credentials | None = None
     everyone: tuple[str, ...] = ()
     epoch: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -58,11 +63,15 @@ class Place:
         """Whether frames to a worker go through the gateways."""
         return self.gateway is not None and cluster_of(there) != cluster_of(self.here)
 
+    def address(self, there: str) -> str | None:
+        """Where a worker listens."""
+        return self.absent[there] if there in self.absent else self.peers[there]
+
     def dials(self, there: str) -> bool:
         """Whether this worker dials that one: through a gateway both do; else who has no address, or the later name."""
         if self.through_gateway(there):
             return True
-        if self.peers[there] is None:
+        if self.address(there) is None:
             if self.listen is None:
                 raise _no_way(self.here, there)
             return False
@@ -73,7 +82,7 @@ class GrpcLinks:
     """The links of one worker, by the other worker's name, and the port on which it is dialled.
 
     What `expect`, `budget`, `deadlines` and `announce` mean, PeerLink says. Links begin to connect at once; who waits
-    for whom is announced.
+    for whom is announced. `arrive` is told of workers that come without which the run goes on.
     """
 
     def __init__(
@@ -85,37 +94,50 @@ class GrpcLinks:
         deadlines: Deadlines | None = None,
         announce: Announce = log_wait,
         versions: Mapping[str, str] | None = None,
+        arrive: Callable[[OtherWorkersError], None] = lambda error: None,
     ) -> None:
         self._place = place
         self._deadlines = deadlines or Deadlines()
         self._current = CurrentCredentials(place.credentials) if place.credentials else None
         self._awaited: dict[str, AwaitingCarrier] = {}
         _keep_freed_memory()
-        carriers = {there: self._carrier(there) for there in sorted(place.peers)}
+        carriers = {there: self._carrier(there) for there in sorted({**place.peers, **place.absent})}
         options = {"expect": expect, "budget": budget, "announce": announce, "waiters": Waiters()}
 
         self._listener = self._listen()  # first: when somebody is met, both ports are open
         self.address = self._listener.address if self._listener else None
-        self.links = {there: self._link(carrier, dict(versions or {}), options) for there, carrier in carriers.items()}
+        self._versions = dict(versions or {})
+        self.links = {there: self._link(carriers[there], options) for there in sorted(place.peers)}
+        unawaited = {**options, "announce": lambda *told: None, "arrive": arrive}
+        self._doors = [self._link(carriers[there], unawaited) for there in sorted(place.absent)]
 
     def close(self) -> None:
         """Close all links together, each in order, and then the port."""
-        for link in self.links.values():
+        links = [*self.links.values(), *self._doors]
+        for link in links:
             link.part()
-        for link in self.links.values():
+        for link in links:
             link.close()
         if self._listener is not None:
             self._listener.stop()
 
-    def _link(self, carrier: Carrier, versions: dict[str, str], options: dict[str, Any]) -> PeerLink:
-        place = self._place
+    def _link(self, carrier: Carrier, options: dict[str, Any]) -> PeerLink:
+        place, absent = self._place, carrier.there in self._place.absent
         return PeerLink(
             carrier,
-            Greeting(place.run, place.here, carrier.there, versions=versions, epoch=place.epoch),
+            Greeting(
+                place.run,
+                place.here,
+                carrier.there,
+                versions=self._versions,
+                epoch=place.epoch,
+                counts=place.counts,
+                absent=absent,
+            ),
             place.workers,
             prover=Prover(self._current) if self._current else None,
             sealed=self._current is not None and place.through_gateway(carrier.there),
-            deadlines=self._deadlines,
+            deadlines=replace(self._deadlines, patience=math.inf) if absent else self._deadlines,
             **options,
         )
 
@@ -123,13 +145,13 @@ class GrpcLinks:
         place = self._place
         if place.dials(there):
             return DiallingCarrier(place.run, place.here, there, self._target(there), deadlines=self._deadlines)
-        self._awaited[there] = AwaitingCarrier(place.here, there, place.peers[there] or "", deadlines=self._deadlines)
+        self._awaited[there] = AwaitingCarrier(place.here, there, place.address(there) or "", deadlines=self._deadlines)
         return self._awaited[there]
 
     def _target(self, there: str) -> Target:
         gateway = self._place.gateway if self._place.through_gateway(there) else None
         name = f"{cluster_of(self._place.here)}/gateway" if gateway else there
-        address = gateway or self._place.peers[there]
+        address = gateway or self._place.address(there)
         if address is None:
             raise _no_way(self._place.here, there)
         return Target.of(self._place.run, name, address, self._current, gateway=gateway is not None)
