@@ -53,7 +53,7 @@ def check_history(found: Sites) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "fewer", [pytest.param(None, id="at once"), pytest.param(1, id="by and by, behind gateways", marks=pytest.mark.grid)]
+    "fewer", [pytest.param(None, id="at once"), pytest.param(1, id="by and by, by gateways", marks=pytest.mark.grid)]
 )
 def test_a_site_leaves_and_comes_back(tmp_path: Path, fewer: int | None) -> None:
     """It is asked at the other site. What the site has saved it hands over, and is sent the newest as it comes back."""
