@@ -1,14 +1,15 @@
-"""What every benchmark shares: medians, the machine, and writing a result beside the script that made it."""
+"""What benchmarks share: medians, the machine, and writing results and pictures beside the script that made them."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import platform
 import socket
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,24 @@ def write(script: str, result: dict[str, Any], table: Sequence[Sequence[object]]
     text = "\n".join([opens, *lines, "", said, CLOSES])
     readme.write_text(before + text + rest.partition(CLOSES)[2], "utf-8")
     print(f"wrote {path} and the table in {readme}")
+
+
+@contextlib.contextmanager
+def picture(path: Path, columns: int = 1) -> Iterator[list[Any]]:
+    """The axes of a row of plots, which are written as SVG to a path; the same numbers give the same file."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = path.stem
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, columns, figsize=(5.5 * columns, 4), layout="constrained", squeeze=False)
+    yield list(axes[0])
+    for each in axes[0]:
+        each.legend(frameon=False, fontsize=8)
+        each.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
 
 
 def verdict(value: float, bar: float, *, least: bool = False) -> str:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 import numpy as np
 import tensorflow as tf
-from common import machine, verdict, write
+from common import machine, picture, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.models import Sizes, text, transformer
@@ -223,30 +223,20 @@ def describe_steadiness(found: list[dict[str, Any]]) -> list[list[Any]]:
 
 def draw(found: list[dict[str, Any]]) -> None:
     """Held-back loss by seconds, and losses of steps with the large batch."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
-    for number, way in enumerate(WAYS):
-        for row in find(found, "small", way):
-            usual = typical(row)
-            seconds = np.cumsum([usual[int(each[0])][0] for each in row["steps"]])
-            at = [seconds[int(step) - 1] for step, _ in row["held"]]
-            label = way if row["seed"] == SEEDS[0] else None
-            left.plot(at, [loss for _, loss in row["held"]], color=f"C{number}", label=label, linewidth=1)
-    for number, way in enumerate(("full rows", "linear")):
-        for row in find(found, "large", way):
-            label = way if row["seed"] == SEEDS[0] else None
-            right.plot([each[4] for each in row["steps"]], color=f"C{number}", label=label, linewidth=0.7)
-    left.set(xlabel="seconds of steps", ylabel="loss on full rows, held back", title="a batch of 16, 60 Mbit/s")
-    right.set(xlabel="step", ylabel="loss of the step", title="4 times the batch and the rate")
-    for each in (left, right):
-        each.legend(frameon=False)
-        each.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(HERE / "curriculum.svg")
+    with picture(HERE / "curriculum.svg", 2) as (left, right):
+        for number, way in enumerate(WAYS):
+            for row in find(found, "small", way):
+                usual = typical(row)
+                seconds = np.cumsum([usual[int(each[0])][0] for each in row["steps"]])
+                at = [seconds[int(step) - 1] for step, _ in row["held"]]
+                label = way if row["seed"] == SEEDS[0] else None
+                left.plot(at, [loss for _, loss in row["held"]], color=f"C{number}", label=label, linewidth=1)
+        for number, way in enumerate(("full rows", "linear")):
+            for row in find(found, "large", way):
+                label = way if row["seed"] == SEEDS[0] else None
+                right.plot([each[4] for each in row["steps"]], color=f"C{number}", label=label, linewidth=0.7)
+        left.set(xlabel="seconds of steps", ylabel="loss on full rows, held back", title="a batch of 16, 60 Mbit/s")
+        right.set(xlabel="step", ylabel="loss of the step", title="4 times the batch and the rate")
 
 
 def main() -> int:

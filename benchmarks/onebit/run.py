@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import keras
 import numpy as np
-from common import machine, verdict, write
+from common import machine, picture, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.models import Sizes, text, transformer
@@ -153,6 +153,16 @@ def describe(found: list[dict[str, Any]]) -> list[list[Any]]:
     return rows
 
 
+def draw(rows: list[list[Any]]) -> None:
+    """The loss in the end, by the bytes and by the seconds of the whole run."""
+    with picture(HERE / "onebit.svg", 2) as every:
+        for axes, column, said in zip(every, (2, 5), ("bytes", "seconds"), strict=True):
+            for number, row in enumerate(rows[1:]):
+                loss, spread = map(float, row[6].split(" ± "))
+                axes.errorbar(float(row[column]), loss, spread, color=f"C{number}", marker="o", capsize=2, label=row[0])
+            axes.set(xscale="log", xlabel=f"{said} of the whole run, beside float32", ylabel="loss, held back")
+
+
 def main() -> int:
     """Measure what is missing, and write the table."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -164,6 +174,7 @@ def main() -> int:
     print("\n".join(" | ".join(map(str, row)) for row in rows))
     if not quick:
         write(__file__, {"machine": machine(), "parameters": found[0]["parameters"], "table": rows}, rows)
+        draw(rows)
     return 0
 
 

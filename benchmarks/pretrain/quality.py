@@ -27,7 +27,7 @@ import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, write
+from common import machine, picture, write
 
 from whale_nebula.models import Bert, BertSizes, masked_lm, text
 from whale_nebula.models.pretraining import (
@@ -206,6 +206,28 @@ def write_table(found: list[Found]) -> None:
     write(__file__, {"machine": machine(), "rows": len(found)}, rows, "quality")
 
 
+def draw(found: list[Found]) -> None:
+    """Accuracies of each contender: points are seeds, lines their means."""
+    corpora = list(dict.fromkeys(each["corpus"] for each in found))
+    with picture(HERE / "quality.svg", len(corpora)) as every:
+        for axes, corpus in zip(every, corpora, strict=True):
+            for place, contender in enumerate(CONTENDERS):
+                own = [each for each in found if (each["corpus"], each["contender"]) == (corpus, contender)]
+                for shade, tuned in enumerate((True, False)):
+                    scores = [[v for name, v in each["right"].items() if (name == each["tuned_on"]) == tuned]
+                              for each in own]  # fmt: skip
+                    right = [100 * statistics.mean(each) for each in scores]
+                    if not right:
+                        continue
+                    label = ("pair that is tuned on", "other pairs")[shade] if place == 0 else None
+                    at = place + 0.2 * (shade - 0.5)
+                    axes.plot([at] * len(right), right, "o", color=f"C{shade}", alpha=0.6, label=label)
+                    axes.hlines(statistics.mean(right), at - 0.08, at + 0.08, color=f"C{shade}")
+            axes.axhline(50, color="black", linestyle="--", linewidth=1, label="chance")
+            axes.set_xticks(range(len(CONTENDERS)), CONTENDERS, fontsize=8)
+            axes.set(ylabel="right, of 100", title=corpus, ylim=(40, 110))
+
+
 def main() -> None:
     """Run what is missing, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -246,6 +268,7 @@ def main() -> None:
                         file.write(json.dumps(row) + "\n")
     if not options.quick:
         write_table(finished())
+        draw(finished())
 
 
 if __name__ == "__main__":

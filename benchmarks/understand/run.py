@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.common import machine, write
+from benchmarks.common import machine, picture, write
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -125,6 +125,23 @@ def beside(found: Sequence[Found]) -> list[list[object]]:
     return lines
 
 
+def draw(found: Sequence[Found]) -> None:
+    """The score by the layer of the cut, a line for each rank; bars are of three seeds."""
+    with picture(HERE / "layers.svg", len(TASKS)) as every:
+        for axes, (task, score) in zip(every, TASKS.items(), strict=True):
+            for shade, rank in enumerate(RANKS):
+                own = [[100 * each[score] for each in found if key(each)[:4] == (task, "svd", layer, rank)]
+                       for layer in range(LAYERS)]  # fmt: skip
+                means = [statistics.mean(each) for each in own]
+                spread = [statistics.stdev(each) if len(each) > 1 else 0.0 for each in own]
+                at = [layer + 1 + 0.04 * (shade - 1.5) for layer in range(LAYERS)]
+                axes.errorbar(at, means, spread, color=f"C{shade}", marker="o", capsize=2, label=f"H / {WIDTH // rank}")
+            uncut = statistics.mean(100 * each[score] for each in found if key(each)[:2] == (task, "uncut"))
+            axes.axhline(uncut, color="black", linestyle="--", linewidth=1, label="uncut")
+            axes.set(xlabel="cut in layer", ylabel=score, title=task)
+            axes.set_xticks(range(1, LAYERS + 1))
+
+
 def main() -> None:
     """Run what is missing, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -142,6 +159,7 @@ def main() -> None:
     for task in TASKS:
         write(__file__, result, by_layer(found, task), task)
     write(__file__, result | {"found": found}, beside(found))
+    draw(found)
 
 
 if __name__ == "__main__":
