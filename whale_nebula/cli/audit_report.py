@@ -168,6 +168,7 @@ def _describe_read(each: Read) -> list[str]:
         f"    from {each.first[:19]}Z to {each.last[:19]}Z, interface {', '.join(each.interfaces)}",
         f"    for {each.purpose!r}, granted {each.granted}" if each.grant else "    by the owner, on a machine of his",
         f"    by {program}: {each.approved or 'no approval of it is here'}",
+        *(f"    with {versions}" for versions in each.versions),
     ]
 
 

@@ -25,17 +25,21 @@ MOST_BYTES = 256 << 20
 OWNER = "owner"
 """Stands in records for who reads with no account: the owner, on a machine of his own."""
 _REFUSALS, _REFUSALS_RATE = 8, 0.1
+_MOST_RUNS = 10_000  # whose versions are remembered; of those after them each record has them
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who reads: his account ("" is the owner) and certificate; and what he says of his run, program and purpose."""
+    """Who reads: his account ("" is the owner) and certificate; and what he says of his run, program, purpose, and of
+    the versions with which it computes.
+    """
 
     account: str
     actor: str
     run: str = ""
     program: str = ""
     purpose: str | None = None
+    versions: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class Guard:
         self._lock = threading.Lock()
         self._opened: dict[str, tuple[Dataset, Opened]] = {}
         self._left_out: dict[str, int] = {}
+        self._versions: set[tuple[str, str, str, str]] = set()
 
     def open(self, reader: Reader, name: str) -> Opened:
         """The dataset, for somebody who may read it."""
@@ -103,8 +108,18 @@ class Guard:
             "read", actor=reader.actor, target=asked.dataset, decision="allow", durable=False, account=account,
             purpose=purpose, grant=grant, interface=dataset.digest[:16], run=reader.run, program=reader.program,
             seed=asked.seed, number=asked.number, first=asked.first, rows=rows, bytes=size,
+            **self._note_versions(reader, asked.dataset),
         )  # fmt: skip
         return Batch(rows, columns, self._pacer.find_pause(asked.dataset, account, limits.rate, size))
+
+    def _note_versions(self, reader: Reader, dataset: str) -> dict[str, str]:
+        """What the first record of a run's reads says of its versions."""
+        said = (reader.account, reader.run, dataset, reader.versions)
+        with self._lock:
+            known = said in self._versions
+            if not known and len(self._versions) < _MOST_RUNS:
+                self._versions.add(said)
+        return {} if known or not reader.versions else {"versions": reader.versions}
 
     def _decide(self, reader: Reader, name: str) -> tuple[Dataset, str, str]:
         """The dataset, the number of the grant, and its purpose."""

@@ -147,7 +147,7 @@ class Remote:
         said = line.ask({
             "ask": "read", "dataset": wish.dataset, "seed": wish.seed, "number": wish.number, "first": wish.first,
             "last": wish.last, "batch": wish.batch, "edition": edition, "run": reader.run, "program": reader.program,
-            "purpose": reader.purpose,
+            "purpose": reader.purpose, "versions": reader.versions,
         }).said  # fmt: skip
         try:
             count, found = said["count"], str(said["edition"])[:64]

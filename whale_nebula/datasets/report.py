@@ -69,6 +69,7 @@ class Read:
     last: str = ""
     granted: str = ""
     approved: str = ""
+    versions: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -113,6 +114,8 @@ def make_report(
             read.batches, read.last = read.batches + 1, at
             if (interface := str(each.get("interface", ""))) not in read.interfaces:
                 read.interfaces.append(interface)
+            if (versions := str(each.get("versions", ""))) and versions not in read.versions:
+                read.versions.append(versions)
         else:
             who = parts["account"] or str(each.get("actor", ""))
             refusal = refusals.setdefault((who, dataset, str(each.get("reason"))), Refusal(who, dataset, ""))

@@ -237,7 +237,8 @@ def _no_request_error() -> AccessError:
 
 def _parse_reader(peer: Peer, said: dict[str, Any]) -> Reader:
     purpose = None if said.get("purpose") is None else _text(said, "purpose")
-    return Reader(peer.account, peer.identity.uri, _text(said, "run"), _text(said, "program"), purpose)
+    run, program, versions = (_text(said, part) for part in ("run", "program", "versions"))
+    return Reader(peer.account, peer.identity.uri, run, program, purpose, versions)
 
 
 def _text(said: dict[str, Any], part: str) -> str:

@@ -156,14 +156,15 @@ def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> Re
     own = run.alone or run.here().cluster == cluster
     run_id = run.data.setdefault("run", secrets.token_hex(8))
     script = code.find_script()
-    program = "" if script is None else code.digest_file(script)
+    program, versions = "" if script is None else code.digest_file(script), code.describe_versions()
     if home.registry is not None and own:
-        return _open_direct(run, base / os.path.expanduser(home.registry), cluster, (run_id, program, purpose))
+        said = run_id, program, purpose, versions
+        return _open_direct(run, base / os.path.expanduser(home.registry), cluster, said)
     if home.at is None:
         mend = f'data: {{{cluster}: {{at: "HOST:PORT", folder: certs}}}}'
         raise ConfigError(f"data of {cluster!r} is not read here", where=where, why=_elsewhere(home), mend=mend)
     folder = base / os.path.expanduser(home.folder or "certs")
-    reader = Reader("", "", run_id, program, purpose)
+    reader = Reader("", "", run_id, program, purpose, versions)
     return open_remote(home.at, folder, run.config.run, cluster, reader)
 
 
@@ -171,7 +172,7 @@ def _elsewhere(home: DataHome) -> str:
     return f"{home.registry} is for machines of the owner, and this is another cluster"
 
 
-def _open_direct(run: Run, folder: Path, cluster: str, said: tuple[str, str, str | None]) -> Direct:
+def _open_direct(run: Run, folder: Path, cluster: str, said: tuple[str, str, str | None, str]) -> Direct:
     certificate = authority.load_certificate(folder)
     actor, account, signer = _find_self(run, cluster, certificate)
     key = str(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import hashlib
 import os
@@ -143,6 +144,18 @@ def list_packages() -> Mapping[str, str]:
             found[name] = f"{each.version} {code_digest() if name == _OWN else digest}".strip()
     found.setdefault(_OWN, code_digest())  # where it runs from a folder that no installer knows
     return dict(sorted(found.items()))
+
+
+_NAMED = ("whale-nebula", "tensorflow", "keras", "numpy")
+
+
+def describe_versions() -> str:
+    """The versions with which this process computes, in a line; of this package the first digits of its code, too."""
+    found = [f"python {platform.python_version()}"]
+    for name in _NAMED:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name)}{f' {code_digest()}' if name == _OWN else ''}")
+    return ", ".join(found)
 
 
 def is_loaded(package: str) -> bool:

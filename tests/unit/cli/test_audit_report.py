@@ -65,6 +65,9 @@ def test_it_answers(read: Site, capsys: Capture) -> None:
     assert "grant  ana  allow" in out and "signed up to record" in out
     said = json.loads(run(f"{line(read)} --json", capsys)[1])
     assert [each["rows"] for each in said["reads"]] == [100, 100]
+    assert said["reads"][0]["versions"] == ["keras 3"] and "    with keras 3" in out
+    told = [json.loads(each).get("versions") for each in Path(read.guard.log.path).read_text().splitlines()]
+    assert told.count("keras 3") == 1, "the first record of a run says it"
     assert said["refusals"][0]["times"] == 2
 
 

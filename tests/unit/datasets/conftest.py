@@ -100,7 +100,7 @@ class Site:
         folder = self.tmp / f"of-{account}"
         if not folder.exists():
             certify(self.owner, account, folder)
-        said = Reader("", "", **{"run": "run-1", "program": "ab" * 32, **more})
+        said = Reader("", "", **{"run": "run-1", "program": "ab" * 32, "versions": "keras 3", **more})
         return replace(open_remote(f"127.0.0.1:{self.port}", folder, "mt", "gpu", said), sleep=lambda seconds: None)
 
     def rows(self, account: str, batch: int = 25, seed: int | None = None, number: int = 0, **more: Any) -> list[int]:

@@ -339,7 +339,7 @@ def test_attack_a_request_that_is_none(site: Site, more: dict[str, Any]) -> None
     site.owner.grant("ana")
     said = {
         "ask": "read", "dataset": "corpus", "seed": None, "number": 0, "first": 0, "last": 100, "batch": 100,
-        "edition": "", "run": "", "program": "", "purpose": None, **more,
+        "edition": "", "run": "", "program": "", "versions": "", "purpose": None, **more,
     }  # fmt: skip
     with site.reads("ana")._open() as line, pytest.raises(AccessError):
         line.ask(said)
