@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +16,10 @@ from whale_nebula.datasets import frames
 from whale_nebula.datasets.frames import Frame, read_frame, write_frame
 from whale_nebula.datasets.guard import Asked, Guard, Reader, wait_for_turn
 from whale_nebula.datasets.schema import Schema, decode_columns, most_bytes, read_schema
-from whale_nebula.errors import AccessError, AccountError, IdentityError
+from whale_nebula.errors import AccessError, AccountError, AuditError, IdentityError, NebulaWarning
 from whale_nebula.security import OPERATOR, Files, Identity, files
+from whale_nebula.security.audit import Head, KeptHeads
+from whale_nebula.security.trust import Trust
 
 MOST_BYTES = 256 << 20
 _NOBODY = Reader("", "")
@@ -140,7 +143,21 @@ class Remote:
                 except ValueError as error:
                     why = str(error)[:200]
                     raise AccessError("rows that are not of the schema", where=self._where, why=why) from None
-            line.take(frames.END)
+            self._keep_head(line.take(frames.END).said.get("head"))
+
+    def _keep_head(self, said: object) -> None:
+        """Keep what the service has signed of its log, beside the certificate; a log that went back is told."""
+        path = self.paths.cert.parent / f"data-{self.identity.cluster}.heads.jsonl"
+        if not isinstance(said, dict):
+            return
+        try:
+            known = files.read(self.paths.ca, "the authority's certificate")
+            trust = Trust(files.certificates(known, str(self.paths.ca)))
+            expected = Identity(self.identity.run, self.identity.cluster, OPERATOR)
+            KeptHeads(path, trust).keep(Head.from_dict(said), expected)
+        except AuditError as error:
+            warning = NebulaWarning(error.what, where=self._where, why=error.why, mend=error.mend)
+            warnings.warn_explicit(warning, NebulaWarning, str(path), 0)
 
     def _begin(self, line: _Line, wish: Wish, edition: str) -> About:
         reader = self.reader

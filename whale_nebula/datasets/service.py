@@ -188,26 +188,30 @@ class _Handler(BaseRequestHandler):
         if wish.first == wish.last:
             write_frame(self.request, frames.END, {})
             return
+        ended = False
         try:
-            self._send(peer, reader, wish, opened.interface.schema)
+            ended = self._send(peer, reader, wish, opened.interface.schema)
         finally:
-            guard.log.head()  # what was read in a pass is signed with its end
+            head = guard.log.head()  # what was read in a pass is signed with its end
+        if ended:  # who has read keeps it: so the log cannot lose its end, or be written anew, without his knowing
+            write_frame(self.request, frames.END, {} if head is None else {"head": head._asdict()})
 
-    def _send(self, peer: Peer, reader: Reader, wish: _Wish, schema: Schema) -> None:
+    def _send(self, peer: Peer, reader: Reader, wish: _Wish, schema: Schema) -> bool:
+        """Send the batches; whether all of them."""
         looked, first, guard, line = time.monotonic(), wish.first, self.server.guard, self.request
         while first < wish.last:
             last = min(first + wish.batch, wish.last)
             asked = Asked(wish.dataset, wish.seed, wish.number, first, last, wish.edition)
             batch = guard.read(reader, asked)
             if self.server.over.wait(batch.pause) if batch.pause > 0 else self.server.over.is_set():
-                return
+                return False
             parts = encode_columns(schema, batch.columns)
             write_frame(line, frames.BATCH, {"first": first, "rows": batch.rows}, parts)
             first = last
             if time.monotonic() - looked > _LIVE_SECONDS:
                 looked = time.monotonic()
                 check_live(self.server.trust, peer)
-        write_frame(line, frames.END, {})
+        return True
 
 
 class _Wish(NamedTuple):

@@ -22,8 +22,9 @@ from whale_nebula.datasets.frames import read_frame, write_frame
 from whale_nebula.datasets.grants import WITHDRAWN
 from whale_nebula.datasets.guard import Asked, Reader
 from whale_nebula.datasets.reading import Direct, Remote, Wish
-from whale_nebula.errors import AccessError, InterfaceError, NebulaError
+from whale_nebula.errors import AccessError, InterfaceError, NebulaError, NebulaWarning
 from whale_nebula.security import Credentials, Identity, authority, issue
+from whale_nebula.security.audit import AuditLog, read_heads
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.verdict import verify
 
@@ -432,6 +433,26 @@ def test_attack_a_service_that_sends_something_else(site: Site, schema: Any, row
     with pytest.MonkeyPatch.context() as patch, pytest.raises(AccessError):
         patch.setattr("whale_nebula.datasets.reading.read_frame", answer)
         next(remote.read(Wish("corpus", None, 0, 0, 100, 20), about))
+
+
+def test_attack_a_log_that_its_owner_writes_anew(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has read keeps how far the log was: an end that is missing is found by it, and so is another log."""
+    site.owner.publish()
+    site.owner.grant("ana")
+    site.rows("ana")
+    kept = list(read_heads(site.tmp / "of-ana/data-gpu.heads.jsonl"))
+    path = Path(site.guard.log.path)
+    assert len(kept) == 1 and verify(path, kept).kept == kept[0].seq
+    cut = site.tmp / "cut.jsonl"
+    cut.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
+    assert not verify(cut, kept).ok
+    site.guard.log.close()
+    path.unlink()
+    anew = AuditLog(path, site.guard.log.identity, site.guard.log._signer)
+    monkeypatch.setattr(site.guard, "log", anew)
+    with pytest.warns(NebulaWarning, match="the audit log of gpu/operator-0 is another than it was"):
+        site.rows("ana")
+    anew.close()
 
 
 def test_data_that_has_changed_is_not_mixed(site: Site) -> None:
