@@ -153,11 +153,12 @@ class RowTable:
                 f"a batch has {wanted} distinct ids, and the table may have {most} rows",
                 mend=f"most_rows={wanted}, or more",
             )
-        rows, _, counts, _ = self._read_all(values=False)
+        rows, ids, counts, _ = self._read_all(values=False)
         others = ~np.isin(rows, held)
-        rows, counts = rows[others], counts[others]
+        rows, ids, counts = rows[others], ids[others], counts[others]
         least = max(len(self) + count - most, most // 10)
-        self._drop(rows[np.argsort(counts, kind="stable")[:least]])
+        # of equal counts by id: where a row lies is another place after a table was loaded
+        self._drop(rows[np.lexsort((ids, counts))[:least]])
         rows, _, counts, _ = self._read_all(values=False)
         self._counts.write(rows, counts[:, None] // 2)  # what was frequent long ago can go
 

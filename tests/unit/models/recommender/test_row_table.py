@@ -139,6 +139,21 @@ def test_state_goes_to_another_table() -> None:
         make_table("sgd").load_state_dict(one.state_dict())
 
 
+def test_a_table_that_was_loaded_drops_the_same_rows() -> None:
+    """Of many rows that were seen as often, the same make room as without the break."""
+    drawn = np.random.default_rng(7)
+    one, other = make_table(most_rows=40), make_table(most_rows=40)
+    for _ in range(12):
+        train(one, *np.unique(drawn.integers(-300, 300, 15)).tolist())
+    other.load_state_dict(one.state_dict())
+    for _ in range(12):
+        ids = np.unique(drawn.integers(-300, 300, 15)).tolist()
+        train(one, *ids)
+        train(other, *ids)
+    for name, value in one.state_dict().items():
+        np.testing.assert_array_equal(value, other.state_dict()[name])
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     table = make_table("adam")
     train(table, 1, 2)
