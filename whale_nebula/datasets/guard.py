@@ -98,13 +98,14 @@ class Guard:
         if size > MOST_BYTES:
             raise AccessError(f"a batch of {size} bytes is too large", mend="a smaller batch=")
         limits = opened.interface.limits
+        pause = self._pacer.find_pause(asked.dataset, account, limits.rate, size)
         self.usage.count(asked.dataset, account, reader.run, limits, rows, size)
         self.log.record(
             "read", actor=reader.actor, target=asked.dataset, decision="allow", durable=False, account=account,
             purpose=purpose, grant=grant, interface=dataset.digest[:16], run=reader.run, program=reader.program,
             seed=asked.seed, number=asked.number, first=asked.first, rows=rows, bytes=size,
         )  # fmt: skip
-        return Batch(rows, columns, self._pacer.find_pause(asked.dataset, account, limits.rate, size))
+        return Batch(rows, columns, pause)
 
     def _decide(self, reader: Reader, name: str) -> tuple[Dataset, str, str]:
         """The dataset, the number of the grant, and its purpose."""

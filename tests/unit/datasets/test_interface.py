@@ -100,6 +100,18 @@ def test_a_source_of_csv_gives_the_columns_that_are_selected(folder: Path) -> No
     assert (opened.count, rows, columns["age"].tolist()) == (4, 2, [40, 50])
 
 
+def test_truth_in_csv_is_what_its_words_say(folder: Path) -> None:
+    (folder / "t.csv").write_text("member\nTrue\nfalse\n0\n1\n")
+    interface = say(
+        source={"csv": "t.csv", "columns": {"member": "bool"}}, transform=[], schema={"member": {"dtype": "bool"}}
+    )
+    assert open_dataset(interface, folder).read(None, 0, 0, 4)[1]["member"].tolist() == [True, False, False, True]
+    (folder / "t.csv").write_text("member\nperhaps\n")
+    with pytest.raises(InterfaceError, match="holds what is no bool") as caught:
+        open_dataset(interface, folder)
+    assert "'perhaps'" in str(caught.value)
+
+
 def test_lines_of_text_leave_raw_only_by_a_word(folder: Path) -> None:
     (folder / "b.txt").write_bytes(b"one\ntwo\r\n\nfour")
     (folder / "c.txt").write_bytes(b"")
