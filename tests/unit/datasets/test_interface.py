@@ -88,6 +88,9 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, line: int, 
 def test_an_interface_has_an_end(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no day on which it ends"):
         say(expires=None)
+    for far in ("9999-12-31T23:59:59-12:00", "0001-01-01", "0300-01-01"):
+        with pytest.raises(ConfigError, match="no day on which it ends"):
+            say(expires=far)
     (tmp_path / "a.yaml").write_text("expires: 2027-03-01T12:00:00+02:00\n")
     assert say(expires="2027-03-01").expires == "2027-03-01T00:00:00Z"
     assert say(expires="2027-03-01T12:00:00+02:00").expires == "2027-03-01T10:00:00Z"

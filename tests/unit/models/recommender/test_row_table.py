@@ -154,6 +154,21 @@ def test_a_table_that_was_loaded_drops_the_same_rows() -> None:
         np.testing.assert_array_equal(value, other.state_dict()[name])
 
 
+@pytest.mark.parametrize(
+    ("options", "said"), [({"scale": "x"}, "scale='x'"), ({"scale": -1}, "scale=-1"), ({"seed": -1}, "seed=-1")]
+)
+def test_what_draws_no_rows_is_refused(options: dict[str, int], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        make_table(**options)
+
+
+def test_what_is_no_table_is_refused() -> None:
+    with pytest.raises(WeightsError, match="it has no 'ids'"):
+        make_table().load_state_dict({})
+    with pytest.raises(OptionError, match="fewer_than='3' is no whole number"):
+        make_table().evict(fewer_than="3")  # type: ignore[arg-type]
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     table = make_table("adam")
     train(table, 1, 2)
