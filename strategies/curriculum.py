@@ -53,7 +53,7 @@ class Curriculum:
 
     def _list_changes(self, pace: Any) -> dict[int, int]:
         """From which step on sequences have which length: each length first comes where the pace first reaches it."""
-        if pace not in ROOTS:
+        if not isinstance(pace, str) or pace not in ROOTS:
             raise OptionError(
                 f"pace={pace!r} of a curriculum", mend='pace="linear", pace="root", or a table {0: 64, 300: 128}'
             )
@@ -96,6 +96,8 @@ class Curriculum:
         """A dataset of batches whose sequences are cut; its first batch is that of step `first`. Each pass through it
         goes on where the one before has ended.
         """
+        if not isinstance(first, int) or first < 0:
+            raise OptionError(f"first={first!r} of a curriculum", mend="first=0: the step of the first batch")
         self._check(dataset.element_spec)
         begins, lengths = tf.constant(list(self.changes), tf.int64), tf.constant(self.lengths, tf.int32)
         begin, reached = (tf.Variable(first, dtype=tf.int64, trainable=False) for _ in range(2))
@@ -143,7 +145,8 @@ class Curriculum:
 
     def _check(self, spec: Any) -> None:
         """Whether there is something to cut; and whether what is packed has sequences alone."""
-        shapes = [tuple(each.shape) for each in tf.nest.flatten(spec)]
+        known = [each.shape for each in tf.nest.flatten(spec)]
+        shapes = [() if each.rank is None else tuple(each) for each in known]
         cut = [shape for shape in shapes if self.end in shape[1:]]
         if not cut:
             raise DataError(
@@ -183,6 +186,14 @@ class ByTokens(keras.optimizers.schedules.LearningRateSchedule):
 
     def __init__(self, schedule: Any, curriculum: Curriculum | Mapping[str, Any]) -> None:
         super().__init__()
+        if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule | Mapping):
+            raise OptionError(
+                f"ByTokens was given {schedule!r}",
+                why="it calls a schedule with the number of full steps",
+                mend="ByTokens(keras.optimizers.schedules.CosineDecay(1e-3, 900), curriculum)",
+            )
+        if not isinstance(curriculum, Curriculum | Mapping):
+            raise OptionError(f"ByTokens was given {curriculum!r}", mend="ByTokens(schedule, Curriculum(64, 256, 900))")
         if isinstance(curriculum, Mapping):  # of a model that is loaded
             said = dict(curriculum)
             pace = said.pop("pace")

@@ -26,6 +26,18 @@ _OF_GRADIENTS = (
 )
 
 
+def is_number(value: Any) -> bool:
+    """Whether this is a finite number."""
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def check_number(name: str, option: str, value: Any, example: float, value_below: float = np.inf) -> None:
+    """Refuse what is no number from 0 up and below another."""
+    if not is_number(value) or not 0 <= value < value_below:
+        bound = "from 0 up" if value_below == np.inf else f"from 0 up and below {value_below:g}"
+        raise OptionError(f"{option}={value!r} of {name}", mend=f"{option}={example:g}, {bound}")
+
+
 class OneBitAdam(keras.optimizers.Optimizer):
     """Adam without bias correction, whose variance stays as it is from step `freeze_step` on: 15 to 25 % of all steps.
 
@@ -53,8 +65,11 @@ class OneBitAdam(keras.optimizers.Optimizer):
         if not isinstance(freeze_step, int) or isinstance(freeze_step, bool) or freeze_step < 1:
             raise OptionError(f"freeze_step={freeze_step!r} of {name}", mend="freeze_step=1000: after so many steps")
         for option, value in {"beta_1": beta_1, "beta_2": beta_2}.items():
-            if not 0 <= value < 1:
-                raise OptionError(f"{option}={value!r} of {name}", mend=f"{option}=0.9, from 0 up and below 1")
+            check_number(name, option, value, 0.9, value_below=1.0)
+        check_number(name, "epsilon", epsilon, 1e-8)
+        check_number(name, "weight_decay", weight_decay, 0.01)
+        if not isinstance(servers, bool):
+            raise OptionError(f"servers={servers!r} of {name}", mend="servers=True, or servers=False")
         self.freeze_step, self.beta_1, self.beta_2, self.epsilon = freeze_step, beta_1, beta_2, epsilon
         self.decay, self.servers = weight_decay, servers
 
@@ -65,7 +80,7 @@ class OneBitAdam(keras.optimizers.Optimizer):
         super().build(variables)
         names = self._slot_names()
         self._kept = [self._make_slots(variable, names) for variable in variables]
-        note_optimizer(self, [getattr(each, "value", each) for each in variables])
+        note_optimizer(self)
 
     def _slot_names(self) -> tuple[str, ...]:
         return "momentum", "velocity"
@@ -87,17 +102,22 @@ class OneBitAdam(keras.optimizers.Optimizer):
         for slot, value in zip((momentum, *others), (after, *made), strict=True):
             self.assign(slot, value)
 
-    def slots_of(self, variable: Any) -> Slots:
-        """The slots of a weight."""
-        place = next(n for n, each in enumerate(self._trainable_variables) if getattr(each, "value", each) is variable)
-        momentum, *others = (getattr(each, "value", each) for each in self._kept[place])
-        return Slots(momentum, tuple(others))
+    def slots_of(self, variable: Any) -> Slots | None:
+        """The slots of a weight; None where it trains another model's."""
+        for own, kept in zip(self._trainable_variables, self._kept, strict=True):
+            if getattr(own, "value", own) is variable:
+                momentum, *others = (getattr(each, "value", each) for each in kept)
+                return Slots(momentum, tuple(others), getattr(own, "constraint", None))
+        return None
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
         rate = self._learning_rate
-        found = rate(step) if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else rate
-        return float(tf.convert_to_tensor(found))
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            rate = rate(step)
+        elif callable(rate) and not hasattr(rate, "assign"):
+            rate = rate()
+        return float(tf.convert_to_tensor(rate))
 
     def scales_of(self, momenta: Sequence[Any]) -> Sequence[float]:
         """All momenta share one scale as they are."""
@@ -136,6 +156,14 @@ class OneBitLamb(OneBitAdam):
         name: str = "one_bit_lamb", **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(learning_rate, freeze_step, name=name, **kwargs)
+        for option, limits in {"coefficients": coefficients, "factors": factors}.items():
+            pair = isinstance(limits, tuple | list) and len(limits) == 2
+            if not pair or not all(is_number(each) for each in limits) or not 0 < limits[0] <= limits[1]:
+                raise OptionError(
+                    f"{option}={limits!r} of {name}", mend=f"{option}=(0.5, 4.0): the least and the most, both above 0"
+                )
+        check_number(name, "coefficient_beta", coefficient_beta, 0.9, value_below=1.0)
+        check_number(name, "factor_change", factor_change, 0.1, value_below=1.0)
         self.coefficients, self.factors = tuple(coefficients), tuple(factors)
         self.coefficient_beta, self.factor_change = coefficient_beta, factor_change
 

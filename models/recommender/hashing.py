@@ -49,11 +49,12 @@ def cross_fields(ids: np.ndarray, pairs: Sequence[tuple[int, int]]) -> np.ndarra
     >>> cross_fields(np.array([[1, 2, 3]]), [(0, 2)]).shape
     (1, 4)
     """
-    wrong = [pair for pair in pairs if not all(0 <= each < ids.shape[1] for each in pair)]
+    known = range(ids.shape[1])
+    wrong = [pair for pair in pairs if np.shape(pair) != (2,) or not all(each in known for each in pair)]
     if wrong:
         raise OptionError(
             f"the fields {wrong[0]} cannot be crossed: there are {ids.shape[1]}",
-            mend=f"numbers of fields from 0 to {ids.shape[1] - 1}",
+            mend=f"pairs of numbers of fields from 0 to {ids.shape[1] - 1}: [(0, 1)]",
         )
     made = [
         id_of(ids.shape[1] + at, mix(ids[:, one]) ^ ids[:, other].view(np.uint64))

@@ -45,9 +45,15 @@ def dlrm(
 ) -> keras.Model:
     """Numbers become a vector as wide as embeddings are; products of all pairs of vectors go to the last layers."""
     dense, ids = _inputs(fields, numbers)
-    vector = _stack(dense, [*bottom, width], "bottom")
+    vector, found = _stack(dense, [*bottom, width], "bottom"), embedding(ids)
+    if found.shape[-1] != width:
+        raise OptionError(
+            f"width={width!r} of dlrm, and {embedding.name!r} gives vectors of {found.shape[-1]}",
+            why="products are of vectors of one width",
+            mend=f"width={found.shape[-1]}",
+        )
     vectors = keras.layers.Concatenate(axis=1, name="vectors")(
-        [keras.layers.Reshape((1, width), name="bottom_vector")(vector), embedding(ids)]
+        [keras.layers.Reshape((1, width), name="bottom_vector")(vector), found]
     )
     joined = keras.layers.Concatenate(name="joined")([vector, PairProducts(name="products")(vectors)])
     click = keras.layers.Dense(1, name="click")(_stack(joined, top, "top"))

@@ -30,6 +30,10 @@ class RowTable:
             raise OptionError(
                 f"width={width!r}, most_rows={most_rows!r} holds no row", mend="width=16, most_rows=1_000_000"
             )
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 <= scale < float("inf"):
+            raise OptionError(f"scale={scale!r} draws no rows", mend="scale=0.05: new values are up to it")
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+            raise OptionError(f"seed={seed!r} draws no rows", mend="seed=0, a whole number of 64 bits")
         self.width, self.optimizer, self.scale, self.seed, self.most_rows = width, optimizer, scale, seed, most_rows
         self.left_out = 0
         self._lock = threading.Lock()
@@ -71,8 +75,10 @@ class RowTable:
 
     def evict(self, *, fewer_than: int) -> int:
         """Drop rows that were seen fewer times than this; gives their number. Their ids begin anew when they come."""
+        if not isinstance(fewer_than, int | np.integer):
+            raise OptionError(f"fewer_than={fewer_than!r} is no whole number", mend="evict(fewer_than=3)")
         with self._lock:
-            rows, _, counts, _ = self._read_all()
+            rows, _, counts, _ = self._read_all(values=False)
             return self._drop(rows[counts < fewer_than])
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,6 +91,12 @@ class RowTable:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Hold what another table of this width and optimizer has held, and nothing else."""
+        if missing := [
+            each for each in ("ids", "counts", "values", "steps", "optimizer", "width") if each not in state
+        ]:
+            raise WeightsError(
+                f"this is no table of rows: it has no {missing[0]!r}", mend="what state_dict() has given"
+            )
         for name, mine in (("width", self.width), ("optimizer", self.optimizer.name)):
             if state[name] != mine:
                 raise WeightsError(
@@ -153,11 +165,12 @@ class RowTable:
                 f"a batch has {wanted} distinct ids, and the table may have {most} rows",
                 mend=f"most_rows={wanted}, or more",
             )
-        rows, _, counts, _ = self._read_all(values=False)
+        rows, ids, counts, _ = self._read_all(values=False)
         others = ~np.isin(rows, held)
-        rows, counts = rows[others], counts[others]
+        rows, ids, counts = rows[others], ids[others], counts[others]
         least = max(len(self) + count - most, most // 10)
-        self._drop(rows[np.argsort(counts, kind="stable")[:least]])
+        # of equal counts by id: where a row lies is another place after a table was loaded
+        self._drop(rows[np.lexsort((ids, counts))[:least]])
         rows, _, counts, _ = self._read_all(values=False)
         self._counts.write(rows, counts[:, None] // 2)  # what was frequent long ago can go
 

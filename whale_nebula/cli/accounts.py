@@ -239,12 +239,11 @@ def _serve(given: argparse.Namespace, made: Parser, desk: Desk) -> int:
     cluster = given.cluster or (desk.authority.bound[0] if len(desk.authority.bound) == 1 else None)
     if cluster is None:
         made.error("of which cluster? --cluster gpu")
-    host, _, port = (given.listen or "127.0.0.1:7200").rpartition(":")
-    number = made.number("--listen", port)
+    host, port = made.address("--listen", given.listen or "127.0.0.1:7200")
     over = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: over.set())
-    with serve(desk, cluster, host.strip("[]"), number or 0) as bound:
+    with serve(desk, cluster, host, port) as bound:
         print(f"whale-nebula: accounts of {cluster} log in at {host}:{bound}", file=sys.stderr, flush=True)
         over.wait()
     return arguments.DONE

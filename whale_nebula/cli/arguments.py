@@ -114,6 +114,13 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{name} takes a number, and {text!r} is none")
         return None if text is None else int(text)
 
+    def address(self, name: str, text: str) -> tuple[str, int]:
+        """The host and the port that an option is given."""
+        host, _, port = text.rpartition(":")
+        if not host or not (port.isdecimal() and port.isascii() and int(port) < 65536):
+            self.error(f"{name} takes HOST:PORT, and {text!r} is none")
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
     def amount(self, name: str, text: str | None, usual: float) -> float:
         """The amount that an option is given, or the usual one."""
         try:

@@ -169,12 +169,11 @@ def _serve(given: argparse.Namespace, made: Parser, folder: Path) -> int:
     cluster = given.cluster or (signs.bound[0] if len(signs.bound) == 1 else None)
     if cluster is None:
         made.error("of which cluster? --cluster gpu")
-    host, _, port = (given.listen or "127.0.0.1:7300").rpartition(":")
-    number = made.number("--listen", port)
+    host, port = made.address("--listen", given.listen or "127.0.0.1:7300")
     over = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: over.set())
-    with open_service(folder, signs, cluster, host.strip("[]"), number or 0) as bound:
+    with open_service(folder, signs, cluster, host, port) as bound:
         print(f"whale-nebula: data of {cluster} is read at {host}:{bound}", file=sys.stderr, flush=True)
         over.wait()
     return arguments.DONE

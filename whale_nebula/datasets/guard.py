@@ -103,6 +103,7 @@ class Guard:
         if size > MOST_BYTES:
             raise AccessError(f"a batch of {size} bytes is too large", mend="a smaller batch=")
         limits = opened.interface.limits
+        pause = self._pacer.find_pause(asked.dataset, account, limits.rate, size)
         self.usage.count(asked.dataset, account, reader.run, limits, rows, size)
         self.log.record(
             "read", actor=reader.actor, target=asked.dataset, decision="allow", durable=False, account=account,
@@ -110,7 +111,7 @@ class Guard:
             seed=asked.seed, number=asked.number, first=asked.first, rows=rows, bytes=size,
             **self._note_versions(reader, asked.dataset),
         )  # fmt: skip
-        return Batch(rows, columns, self._pacer.find_pause(asked.dataset, account, limits.rate, size))
+        return Batch(rows, columns, pause)
 
     def _note_versions(self, reader: Reader, dataset: str) -> dict[str, str]:
         """What the first record of a run's reads says of its versions."""

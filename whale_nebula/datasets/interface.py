@@ -25,7 +25,7 @@ from whale_nebula.security import files
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 LEAST_GROUP = 2
 _EXAMPLE = "name: corpus"
-_ABOUT = 500
+_ABOUT, _FIRST_YEAR = 500, 1970
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +252,12 @@ def _expires(place: Place) -> str:
     value = place.value
     try:
         moment = value if isinstance(value, date) else datetime.fromisoformat(place.text())
-    except (ValueError, ConfigError):
+        if not isinstance(moment, datetime):
+            moment = datetime(moment.year, moment.month, moment.day)
+        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError, ConfigError):
         moment = None
-    if moment is None:
+    if moment is None or moment.year < _FIRST_YEAR:
         mend = f"expires: {files.now().year + 1}-03-01"
         raise place.wrong(f"{value!r} is no day on which it ends", why="every interface ends", mend=mend)
-    if not isinstance(moment, datetime):
-        moment = datetime(moment.year, moment.month, moment.day)
-    return files.format_time(moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC))
+    return files.format_time(moment)

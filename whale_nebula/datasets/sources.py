@@ -155,11 +155,19 @@ def open_csv(folder: Path, pattern: str, columns: Mapping[str, str]) -> Source:
     return Arrays({name: _to_array(name, columns[name], kept) for name, kept in texts.items()})
 
 
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+
+
 def _to_array(name: str, dtype: str, texts: list[str]) -> Any:
     if dtype == STRING:
         return as_texts([text.encode() for text in texts])
     try:
+        if dtype == "bool":  # NumPy takes every text for true
+            return np.array([_TRUTHS[text.strip().lower()] for text in texts], bool)
         return np.array([text.strip() for text in texts], "U").astype(dtype)
+    except KeyError as error:
+        why = f"{error.args[0][:64]!r} is none of {', '.join(_TRUTHS)}"
+        raise InterfaceError(f"column {name!r} holds what is no bool", why=why, mend=f"{name}: {STRING}") from None
     except (ValueError, OverflowError) as error:
         why = str(error)[:300]
         raise InterfaceError(f"column {name!r} holds what is no {dtype}", why=why, mend=f"{name}: {STRING}") from None

@@ -17,6 +17,8 @@ from whale_nebula.errors import AccessError
 from whale_nebula.security import files
 
 FILE = "usage.db"
+LONGEST_PAUSE = 300.0
+"""For so many seconds a batch waits at most: longer ones would look like a line that is gone."""
 ALL = ""
 """Stands in the place of a run for all runs together."""
 _SCHEMA = """
@@ -55,11 +57,13 @@ class Usage:
         with self._lock:
             try:
                 self._database.execute("begin immediate")
+                total = (0, 0)
                 for which, bound, what in ((ALL, limits.account, "in all"), (run, limits.run, "in a run")):
-                    if which != ALL and bound == Bound():
+                    if what != "in all" and bound == Bound():
                         continue
-                    row = (dataset, account, which, rows, size)
-                    total = self._database.execute(_COUNT, row).fetchone()
+                    if what == "in all" or which != ALL:  # who names no run has one: all that it has read
+                        row = (dataset, account, which, rows, size)
+                        total = self._database.execute(_COUNT, row).fetchone()
                     _check(bound, total, f"{account} has read as much of dataset {dataset!r} as it may {what}")
                 self._database.execute("commit")
             except sqlite3.Error as error:
@@ -97,7 +101,7 @@ class Pacer:
         self._free: dict[tuple[str, str], float] = {}
 
     def find_pause(self, dataset: str, account: str, rate: float, size: int, now: float | None = None) -> float:
-        """For how many seconds these bytes wait before they leave.
+        """For how many seconds these bytes wait before they leave; `AccessError` where that is too long.
 
         >>> pacer = Pacer()
         >>> [pacer.find_pause("a", "ana", 8e3, 500, 0.0) for _ in range(3)]
@@ -108,5 +112,11 @@ class Pacer:
         moment = time.monotonic() if now is None else now
         with self._lock:
             begin = max(moment, self._free.get((dataset, account), moment))
+            if begin - moment > LONGEST_PAUSE:
+                what = f"{account} reads dataset {dataset!r} in batches that its rate does not let"
+                why = (
+                    f"at {rate:g} bits a second this one waits for {begin - moment:.0f} s: {LONGEST_PAUSE:g} s at most"
+                )
+                raise AccessError(what, why=why, mend="a smaller batch=, or fewer processes")
             self._free[dataset, account] = begin + 8 * size / rate
         return begin - moment

@@ -122,6 +122,8 @@ def _read(own: Path, trust: Trust, run: str | None, at: datetime, cluster: str |
             return Found(own, fault=f"its format is not {FORMAT!r}")
         approval = Approval(**{each.name: said[each.name] for each in fields(Approval)})
         over = _check_types(approval).is_over(at)
+    except CredentialsError as error:
+        return Found(own, fault=f"it cannot be read: {error.why}")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return Found(own, fault="it does not read")
     signed = [each for each in trust.authorities if files.verify_signature(each, signature, message)]

@@ -277,6 +277,17 @@ def test_what_somebody_lays_beside_does_not_stop_an_owner(
     assert authority_list(site).number in (1, 2)
 
 
+def test_an_approval_that_cannot_be_read_does_not_stop_the_others(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (site / "approved" / "another" / "approval.json").mkdir(parents=True)
+    (site / "approved" / "gone").mkdir()
+    (site / "approved" / "gone" / "approval.json").symlink_to("nowhere")
+    assert main(["--list", "--config", str(site / "clusters.yaml")]) == 0
+    assert "another   it cannot be read: Is a directory" in capsys.readouterr().out
+    assert call(site, "train.py")[0] == 0
+
+
 def authority_list(site: Path) -> trust.SignedList:
     return trust.load(site / "certs" / "revoked.json", authority.authorities(site / "certs"))
 

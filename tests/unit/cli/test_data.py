@@ -71,6 +71,7 @@ def test_from_publication_to_withdrawal(owner: Owner, capsys: Capture) -> None: 
         ("grants --grant 1 --deny 2 {folder}", 2, "one of these"),
         ("grants --grant 1 {folder}", 1, "no request has the number"),
         ("grants --grant 1 --days x {folder}", 2, "takes a number"),
+        ("serve --cluster gpu --listen 7300 {folder}", 2, "--listen takes HOST:PORT, and '7300' is none"),
         ("grants --grant 1 --days -1 {folder}", 1, "no life of a grant"),
         ("publish no.yaml {folder}", arguments.CONFIG, "cannot be read"),
         ("show corpus {folder}", 1, "no dataset is called"),

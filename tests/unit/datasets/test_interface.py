@@ -88,6 +88,9 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, line: int, 
 def test_an_interface_has_an_end(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no day on which it ends"):
         say(expires=None)
+    for far in ("9999-12-31T23:59:59-12:00", "0001-01-01", "0300-01-01"):
+        with pytest.raises(ConfigError, match="no day on which it ends"):
+            say(expires=far)
     (tmp_path / "a.yaml").write_text("expires: 2027-03-01T12:00:00+02:00\n")
     assert say(expires="2027-03-01").expires == "2027-03-01T00:00:00Z"
     assert say(expires="2027-03-01T12:00:00+02:00").expires == "2027-03-01T10:00:00Z"
@@ -98,6 +101,18 @@ def test_a_source_of_csv_gives_the_columns_that_are_selected(folder: Path) -> No
     opened = open_dataset(say(), folder)
     rows, columns = opened.read(None, 0, 1, 3)
     assert (opened.count, rows, columns["age"].tolist()) == (4, 2, [40, 50])
+
+
+def test_truth_in_csv_is_what_its_words_say(folder: Path) -> None:
+    (folder / "t.csv").write_text("member\nTrue\nfalse\n0\n1\n")
+    interface = say(
+        source={"csv": "t.csv", "columns": {"member": "bool"}}, transform=[], schema={"member": {"dtype": "bool"}}
+    )
+    assert open_dataset(interface, folder).read(None, 0, 0, 4)[1]["member"].tolist() == [True, False, False, True]
+    (folder / "t.csv").write_text("member\nperhaps\n")
+    with pytest.raises(InterfaceError, match="holds what is no bool") as caught:
+        open_dataset(interface, folder)
+    assert "'perhaps'" in str(caught.value)
 
 
 def test_lines_of_text_leave_raw_only_by_a_word(folder: Path) -> None:

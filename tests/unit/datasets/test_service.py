@@ -306,6 +306,28 @@ def test_attack_a_rate_by_many_connections(site: Site) -> None:
     assert site.guard.read(Reader("bob", "gpu/1"), asked).pause == 0
 
 
+def test_a_batch_that_would_wait_too_long_is_refused_and_not_counted(site: Site) -> None:
+    """The reader would take its line for gone, ask again, and be counted again."""
+    site.owner.publish(limits={"rate": "16bit"})
+    site.owner.grant("ana")
+    asked, ana = Asked("corpus", None, 0, 0, 100), Reader("ana", "gpu/0")
+    assert site.guard.read(ana, asked).pause == 0
+    with pytest.raises(AccessError, match="in batches that its rate does not let") as caught:
+        site.guard.read(ana, asked)
+    assert "waits for 400 s" in str(caught.value) and site.guard.usage.find("corpus", "ana")[0] == 100
+
+
+def test_who_names_no_run_is_counted_once(site: Site) -> None:
+    site.owner.publish(limits={"account": {"rows": 250}, "run": {"rows": 150}})
+    site.owner.grant("ana")
+    asked, ana = Asked("corpus", None, 0, 0, 100), Reader("ana", "gpu/0", run="")
+    site.guard.read(ana, asked)
+    assert site.guard.usage.find("corpus", "ana")[0] == 100
+    with pytest.raises(AccessError, match="as it may in a run"):
+        site.guard.read(ana, asked)
+    assert site.guard.usage.find("corpus", "ana")[0] == 100
+
+
 def test_files_are_looked_at_again_when_they_are_published_again(site: Site) -> None:
     site.owner.publish()
     site.owner.grant("ana")

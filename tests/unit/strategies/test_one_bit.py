@@ -205,6 +205,82 @@ def fit(optimizer: Any, around: Any = None) -> None:
         model.train_on_batch(np.ones((4, 4)), np.ones((4, 1)))
 
 
+def use_constraint(model: Any) -> None:
+    model.compile(OneBitAdam(0.1, freeze_step=9), "mse")
+    take_steps(model, 5)
+
+
+def compile_again(model: Any) -> None:
+    """The first optimizer is still there, and has slots of the same weights."""
+    first = OneBitAdam(0.1, freeze_step=9)
+    model.compile(first, "mse")
+    take_steps(model, 3)
+    model.compile(OneBitAdam(0.01, freeze_step=9), "mse")
+    take_steps(model, 3)
+    model.compile(first, "mse")
+    take_steps(model, 2)
+
+
+def freeze_a_layer(model: Any) -> None:
+    model.layers[0].trainable = False
+    model.compile(OneBitAdam(0.1, freeze_step=9), "mse")
+    take_steps(model, 2)
+    model.layers[0].trainable = True
+    model.compile(OneBitAdam(0.1, freeze_step=9), "mse")
+    take_steps(model, 3)
+
+
+def write_between_steps(model: Any) -> None:
+    model.compile(OneBitAdam(0.1, freeze_step=9), "mse")
+    take_steps(model, 2)
+    model.layers[0].kernel.assign(0.5 * model.layers[0].kernel)
+    for slot in model.optimizer.variables[2:4]:
+        slot.assign(2.0 * slot)
+    take_steps(model, 2)
+
+
+def call_for_the_rate(model: Any) -> None:
+    model.compile(OneBitAdam(lambda: 0.1, freeze_step=9), "mse")
+    take_steps(model, 3)
+
+
+def take_steps(model: Any, count: int) -> None:
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(8, 4)), random.normal(size=(8, 1))
+    for _ in range(count):
+        model.train_on_batch(x, y)
+
+
+@pytest.mark.parametrize("run", [use_constraint, compile_again, freeze_a_layer, write_between_steps, call_for_the_rate])
+def test_in_the_warm_up_it_trains_as_one_process_without_it(run: Any) -> None:
+    """What else is done to weights, slots and optimizers counts as it does there."""
+    found = []
+    for apart in (False, True):
+        nb.shutdown()
+        keras.utils.set_random_seed(1)
+        around = nb.replica(exchange="1bit") if apart else nullcontext()
+        with nb.init({"clusters": {"gpu": {}, "npu": {}}}), nb.cluster() if apart else nullcontext(), around:
+            limit = keras.constraints.NonNeg() if run is use_constraint else None
+            hidden = keras.layers.Dense(3, kernel_constraint=limit)
+            model = keras.Sequential([keras.Input((4,)), hidden, keras.layers.Dense(1)])
+            run(model)
+            found.append(model.get_weights())
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+
+
+def test_another_optimizer_is_not_taken_for_the_one_before() -> None:
+    nb.shutdown()
+    with nb.init({"clusters": {"gpu": {}, "npu": {}}}), nb.cluster(), nb.replica(exchange="1bit"):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        first = OneBitAdam(0.1)
+        model.compile(first, "mse")
+        take_steps(model, 1)
+        model.compile("adam", "mse")
+        with pytest.raises(OptionError, match="needs one optimizer that exchanges momenta"):
+            take_steps(model, 1)
+
+
 def test_a_model_that_is_loaded_goes_on_with_its_step_and_its_rate(tmp_path: Path) -> None:
     """So it does not warm up again, and a schedule goes on."""
     nb.shutdown()
@@ -241,6 +317,10 @@ def test_a_model_that_is_loaded_goes_on_with_its_step_and_its_rate(tmp_path: Pat
         (lambda: OneBitAdam(freeze_step=0), "freeze_step=0 of one_bit_adam"),
         (lambda: OneBitLamb(beta_2=1.0), "beta_2=1.0 of one_bit_lamb"),
         (lambda: fit(OneBitAdam(clipnorm=1.0)), "clipnorm"),
+        (lambda: OneBitAdam(beta_1="much"), "beta_1='much' of one_bit_adam"),
+        (lambda: OneBitAdam(epsilon=-1.0), "epsilon=-1.0 of one_bit_adam"),
+        (lambda: OneBitLamb(coefficients=(10.0, 0.01)), "coefficients=.* of one_bit_lamb"),
+        (lambda: OneBitLamb(factor_change=1), "factor_change=1 of one_bit_lamb"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, said: str) -> None:

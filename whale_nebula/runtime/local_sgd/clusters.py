@@ -25,7 +25,7 @@ from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import ASYNC, Apart
 from whale_nebula.runtime.local_sgd.async_mode import Pushes, Server
-from whale_nebula.runtime.local_sgd.one_bit import find_optimizer, make_one_bit_rounds
+from whale_nebula.runtime.local_sgd.one_bit import Exchanged, find_exchanged, make_one_bit_rounds
 from whale_nebula.runtime.local_sgd.step import Asked, Copies, LeavesTogether, TakesTurns, TrainsApart
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
 from whale_nebula.runtime.local_sgd.topology import (
@@ -62,7 +62,7 @@ class Opened:
     run: Run
     copies: Copies = field(default_factory=Copies)
     _known: dict[frozenset[int], Mapping[str, Meetings]] = field(default_factory=dict)
-    _said: dict[frozenset[int], Apart] = field(default_factory=dict)
+    _said: dict[frozenset[int], tuple[Apart, Exchanged | None]] = field(default_factory=dict)
     _variables: dict[int, Any] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     _made: int = 0
@@ -99,7 +99,9 @@ class Opened:
 
         `variables` are all that the step touches.
         """
-        key, said = frozenset(id(variable) for variable in weights.values()), replace(apart, where="")
+        key = frozenset(id(variable) for variable in weights.values())
+        exchanged = find_exchanged(weights, variables, apart.where) if apart.exchange else None
+        said = replace(apart, where=""), exchanged
         if key in self._known and self._said[key] != said:
             self.settle()
             for each in self._known.pop(key).values():
@@ -111,7 +113,7 @@ class Opened:
             self._variables.update({id(variable): variable for variable in fresh.values()})
             self._made += 1
             make = self._all if self.run.alone else self._own
-            self._known[key] = make(apart, sites, weights, fresh)
+            self._known[key] = make(apart, sites, weights, fresh, exchanged)
         return self._known[key]
 
     def settle(self) -> None:
@@ -185,8 +187,9 @@ class Opened:
 
     # ------------------------------------------------------------------ all clusters are here
     def _all(
-        self, apart: Apart, sites: Sites, weights: Mapping[str, Any], variables: Mapping[str, Any]
-    ) -> Mapping[str, Meetings]:
+        self, apart: Apart, sites: Sites, weights: Mapping[str, Any], variables: Mapping[str, Any],
+        exchanged: Exchanged | None,
+    ) -> Mapping[str, Meetings]:  # fmt: skip
         specs = {(a, b): self.run.links.between(a, b) for a in sites.names for b in sites.names if a != b}
         network = MemoryNetwork(specs)
         firsts = {cluster: f"{cluster}/0" for cluster in sites.names}
@@ -200,7 +203,7 @@ class Opened:
                 own = self.copies.of(cluster, variables, place)
                 held = {path: own[id(variable)] for path, variable in weights.items()}
             copy = partial(self._copy_of, cluster if place else "")
-            made[cluster] = _meetings(apart, sites, held, ends, copy=copy, models_own=weights)
+            made[cluster] = _meetings(apart, sites, held, ends, exchanged, copy=copy, models_own=weights)
         return made
 
     def _copy_of(self, cluster: str, variable: Any) -> Any:
@@ -209,13 +212,16 @@ class Opened:
 
     # ------------------------------------------------------------------ others are in other processes
     def _own(
-        self, apart: Apart, sites: Sites, weights: Mapping[str, Any], variables: Mapping[str, Any]
-    ) -> Mapping[str, Meetings]:
+        self, apart: Apart, sites: Sites, weights: Mapping[str, Any], variables: Mapping[str, Any],
+        exchanged: Exchanged | None,
+    ) -> Mapping[str, Meetings]:  # fmt: skip
         session, here = self.run.ledger.session, self.run.here()
         firsts = {cluster: workers[0] for cluster, workers in sites.workers.items()}
         mates = [worker for worker in sites.workers[here.cluster] if worker != session.worker]
         ends = Ends(session.worker, here.cluster, firsts, session.links, session.patience, mates, self._made)
-        rounds = _meetings(apart, sites, weights, ends, waits=True, copy=partial(self._copy_of, ""), models_own=weights)
+        rounds = _meetings(
+            apart, sites, weights, ends, exchanged, waits=True, copy=partial(self._copy_of, ""), models_own=weights
+        )
         session.expected.add_round(ends.program, _MOST * rounds.flat.total + _OWN)
         self._start_alike(rounds, seeds_of(variables))
         offset_seeds(variables, sites.names.index(here.cluster))
@@ -247,14 +253,13 @@ class Opened:
 
 
 def _meetings(
-    apart: Apart, sites: Sites, weights: Mapping[str, Any], ends: Ends, waits: bool = False, *,
-    copy: Callable[[Any], Any], models_own: Mapping[str, Any],
+    apart: Apart, sites: Sites, weights: Mapping[str, Any], ends: Ends, exchanged: Exchanged | None,
+    waits: bool = False, *, copy: Callable[[Any], Any], models_own: Mapping[str, Any],
 ) -> Meetings:  # fmt: skip
     """What a cluster does between its steps. `models_own` are the model's variables, of which `weights` are copies."""
-    if apart.exchange:
-        optimizer = find_optimizer(models_own, apart.where)
+    if exchanged is not None:
         return make_one_bit_rounds(
-            weights, ends, Differences(parse_way("none")), sites.shares, optimizer, copy, models_own
+            weights, ends, Differences(parse_way("none")), sites.shares, exchanged, copy, models_own
         )
     flat, way = Flat(tuple(weights.values())), parse_way(apart.codec)
     if apart.mode == ASYNC:
@@ -403,8 +408,9 @@ _BYTES = 4
 
 def _tell_alone(apart: Apart, name: str) -> None:
     """There is nobody to meet."""
+    option = f'exchange="{apart.exchange}"' if apart.exchange else f"sync_every={apart.every}"
     warning = NebulaWarning(
-        f"nb.replica(sync_every={apart.every}) meets nobody: {name!r} is the only cluster",
+        f"nb.replica({option}) meets nobody: {name!r} is the only cluster",
         where=apart.where,
         why="each cluster trains a copy, and there is one; the step runs as it would without it",
         mend='name them, nb.cluster(["gpu", "npu"]), or give a config that does: nb.init("clusters.yaml")',

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import google_crc32c
 import numpy as np
 import tensorflow as tf
 
@@ -26,10 +27,11 @@ _SCALE_BYTES = 4
 
 
 class Slots(NamedTuple):
-    """What an optimizer keeps of a weight: its momentum, and all else."""
+    """What an optimizer keeps of a weight: its momentum, and all else; and what the weight is kept within."""
 
     momentum: Any
     others: tuple[Any, ...]
+    constraint: Callable[[Any], Any] | None = None
 
 
 class MomentumOptimizer(Protocol):
@@ -41,8 +43,8 @@ class MomentumOptimizer(Protocol):
     servers: bool
     fused: bool
 
-    def slots_of(self, variable: Any) -> Slots:
-        """The slots of a weight."""
+    def slots_of(self, variable: Any) -> Slots | None:
+        """The slots of a weight; None where it trains another model's."""
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
@@ -56,20 +58,33 @@ class MomentumOptimizer(Protocol):
         """A weight and its other slots after an update: `before` and `momentum` are the momenta before and after it."""
 
 
-_OPTIMIZERS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_OPTIMIZERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def note_optimizer(optimizer: MomentumOptimizer, variables: Sequence[Any]) -> None:
-    """An optimizer trains these variables, and can exchange their momenta."""
-    for variable in variables:
-        _OPTIMIZERS[id(variable)] = optimizer
+def note_optimizer(optimizer: MomentumOptimizer) -> None:
+    """An optimizer has its slots now, and can exchange its momenta."""
+    _OPTIMIZERS.add(optimizer)
 
 
-def find_optimizer(weights: Mapping[str, Any], where: str) -> MomentumOptimizer:
-    """The one optimizer that trains some of these weights; the others are averages that layers keep."""
-    found = {id(each): each for variable in weights.values() if (each := _OPTIMIZERS.get(id(variable))) is not None}
+class Exchanged(NamedTuple):
+    """An optimizer whose momenta are exchanged, and the paths of the weights that it trains in a step."""
+
+    optimizer: MomentumOptimizer
+    paths: tuple[str, ...]
+
+
+def find_exchanged(weights: Mapping[str, Any], variables: Mapping[str, Any], where: str) -> Exchanged:
+    """The one optimizer that trains some of these weights in a step that touches `variables`: momenta of another one,
+    which a model was compiled with before, are not among them. The other weights are averages that layers keep.
+    """
+    touched = {id(variable) for variable in variables.values()}
+    found = []
+    for optimizer in list(_OPTIMIZERS):
+        slots = {path: optimizer.slots_of(variable) for path, variable in weights.items()}
+        paths = tuple(path for path, own in slots.items() if own is not None and id(own.momentum) in touched)
+        found += [Exchanged(optimizer, paths)] if paths else []
     if len(found) == 1:
-        return next(iter(found.values()))
+        return found[0]
     raise OptionError(
         'exchange="1bit" needs one optimizer that exchanges momenta',
         where=where,
@@ -101,7 +116,7 @@ def restore_signs(data: Bytes, ends: Sequence[int]) -> Numbers:
     return np.where(np.unpackbits(data[count:], count=size).astype(bool), scales, -scales)
 
 
-@dataclass
+@dataclass(repr=False)
 class OneBitRounds(Meetings):
     """One cluster's side. `flat` are all weights, of which `trained` have slots; the others, averages that layers keep,
     are sent as they are. `shares` are the weights of the clusters in the mean, by name. `_step` is the one at hand,
@@ -122,10 +137,20 @@ class OneBitRounds(Meetings):
     _update: Any = None
 
     def begin(self, shared: Numbers | None = None) -> None:
-        """Take the weights and slots that all clusters have."""
-        super().begin(shared)
-        if self._before is None:
-            self._read_slots()
+        """Take the weights and slots that all clusters have, before each step: what a script has written since the last
+        one, in all of them, is among these.
+        """
+        self._shared = self._read_all() if shared is None else shared.copy()
+        self._read_slots()
+
+    @property
+    def shared(self) -> Numbers | None:
+        """The weights that all clusters know of; None before the first step."""
+        return None if self._shared is None else self._read_all()
+
+    def digest(self) -> int:
+        """A checksum of the weights."""
+        return google_crc32c.value(self._read_all().tobytes())
 
     def tell(self) -> None:
         """A step is over: send the momentum that it has made."""
@@ -155,14 +180,14 @@ class OneBitRounds(Meetings):
             momentum = momentum / self._scales * self._mask
         self._kept.write((0, self._kept.total), kept)
         self._make_update(momentum)
-        self._shared, self._told = self._read_all(), self.steps
         self.met += 1
 
     def settle_tell(self) -> None:
         """All have the same weights after each step."""
 
     def settle_take(self) -> None:
-        """All have the same weights after each step."""
+        """All have the same weights after each step: that they have was compared before this."""
+        self._told = self.steps
 
     def capture(self) -> Callable[[], dict[str, Any]]:
         """Take the state: what was left out so far, and how it crosses."""
@@ -176,13 +201,11 @@ class OneBitRounds(Meetings):
         self.met = int(state["met"])
         names = ("error", "server", "mask", "scales")
         self._error, self._server_error, self._mask, self._scales = (np.asarray(state[name]) for name in names)
-        self._read_slots()
 
     def restart(self) -> None:
         """Nothing of what was left out belongs to the new weights."""
         super().restart()
         self._error, self._server_error = np.zeros_like(self._error), np.zeros_like(self._server_error)
-        self._read_slots()
 
     def close(self) -> None:
         """There are no threads."""
@@ -209,7 +232,8 @@ class OneBitRounds(Meetings):
 
     def _encode(self, momentum: Numbers) -> tuple[Bytes, Numbers]:
         """The bytes that cross, and what they stand for."""
-        if not self._compresses:
+        if not self._compresses:  # also where an optimizer began anew: then its variance is frozen once more
+            self._mask = np.zeros(0, np.float32)
             return momentum.view(np.uint8), momentum
         if not self._mask.size:
             self._freeze()
@@ -241,8 +265,6 @@ class OneBitRounds(Meetings):
 
     def _freeze(self) -> None:
         """The warm-up is over: what never had a gradient is left as it is, and errors begin at zero."""
-        if self._before is None:
-            self._read_slots()
         before = self._before or []
         first = [np.asarray(slots[1]).reshape(-1) > 0 for slots in before]
         self._mask = np.concatenate(first).astype(np.float32)
@@ -254,7 +276,7 @@ class OneBitRounds(Meetings):
 
     # ------------------------------------------------------------------ the update
     def _read_slots(self) -> None:
-        self._before = [tuple(tf.identity(each) for each in (slots.momentum, *slots.others)) for slots in self.slots]
+        self._before = [tuple(each.read_value() for each in (own.momentum, *own.others)) for own in self.slots]
 
     def _make_update(self, momentum: Numbers) -> None:
         """From the weights and slots of before the step, and the momentum of all: the same in all clusters."""
@@ -271,14 +293,14 @@ class OneBitRounds(Meetings):
         for slots, first, rest in zip(self.slots, momenta, others, strict=True):
             for slot, value in zip((slots.momentum, *slots.others), (first, *rest), strict=True):
                 slot.assign(value)
-        self._before = [(first, *rest) for first, rest in zip(momenta, others, strict=True)]
 
     def _compute_update(self, weights: Any, before: Any, momenta: Any, step: Any, rate: Any) -> Any:
         beta = self.optimizer.beta_1
         made = []
-        for weight, slots, momentum in zip(weights, before, momenta, strict=True):
+        for weight, slots, momentum, own in zip(weights, before, momenta, self.slots, strict=True):
             gradient = (momentum - beta * slots[0]) / (1.0 - beta)
-            made.append(self.optimizer.advance(weight, slots[0], momentum, slots[1:], gradient, step, rate))
+            after, others = self.optimizer.advance(weight, slots[0], momentum, slots[1:], gradient, step, rate)
+            made.append((after if own.constraint is None else own.constraint(after), others))
         return [weight for weight, _ in made], [tuple(others) for _, others in made]
 
     def _trained_before(self) -> Numbers:
@@ -290,15 +312,15 @@ class OneBitRounds(Meetings):
 
 
 def make_one_bit_rounds(
-    weights: Mapping[str, Any], ends: Ends, differences: Any, shares: Mapping[str, float], optimizer: MomentumOptimizer,
+    weights: Mapping[str, Any], ends: Ends, differences: Any, shares: Mapping[str, float], exchanged: Exchanged,
     copy: Callable[[Any], Any], models_own: Mapping[str, Any],
 ) -> OneBitRounds:  # fmt: skip
     """The rounds of a cluster whose variables are `weights`; `models_own` are those of the model, which the optimizer
     knows, and `copy` gives this cluster's copy of one.
     """
-    trained = [path for path, variable in models_own.items() if id(variable) in _OPTIMIZERS]
-    slots = [optimizer.slots_of(models_own[path]) for path in trained]
-    own = [Slots(copy(each.momentum), tuple(map(copy, each.others))) for each in slots]
+    optimizer, trained = exchanged
+    slots = [own for path in trained if (own := optimizer.slots_of(models_own[path])) is not None]
+    own = [each._replace(momentum=copy(each.momentum), others=tuple(map(copy, each.others))) for each in slots]
     return OneBitRounds(
         Flat(tuple(weights.values())), ends, differences, optimizer=optimizer, trained=[weights[p] for p in trained],
         slots=own, shares=shares,

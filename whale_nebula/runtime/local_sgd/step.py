@@ -244,9 +244,9 @@ class TakesTurns(BetweenClusters):
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step."""
         rounds = self.rounds
+        self.copies.follow(self.variables.values())
         for each in rounds.values():
             each.begin()
-        self.copies.follow(self.variables.values())
         began = time.perf_counter()
         first, *others = self.sites.names
         for cluster in others:

@@ -379,7 +379,7 @@ def _plain(variable: Any) -> Any:
     return getattr(variable, "value", variable)
 
 
-@dataclass
+@dataclass(repr=False)
 class Meetings(ABC):
     """One cluster's side. `met` counts what was exchanged, `waited` are the seconds that steps waited for it."""
 

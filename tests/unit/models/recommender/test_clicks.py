@@ -65,6 +65,8 @@ def test_crossed_fields() -> None:
     crossed = cross_fields(ids, [(0, 1), (2, 0)])
     np.testing.assert_array_equal(crossed[:, :3], ids)
     assert len(np.unique(crossed[:, 3])) == len(np.unique(ids[:, :2], axis=0))
+    with pytest.raises(OptionError, match="the fields 0 cannot be crossed"):
+        cross_fields(np.zeros((2, 2), np.int64), [0, 1])  # type: ignore[list-item]
     with pytest.raises(OptionError, match="cannot be crossed"):
         cross_fields(ids, [(0, 3)])
 

@@ -10,7 +10,14 @@ import pytest
 
 import whale_nebula as nb
 from whale_nebula.errors import OptionError
-from whale_nebula.models.recommender import auc, dlrm, generated_clicks, multi_view, wide_and_deep
+from whale_nebula.models.recommender import (
+    HashedEmbedding,
+    auc,
+    dlrm,
+    generated_clicks,
+    multi_view,
+    wide_and_deep,
+)
 from whale_nebula.models.recommender.networks import PairProducts
 
 ROWS, FIELDS, NUMBERS, VALUES = 256, 4, 3, 64
@@ -76,6 +83,11 @@ def test_views_that_compare_nothing(views: list[list[int]]) -> None:
 
 
 @pytest.mark.grid
+def test_vectors_of_another_width_are_refused() -> None:
+    with pytest.raises(OptionError, match="gives vectors of 4"):
+        dlrm(HashedEmbedding(4), fields=2, numbers=2, width=8)
+
+
 def test_what_is_planted_is_found() -> None:
     """A network that learns finds a good part of what the chances of the log say; held-out rows."""
     log = generated_clicks(12_000, fields=2, numbers=2, vocabulary=30)

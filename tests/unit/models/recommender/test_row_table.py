@@ -139,6 +139,36 @@ def test_state_goes_to_another_table() -> None:
         make_table("sgd").load_state_dict(one.state_dict())
 
 
+def test_a_table_that_was_loaded_drops_the_same_rows() -> None:
+    """Of many rows that were seen as often, the same make room as without the break."""
+    drawn = np.random.default_rng(7)
+    one, other = make_table(most_rows=40), make_table(most_rows=40)
+    for _ in range(12):
+        train(one, *np.unique(drawn.integers(-300, 300, 15)).tolist())
+    other.load_state_dict(one.state_dict())
+    for _ in range(12):
+        ids = np.unique(drawn.integers(-300, 300, 15)).tolist()
+        train(one, *ids)
+        train(other, *ids)
+    for name, value in one.state_dict().items():
+        np.testing.assert_array_equal(value, other.state_dict()[name])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [({"scale": "x"}, "scale='x'"), ({"scale": -1}, "scale=-1"), ({"seed": -1}, "seed=-1")]
+)
+def test_what_draws_no_rows_is_refused(options: dict[str, int], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        make_table(**options)
+
+
+def test_what_is_no_table_is_refused() -> None:
+    with pytest.raises(WeightsError, match="it has no 'ids'"):
+        make_table().load_state_dict({})
+    with pytest.raises(OptionError, match="fewer_than='3' is no whole number"):
+        make_table().evict(fewer_than="3")  # type: ignore[arg-type]
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     table = make_table("adam")
     train(table, 1, 2)
