@@ -320,8 +320,8 @@ def make_one_bit_rounds(
     """
     optimizer, trained = exchanged
     slots = [own for path in trained if (own := optimizer.slots_of(models_own[path])) is not None]
-    own = [each._replace(momentum=copy(each.momentum), others=tuple(map(copy, each.others))) for each in slots]
+    copies = [each._replace(momentum=copy(each.momentum), others=tuple(map(copy, each.others))) for each in slots]
     return OneBitRounds(
         Flat(tuple(weights.values())), ends, differences, optimizer=optimizer, trained=[weights[p] for p in trained],
-        slots=own, shares=shares,
+        slots=copies, shares=shares,
     )  # fmt: skip
