@@ -3,6 +3,7 @@
 * `generated_clicks`, `iterate_criteo`: rows
 * `wide_and_deep`, `dlrm`, `multi_view`: models of them
 * `HashedEmbedding`: a table of rows that grows with the ids that come
+* `SplitEmbedding`: such tables in other clusters, of which only distinct rows cross; `most_frequent` ids stay near
 * `auc`: what their predictions are worth
 """
 
@@ -13,18 +14,23 @@ from .hashing import cross_fields
 from .networks import dlrm, multi_view, wide_and_deep
 from .row_table import RowTable
 from .scores import auc
+from .split_embedding import DistinctRows, GatherRows, SplitEmbedding, most_frequent
 
 __all__ = [
     "CRITEO_FIELDS",
     "CRITEO_NUMBERS",
     "Clicks",
+    "DistinctRows",
+    "GatherRows",
     "HashedEmbedding",
     "RowTable",
+    "SplitEmbedding",
     "auc",
     "cross_fields",
     "dlrm",
     "generated_clicks",
     "iterate_criteo",
+    "most_frequent",
     "multi_view",
     "wide_and_deep",
 ]

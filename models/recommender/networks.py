@@ -1,13 +1,13 @@
 """Networks that predict clicks: wide and deep, one like DLRM, and one of several views.
 
 Each takes `{"numbers": float32 [rows, numbers], "ids": int64 [rows, fields]}` and gives a logit a row. The embedding is
-a layer of the caller's, from [rows, fields] to [rows, fields, width]: `keras.layers.Embedding`, for ids that are small,
-or one whose table grows.
+the caller's, from [rows, fields] to [rows, fields, width]: the layer `keras.layers.Embedding`, for ids that are small,
+or one whose table grows, or a `SplitEmbedding`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -17,8 +17,8 @@ from whale_nebula.errors import OptionError
 
 
 def wide_and_deep(
-    embedding: keras.layers.Layer,
-    wide: keras.layers.Layer,
+    embedding: Callable[[Any], Any],
+    wide: Callable[[Any], Any],
     *,
     fields: int,
     numbers: int,
@@ -35,7 +35,7 @@ def wide_and_deep(
 
 
 def dlrm(
-    embedding: keras.layers.Layer,
+    embedding: Callable[[Any], Any],
     *,
     fields: int,
     numbers: int,
@@ -55,7 +55,7 @@ def dlrm(
 
 
 def multi_view(
-    embedding: keras.layers.Layer,
+    embedding: Callable[[Any], Any],
     *,
     views: Sequence[Sequence[int]],
     fields: int,
