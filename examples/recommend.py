@@ -3,10 +3,13 @@
     python examples/recommend.py                      # two clusters in this process, over an emulated line
     python examples/recommend.py --look-up vectors    # a vector for each id crosses, to compare: the same numbers
     python examples/recommend.py --hot 2000           # rows of the most frequent ids stand with the network
+    python examples/recommend.py --micro-batch 4      # look-ups, the line and the network overlap
+    python examples/recommend.py --staleness 1        # updates of rows are a step late, beside the network
     python examples/recommend.py --criteo train.txt   # Criteo's file instead of a log that is made by rule
     whale-nebula run --all --clusters cpu,gpu examples/recommend.py      # a process for each cluster, mutual TLS
 
-Ids get rows as they come. Of each batch the rows of its distinct ids cross, and the sums of their gradients come back.
+Ids get rows as they come. Of each batch the rows of its distinct ids cross, and the sums of their gradients come back;
+ids of the next batch are looked up meanwhile.
 """
 
 import argparse
@@ -17,6 +20,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
@@ -50,11 +54,12 @@ def make_model(given: argparse.Namespace, log: recommender.Clicks) -> tuple[kera
     embedding: Any
     adagrad = keras.optimizers.Adagrad(0.1)
     if given.look_up == "vectors":
-        embedding = recommender.HashedEmbedding(WIDTH, optimizer=adagrad, name="table0")
+        embedding = recommender.HashedEmbedding(WIDTH, optimizer=adagrad, staleness=given.staleness, name="table0")
         tables = [embedding]
     else:
         hot = recommender.most_frequent(log.ids, given.hot)
-        embedding = recommender.SplitEmbedding(WIDTH, tables=given.tables, hot=hot, optimizer=adagrad)
+        options: dict[str, Any] = {"optimizer": adagrad, "staleness": given.staleness}
+        embedding = recommender.SplitEmbedding(WIDTH, tables=given.tables, hot=hot, **options)
         tables = [*embedding.layers]
     if given.network == "dlrm":
         return recommender.dlrm(embedding, width=WIDTH, **sizes), tables
@@ -101,6 +106,9 @@ def main() -> None:
     arguments.add_argument("--look-up", choices=("distinct", "vectors"), default="distinct", help="what crosses")
     arguments.add_argument("--tables", type=int, default=1, help="tables that ids are shared out to")
     arguments.add_argument("--hot", type=int, default=0, metavar="IDS", help="so many frequent ids stay near")
+    arguments.add_argument("--staleness", type=int, default=0, metavar="STEPS", help="updates of rows may be so late")
+    arguments.add_argument("--micro-batch", type=int, default=1, metavar="COUNT", help="parts of a batch that overlap")
+    arguments.add_argument("--no-ahead", action="store_true", help="look nothing up a step ahead")
     arguments.add_argument("--criteo", metavar="FILE", help="train.txt of Criteo's challenge, or .gz")
     given = arguments.parse_args()
 
@@ -115,7 +123,11 @@ def main() -> None:
     model.compile(keras.optimizers.Adam(3e-3), keras.losses.BinaryCrossentropy(from_logits=True))
 
     looks, began = Looks(), time.monotonic()
-    model.fit(log.inputs, log.clicked, given.batch, given.epochs, verbose=0, shuffle=False, callbacks=[looks])
+    data = tf.data.Dataset.from_tensor_slices((log.inputs, log.clicked)).batch(given.batch)
+    if not given.no_ahead:
+        data = recommender.look_ahead(data, *tables)
+    with nb.pipeline(given.micro_batch, coupled="allow"):  # a look-up runs Python, which may do anything to rows
+        model.fit(data, epochs=given.epochs, verbose=0, callbacks=[looks])
     took = time.monotonic() - began
     found = recommender.auc(model.predict(held.inputs, batch_size=given.batch, verbose=0), held.clicked)
 

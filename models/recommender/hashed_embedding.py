@@ -13,6 +13,7 @@ from whale_nebula.runtime.run import opened_run
 
 from .distinct import Distinct, find_distinct, gather_rows
 from .row_optimizers import get_optimizer, make_row_optimizer
+from .row_steps import RowSteps
 from .row_table import RowTable
 
 _ARRAYS = ("ids", "counts", "values")
@@ -43,6 +44,7 @@ class HashedEmbedding(keras.layers.Layer):
         scale: float = 0.05,
         seed: int = 0,
         most_rows: int | None = None,
+        staleness: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -55,7 +57,16 @@ class HashedEmbedding(keras.layers.Layer):
             )
         self.optimizer = get_optimizer(optimizer)
         self.width, self.scale, self.seed, self.most_rows = width, scale, seed, most_rows
-        self.table = RowTable(width, make_row_optimizer(self.optimizer), scale=scale, seed=seed, most_rows=most_rows)
+        self.staleness = staleness
+        self.table = RowTable(
+            width,
+            make_row_optimizer(self.optimizer),
+            scale=scale,
+            seed=seed,
+            most_rows=most_rows,
+            staleness=staleness,
+        )
+        self.steps = RowSteps(self.table, self._find_distinct)
 
     def build(self, input_shape: Any) -> None:
         """Make the variable that connects the table with the model's gradients."""
@@ -80,7 +91,7 @@ class HashedEmbedding(keras.layers.Layer):
     def look_up(self, inputs: Any, training: bool | None) -> tuple[Any, Any]:
         """The rows of the distinct ids, and the place of each id among them; their gradient is pushed to the table."""
         flat = tf.reshape(tf.cast(inputs, tf.int64), [-1])
-        pull = self._train_rows if training else self._read_rows
+        pull = self.steps.pull if training else self._read_rows
         ids, places, pulled = tf.numpy_function(pull, [flat], [tf.int64, tf.int32, tf.float32])
 
         @tf.custom_gradient
@@ -99,7 +110,8 @@ class HashedEmbedding(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """What makes the layer again, without its rows."""
         own = {"width": self.width, "scale": self.scale, "seed": self.seed, "most_rows": self.most_rows}
-        return {**super().get_config(), **own, "optimizer": keras.optimizers.serialize(self.optimizer)}
+        kept = {"staleness": self.staleness, "optimizer": keras.optimizers.serialize(self.optimizer)}
+        return {**super().get_config(), **own, **kept}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> HashedEmbedding:
@@ -130,10 +142,6 @@ class HashedEmbedding(keras.layers.Layer):
         plain = {"steps": int(np.array(store["steps"])), "optimizer": self.table.optimizer.name, "width": self.width}
         self.table.load_state_dict({**state, **plain})
 
-    def _train_rows(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        found = self._find_distinct(flat)
-        return found.ids, found.places, self.table.pull(found.ids, found.seen)
-
     def _read_rows(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         found = self._find_distinct(flat)
         return found.ids, found.places, self.table.pull(found.ids)
@@ -142,7 +150,7 @@ class HashedEmbedding(keras.layers.Layer):
         return find_distinct(flat)
 
     def _push(self, ids: np.ndarray, gradients: np.ndarray) -> np.float32:
-        self.table.push(ids, gradients)
+        self.steps.push(ids, gradients)
         return np.float32(0)
 
 

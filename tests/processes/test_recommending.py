@@ -36,6 +36,7 @@ def test_the_process_of_the_stage_holds_the_rows(pair: Ended, alone: dict[str, A
     near, far = ({name: rows * (name in held) for name, rows in alone["rows"].items()} for held in (NEAR, FAR))
     assert all(alone["rows"].values())
     assert pair.all("rows") == [far, near]
+    assert all(pair.all("ahead"))
     there, here = pair.all("bits")
     assert [here[0], *there[1:]] == alone["bits"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import keras
+import tensorflow as tf
 
 import whale_nebula as nb
 from tests.processes.telling import bits, tell
@@ -13,6 +14,7 @@ from whale_nebula.models.recommender import (
     HashedEmbedding,
     SplitEmbedding,
     generated_clicks,
+    look_ahead,
     most_frequent,
     wide_and_deep,
 )
@@ -21,14 +23,16 @@ from whale_nebula.models.recommender import (
 def lesson(epochs: int, folder: str = "") -> None:
     """Train so many epochs in all, tell of the rows that this process has, and try to save them in `folder`."""
     log = generated_clicks(192, fields=3, numbers=2)
-    deep = SplitEmbedding(4, optimizer=keras.optimizers.Adam(0.05), hot=most_frequent(log.ids, 9))
+    deep = SplitEmbedding(4, optimizer=keras.optimizers.Adam(0.05), hot=most_frequent(log.ids, 9), staleness=1)
     wide = HashedEmbedding(1, optimizer=keras.optimizers.Ftrl(0.05), name="wide")
     model = wide_and_deep(deep, wide, fields=3, numbers=2, deep=(6,))
     nb.place(model, {"table0|wide": "c0", "(?!table0$|wide$).*": "c1"})
     tables = {layer.name: layer.table for layer in (*deep.layers, wide)}
     nb.state(**tables)
     model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
-    history = model.fit(log.inputs, log.clicked, batch_size=48, epochs=epochs, verbose=0, shuffle=False).history
+    data = look_ahead(tf.data.Dataset.from_tensor_slices((log.inputs, log.clicked)).batch(48), deep, wide)
+    history = model.fit(data, epochs=epochs, verbose=0).history
+    tell("ahead", sum(layer.steps.looked_ahead for layer in (*deep.layers, wide)))
     states = [table.state_dict() for table in tables.values()]
     tell("loss", history["loss"])
     tell("predicted", bits([model.predict(log.inputs, verbose=0)]))
