@@ -3,6 +3,8 @@
 * `generated_clicks`, `iterate_criteo`: rows
 * `wide_and_deep`, `dlrm`, `multi_view`: models of them
 * `HashedEmbedding`: a table of rows that grows with the ids that come
+* `SplitEmbedding`: such tables in other clusters, of which only distinct rows cross; `most_frequent` ids stay near
+* `look_ahead`: a dataset whose ids are looked up a step before they are needed
 * `auc`: what their predictions are worth
 """
 
@@ -10,21 +12,28 @@ from .clicks import Clicks, generated_clicks
 from .criteo import CRITEO_FIELDS, CRITEO_NUMBERS, iterate_criteo
 from .hashed_embedding import HashedEmbedding
 from .hashing import cross_fields
+from .look_ahead import look_ahead
 from .networks import dlrm, multi_view, wide_and_deep
 from .row_table import RowTable
 from .scores import auc
+from .split_embedding import DistinctRows, GatherRows, SplitEmbedding, most_frequent
 
 __all__ = [
     "CRITEO_FIELDS",
     "CRITEO_NUMBERS",
     "Clicks",
+    "DistinctRows",
+    "GatherRows",
     "HashedEmbedding",
     "RowTable",
+    "SplitEmbedding",
     "auc",
     "cross_fields",
     "dlrm",
     "generated_clicks",
     "iterate_criteo",
+    "look_ahead",
+    "most_frequent",
     "multi_view",
     "wide_and_deep",
 ]

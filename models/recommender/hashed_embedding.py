@@ -11,7 +11,9 @@ import tensorflow as tf
 from whale_nebula.errors import NotYetError, OptionError, WeightsError
 from whale_nebula.runtime.run import opened_run
 
+from .distinct import Distinct, find_distinct, gather_rows
 from .row_optimizers import get_optimizer, make_row_optimizer
+from .row_steps import RowSteps
 from .row_table import RowTable
 
 _ARRAYS = ("ids", "counts", "values")
@@ -42,6 +44,7 @@ class HashedEmbedding(keras.layers.Layer):
         scale: float = 0.05,
         seed: int = 0,
         most_rows: int | None = None,
+        staleness: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -54,7 +57,16 @@ class HashedEmbedding(keras.layers.Layer):
             )
         self.optimizer = get_optimizer(optimizer)
         self.width, self.scale, self.seed, self.most_rows = width, scale, seed, most_rows
-        self.table = RowTable(width, make_row_optimizer(self.optimizer), scale=scale, seed=seed, most_rows=most_rows)
+        self.staleness = staleness
+        self.table = RowTable(
+            width,
+            make_row_optimizer(self.optimizer),
+            scale=scale,
+            seed=seed,
+            most_rows=most_rows,
+            staleness=staleness,
+        )
+        self.steps = RowSteps(self.table, self._find_distinct)
 
     def build(self, input_shape: Any) -> None:
         """Make the variable that connects the table with the model's gradients."""
@@ -62,29 +74,34 @@ class HashedEmbedding(keras.layers.Layer):
 
     def call(self, inputs: Any, training: bool | None = False) -> Any:
         """The vectors of the ids. In training new ids get rows; else they have the values that new rows begin with."""
-        if not inputs.dtype.is_integer:
-            raise OptionError(
-                f"HashedEmbedding was given ids of {inputs.dtype.name}", mend='keras.Input((fields,), dtype="int64")'
-            )
-        flat = tf.reshape(tf.cast(inputs, tf.int64), [-1])
-        shape = tf.concat([tf.shape(inputs), [self.width]], 0)
-        pull = self._train_rows if training else self._read_rows
-
-        @tf.custom_gradient
-        def look_up(anchor: Any) -> Any:
-            ids, places, rows = tf.numpy_function(pull, [flat], [tf.int64, tf.int64, tf.float32])
-            rows = tf.ensure_shape(rows, [None, self.width])
-
-            def push(gradient: Any) -> Any:
-                parts = tf.cast(tf.reshape(gradient, [-1, self.width]), tf.float32)
-                sums = tf.math.unsorted_segment_sum(parts, places, tf.size(ids))
-                return tf.ensure_shape(tf.numpy_function(self._push, [ids, sums], tf.float32), [])
-
-            return tf.reshape(tf.gather(rows, places), shape), push
-
-        vectors = look_up(tf.convert_to_tensor(self.anchor))
+        self.check_ids(inputs)
+        rows, places = self.look_up(inputs, training)
+        vectors = tf.reshape(gather_rows([rows], places), tf.concat([tf.shape(inputs), [self.width]], 0))
         vectors.set_shape([*inputs.shape, self.width])
         return tf.cast(vectors, self.compute_dtype)
+
+    def check_ids(self, inputs: Any) -> None:
+        """Refuse what are no whole numbers."""
+        if not keras.backend.is_int_dtype(inputs.dtype):
+            raise OptionError(
+                f"{type(self).__name__} was given ids of {keras.backend.standardize_dtype(inputs.dtype)}",
+                mend='keras.Input((fields,), dtype="int64")',
+            )
+
+    def look_up(self, inputs: Any, training: bool | None) -> tuple[Any, Any]:
+        """The rows of the distinct ids, and the place of each id among them; their gradient is pushed to the table."""
+        flat = tf.reshape(tf.cast(inputs, tf.int64), [-1])
+        pull = self.steps.pull if training else self._read_rows
+        ids, places, pulled = tf.numpy_function(pull, [flat], [tf.int64, tf.int32, tf.float32])
+
+        @tf.custom_gradient
+        def connect(anchor: Any) -> Any:
+            def push(gradient: Any) -> Any:
+                return tf.ensure_shape(tf.numpy_function(self._push, [ids, gradient], tf.float32), [])
+
+            return tf.ensure_shape(pulled, [None, self.width]), push
+
+        return connect(tf.convert_to_tensor(self.anchor)), places
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """One axis more."""
@@ -93,7 +110,8 @@ class HashedEmbedding(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """What makes the layer again, without its rows."""
         own = {"width": self.width, "scale": self.scale, "seed": self.seed, "most_rows": self.most_rows}
-        return {**super().get_config(), **own, "optimizer": keras.optimizers.serialize(self.optimizer)}
+        kept = {"staleness": self.staleness, "optimizer": keras.optimizers.serialize(self.optimizer)}
+        return {**super().get_config(), **own, **kept}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> HashedEmbedding:
@@ -124,16 +142,15 @@ class HashedEmbedding(keras.layers.Layer):
         plain = {"steps": int(np.array(store["steps"])), "optimizer": self.table.optimizer.name, "width": self.width}
         self.table.load_state_dict({**state, **plain})
 
-    def _train_rows(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        ids, places, seen = np.unique(flat, return_inverse=True, return_counts=True)
-        return ids, places.astype(np.int64), self.table.pull(ids, seen)
-
     def _read_rows(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        ids, places = np.unique(flat, return_inverse=True)
-        return ids, places.astype(np.int64), self.table.pull(ids)
+        found = self._find_distinct(flat)
+        return found.ids, found.places, self.table.pull(found.ids)
+
+    def _find_distinct(self, flat: np.ndarray) -> Distinct:
+        return find_distinct(flat)
 
     def _push(self, ids: np.ndarray, gradients: np.ndarray) -> np.float32:
-        self.table.push(ids, gradients)
+        self.steps.push(ids, gradients)
         return np.float32(0)
 
 

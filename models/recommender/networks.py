@@ -1,13 +1,13 @@
 """Networks that predict clicks: wide and deep, one like DLRM, and one of several views.
 
 Each takes `{"numbers": float32 [rows, numbers], "ids": int64 [rows, fields]}` and gives a logit a row. The embedding is
-a layer of the caller's, from [rows, fields] to [rows, fields, width]: `keras.layers.Embedding`, for ids that are small,
-or one whose table grows.
+the caller's, from [rows, fields] to [rows, fields, width]: the layer `keras.layers.Embedding`, for ids that are small,
+or one whose table grows, or a `SplitEmbedding`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -17,8 +17,8 @@ from whale_nebula.errors import OptionError
 
 
 def wide_and_deep(
-    embedding: keras.layers.Layer,
-    wide: keras.layers.Layer,
+    embedding: Callable[[Any], Any],
+    wide: Callable[[Any], Any],
     *,
     fields: int,
     numbers: int,
@@ -35,7 +35,7 @@ def wide_and_deep(
 
 
 def dlrm(
-    embedding: keras.layers.Layer,
+    embedding: Callable[[Any], Any],
     *,
     fields: int,
     numbers: int,
@@ -48,7 +48,7 @@ def dlrm(
     vector, found = _stack(dense, [*bottom, width], "bottom"), embedding(ids)
     if found.shape[-1] != width:
         raise OptionError(
-            f"width={width!r} of dlrm, and {embedding.name!r} gives vectors of {found.shape[-1]}",
+            f"width={width!r} of dlrm, and {getattr(embedding, 'name', 'the embedding')!r} gives vectors of {found.shape[-1]}",
             why="products are of vectors of one width",
             mend=f"width={found.shape[-1]}",
         )
@@ -61,7 +61,7 @@ def dlrm(
 
 
 def multi_view(
-    embedding: keras.layers.Layer,
+    embedding: Callable[[Any], Any],
     *,
     views: Sequence[Sequence[int]],
     fields: int,

@@ -1,4 +1,4 @@
-"""A table of rows in one process, the dense part in another: the bits of one process, also after a resumption."""
+"""Tables of rows in one process, hot rows and the dense part in another: the bits of one, also after a resumption."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 from tests.processes.running import Ended, run, told_alone
 from tests.processes.workers import recommending
+
+NEAR, FAR = ("table_near",), ("table0", "wide")
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +32,13 @@ def test_two_processes_train_the_model_of_one(pair: Ended, alone: dict[str, Any]
 
 
 def test_the_process_of_the_stage_holds_the_rows(pair: Ended, alone: dict[str, Any]) -> None:
-    assert pair.all("rows") == [alone["rows"], 0]
-    assert pair.all("bits")[0] == alone["bits"]
+    """Hot rows are near the dense part; all others are where tables are."""
+    near, far = ({name: rows * (name in held) for name, rows in alone["rows"].items()} for held in (NEAR, FAR))
+    assert all(alone["rows"].values())
+    assert pair.all("rows") == [far, near]
+    assert all(pair.all("ahead"))
+    there, here = pair.all("bits")
+    assert [here[0], *there[1:]] == alone["bits"]
 
 
 def test_a_file_of_keras_is_refused(pair: Ended) -> None:

@@ -81,6 +81,16 @@ def _tell_unknown(cluster: str, known: Sequence[str]) -> None:
 
 
 @dataclass
+class StepNow:
+    """The step that runs, for what stands beside the graph: its number, and how many micro-batches it has; 0 between
+    steps.
+    """
+
+    number: int = 0
+    micro_batches: int = 0
+
+
+@dataclass
 class Run:
     """An open run. `nb.shutdown()` closes it, and so does leaving it as a context manager."""
 
@@ -106,6 +116,7 @@ class Run:
     decisions: list[Any] = field(default_factory=list)
     checkpoints: Any = None
     data: dict[str, Any] = field(default_factory=dict)
+    step_now: StepNow = field(default_factory=StepNow)
 
     def __repr__(self) -> str:
         here = self.here()

@@ -1,31 +1,43 @@
-"""Worker: a DLRM whose table of rows is in the first cluster, trained with checkpoints."""
+"""Worker: a model with three tables: two in the first cluster, one with hot rows beside the dense part; checkpoints."""
 
 from __future__ import annotations
 
 import sys
 
 import keras
+import tensorflow as tf
 
 import whale_nebula as nb
 from tests.processes.telling import bits, tell
 from whale_nebula.errors import NotYetError, RemoteFailureError
-from whale_nebula.models.recommender import HashedEmbedding, dlrm, generated_clicks
+from whale_nebula.models.recommender import (
+    HashedEmbedding,
+    SplitEmbedding,
+    generated_clicks,
+    look_ahead,
+    most_frequent,
+    wide_and_deep,
+)
 
 
 def lesson(epochs: int, folder: str = "") -> None:
     """Train so many epochs in all, tell of the rows that this process has, and try to save them in `folder`."""
     log = generated_clicks(192, fields=3, numbers=2)
-    layer = HashedEmbedding(4, optimizer=keras.optimizers.Adam(0.05), name="table")
-    model = dlrm(layer, fields=3, numbers=2, width=4, bottom=(), top=(6,))
-    nb.place(model, {"table": "c0", "(?!table$).*": "c1"})
-    nb.state(rows=layer.table)
+    deep = SplitEmbedding(4, optimizer=keras.optimizers.Adam(0.05), hot=most_frequent(log.ids, 9), staleness=1)
+    wide = HashedEmbedding(1, optimizer=keras.optimizers.Ftrl(0.05), name="wide")
+    model = wide_and_deep(deep, wide, fields=3, numbers=2, deep=(6,))
+    nb.place(model, {"table0|wide": "c0", "(?!table0$|wide$).*": "c1"})
+    tables = {layer.name: layer.table for layer in (*deep.layers, wide)}
+    nb.state(**tables)
     model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
-    history = model.fit(log.inputs, log.clicked, batch_size=48, epochs=epochs, verbose=0, shuffle=False).history
-    state = layer.table.state_dict()
+    data = look_ahead(tf.data.Dataset.from_tensor_slices((log.inputs, log.clicked)).batch(48), deep, wide)
+    history = model.fit(data, epochs=epochs, verbose=0).history
+    tell("ahead", sum(layer.steps.looked_ahead for layer in (*deep.layers, wide)))
+    states = [table.state_dict() for table in tables.values()]
     tell("loss", history["loss"])
     tell("predicted", bits([model.predict(log.inputs, verbose=0)]))
-    tell("rows", len(layer.table))
-    tell("bits", bits([state["ids"], state["counts"], state["values"]]))
+    tell("rows", {name: len(table) for name, table in tables.items()})
+    tell("bits", [bits([state["ids"], state["counts"], state["values"]]) for state in states])
     if epochs > 1 and folder:
         try:
             model.save_weights(f"{folder}/rows.weights.h5")

@@ -28,6 +28,7 @@ from whale_nebula.runtime.exchange.crossing import Channels
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.replicas.bucketed_allreduce import BucketedAllReduce
+from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.clock import Clocks, LineClock, Runner, StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.gradients import Sums
@@ -196,6 +197,7 @@ class ActorStep(Runner):
     def run_stages(self, step: OneStep) -> list[Any]:
         """Run a step; gives its results."""
         values: dict[Value, Any] = {}
+        current_run().step_now.micro_batches = len(step.batch.rows)
         once, guard = step.clocks.once, step.guard
         worker = OnceRun(self.compiled, step.batch, values, step.peers, clock=once, lazy=self.lazy)
         with once.computing("whole batch"):

@@ -171,8 +171,13 @@ class Engine:
         taped = tf_private.tape_records() and not self.runner.plain
         without_tape = tf_private.without_recording() if taped else contextlib.nullcontext()
         failing = contextlib.nullcontext() if checkpoints is None else checkpoints.note_failure()
-        with annotation("whale_nebula", step_num=self.steps, _r=1), without_tape, failing:
-            outcome = self._run(tensors)
+        now = current_run().step_now
+        now.number, now.micro_batches = now.number + 1, 1
+        try:
+            with annotation("whale_nebula", step_num=self.steps, _r=1), without_tape, failing:
+                outcome = self._run(tensors)
+        finally:
+            now.micro_batches = 0
         self.steps += 1
         self._log(outcome.said)
         if self.steps == 1:

@@ -26,6 +26,7 @@ from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
 from whale_nebula.runtime.exchange.crossing import Crossings
 from whale_nebula.runtime.exchange.expected import known_rows
 from whale_nebula.runtime.exchange.post import Post
+from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.actors import ActorStep, OneStep
 from whale_nebula.runtime.step.clock import Runner, StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
@@ -272,6 +273,7 @@ class LocalStep(Runner):
         program = self.compiled.cut.program
         counts = tuple(micro_batches(program.leaves, tensors, pieces_here(program)))
         function = self._function(counts)
+        current_run().step_now.micro_batches = len(counts)
         plan = self.compiled.cut
         guard = Guard(self.variables, plan.forward_written, whereabouts=self.compiled.whereabouts, updates=plan.updates)
         start = time.perf_counter()

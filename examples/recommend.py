@@ -1,0 +1,146 @@
+"""Clicks are predicted: tables of rows in a cluster with memory, the network in one with accelerators.
+
+    python examples/recommend.py                      # two clusters in this process, over an emulated line
+    python examples/recommend.py --look-up vectors    # a vector for each id crosses, to compare: the same numbers
+    python examples/recommend.py --hot 2000           # rows of the most frequent ids stand with the network
+    python examples/recommend.py --micro-batch 4      # look-ups, the line and the network overlap
+    python examples/recommend.py --staleness 1        # updates of rows are a step late, beside the network
+    python examples/recommend.py --criteo train.txt   # Criteo's file instead of a log that is made by rule
+    whale-nebula run --all --clusters cpu,gpu examples/recommend.py      # a process for each cluster, mutual TLS
+
+Ids get rows as they come. Of each batch the rows of its distinct ids cross, and the sums of their gradients come back;
+ids of the next batch are looked up meanwhile.
+"""
+
+import argparse
+import functools
+import itertools
+import time
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from rich.console import Console
+from rich.table import Table
+
+import whale_nebula as nb
+from whale_nebula.launch import attach
+from whale_nebula.models import recommender
+
+WIDTH, VALUES, LINE = 16, 1000, "200mbit,2ms"
+NETWORKS = ("dlrm", "wide_and_deep", "multi_view")
+console = Console(highlight=False)
+
+
+def read_log(given: argparse.Namespace) -> tuple[recommender.Clicks, recommender.Clicks]:
+    """Rows to train on, and rows that are held back."""
+    held = max(given.rows // 5, given.batch)
+    if given.criteo is None:
+        made = functools.partial(recommender.generated_clicks, vocabulary=VALUES)
+        return made(given.rows), made(held, start=given.rows)
+    blocks = list(itertools.islice(recommender.iterate_criteo(given.criteo, rows=given.rows), 2))
+    if len(blocks) < 2:
+        raise nb.errors.DataError(
+            f"{given.criteo} has no more than {len(blocks[0]) if blocks else 0} rows", mend="--rows"
+        )
+    return blocks[0], blocks[1]
+
+
+def make_model(given: argparse.Namespace, log: recommender.Clicks) -> tuple[keras.Model, list[Any]]:
+    """The model, and the layers that are tables."""
+    sizes: dict[str, Any] = {"fields": log.ids.shape[1], "numbers": log.numbers.shape[1]}
+    tables: list[Any]
+    embedding: Any
+    adagrad = keras.optimizers.Adagrad(0.1)
+    if given.look_up == "vectors":
+        embedding = recommender.HashedEmbedding(WIDTH, optimizer=adagrad, staleness=given.staleness, name="table0")
+        tables = [embedding]
+    else:
+        hot = recommender.most_frequent(log.ids, given.hot)
+        options: dict[str, Any] = {"optimizer": adagrad, "staleness": given.staleness}
+        embedding = recommender.SplitEmbedding(WIDTH, tables=given.tables, hot=hot, **options)
+        tables = [*embedding.layers]
+    if given.network == "dlrm":
+        return recommender.dlrm(embedding, width=WIDTH, **sizes), tables
+    if given.network == "multi_view":
+        half = sizes["fields"] // 2
+        views = [list(range(half)), list(range(half, sizes["fields"]))]
+        return recommender.multi_view(embedding, views=views, **sizes), tables
+    wide = recommender.HashedEmbedding(1, optimizer="ftrl", name="table_wide")
+    return recommender.wide_and_deep(embedding, wide, **sizes), [*tables, wide]
+
+
+class Looks(keras.callbacks.Callback):
+    """Keeps what each step took, and what crossed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[float, int, int]] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """A step is over."""
+        report = nb.last_report()
+        links = {**report.elsewhere.links, **report.links}
+        forth, back = (sum(each.bytes for name, each in links.items() if name.startswith(f)) for f in ("cpu", "gpu"))
+        self.steps.append((report.step_seconds, forth, back))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """The rows were seen once more."""
+        if nb.here().lead:
+            console.print(f"epoch {epoch + 1}: loss {logs['loss']:.4f}")
+
+
+def best_of(log: recommender.Clicks) -> str:
+    """What AUC the true chances of a log have, where they are known."""
+    return "" if log.chances is None else f" of {recommender.auc(log.chances, log.clicked):.4f} that are possible"
+
+
+def main() -> None:
+    """Train, and say what it took and what it is worth."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--rows", type=int, default=100_000, help="to train on; a fifth more is held back")
+    arguments.add_argument("--batch", type=int, default=500, help="rows of a step")
+    arguments.add_argument("--epochs", type=int, default=2)
+    arguments.add_argument("--network", choices=NETWORKS, default="dlrm")
+    arguments.add_argument("--look-up", choices=("distinct", "vectors"), default="distinct", help="what crosses")
+    arguments.add_argument("--tables", type=int, default=1, help="tables that ids are shared out to")
+    arguments.add_argument("--hot", type=int, default=0, metavar="IDS", help="so many frequent ids stay near")
+    arguments.add_argument("--staleness", type=int, default=0, metavar="STEPS", help="updates of rows may be so late")
+    arguments.add_argument("--micro-batch", type=int, default=1, metavar="COUNT", help="parts of a batch that overlap")
+    arguments.add_argument("--no-ahead", action="store_true", help="look nothing up a step ahead")
+    arguments.add_argument("--criteo", metavar="FILE", help="train.txt of Criteo's challenge, or .gz")
+    given = arguments.parse_args()
+
+    launched = attach() is not None
+    nb.init(None if launched else {"clusters": {"cpu": {}, "gpu": {}}}, links=None if launched else LINE, seed=1)
+    try:
+        log, held = read_log(given)
+        model, tables = make_model(given, log)
+    except nb.errors.NebulaError as error:
+        arguments.error(f"{error.what}; {error.mend}")
+    nb.place(model, {r"table(\d+|_wide)": "cpu", r"(?!table(\d+|_wide)$).*": "gpu"})
+    model.compile(keras.optimizers.Adam(3e-3), keras.losses.BinaryCrossentropy(from_logits=True))
+
+    looks, began = Looks(), time.monotonic()
+    data = tf.data.Dataset.from_tensor_slices((log.inputs, log.clicked)).batch(given.batch)
+    if not given.no_ahead:
+        data = recommender.look_ahead(data, *tables)
+    with nb.pipeline(given.micro_batch, coupled="allow"):  # a look-up runs Python, which may do anything to rows
+        model.fit(data, epochs=given.epochs, verbose=0, callbacks=[looks])
+    took = time.monotonic() - began
+    found = recommender.auc(model.predict(held.inputs, batch_size=given.batch, verbose=0), held.clicked)
+
+    seconds, forth, back = np.median(looks.steps, axis=0)
+    here = [layer for layer in tables if len(layer.table)]
+    for layer in here:
+        console.print(f"{layer.name}: {len(layer.table):,} rows, {layer.table.reserved_bytes / 2**20:.0f} MiB")
+    if nb.here().lead:
+        table = Table("steps", "ms a step", "kB to gpu", "kB to cpu")
+        table.add_row(str(len(looks.steps)), f"{1e3 * seconds:.1f}", f"{forth / 1e3:.0f}", f"{back / 1e3:.0f}")
+        console.print(table)
+        console.print(f"{took:.0f} s in all; AUC on rows that were held back: [bold]{found:.4f}[/bold]{best_of(held)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Datasets that tell tables of rows which ids come next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .hashed_embedding import HashedEmbedding
+from .split_embedding import SplitEmbedding
+
+
+def look_ahead(
+    dataset: tf.data.Dataset,
+    *embeddings: HashedEmbedding | SplitEmbedding,
+    ids: Callable[..., Any] = lambda inputs, *_: inputs["ids"],
+    steps: int = 1,
+) -> tf.data.Dataset:
+    """The dataset, whose elements are prefetched `steps` steps ahead, and their ids looked up then.
+
+    `ids` gives the ids that `embeddings` are called with, of an element's parts. What is looked up ahead is compared
+    with what a step asks for, and rows that were updated in between are read again, so nothing changes but when it is
+    computed. Only a table in this process looks anything up, and only for steps of one micro-batch.
+
+    >>> data = tf.data.Dataset.from_tensor_slices(({"ids": np.arange(6).reshape(2, 3)}, np.zeros(2))).batch(1)
+    >>> [len(element) for element in look_ahead(data, HashedEmbedding(4))]
+    [2, 2]
+    """
+    layers = [layer for each in embeddings for layer in (each.layers if isinstance(each, SplitEmbedding) else [each])]
+
+    def announce(given: np.ndarray) -> np.ndarray:
+        for layer in layers:
+            layer.steps.announce(given)
+        return given
+
+    def tell(*element: Any) -> Any:
+        flat = tf.reshape(tf.cast(ids(*element), tf.int64), [-1])
+        with tf.control_dependencies([tf.numpy_function(announce, [flat], tf.int64)]):
+            told = tf.nest.map_structure(tf.identity, element)
+        return told if len(told) > 1 else told[0]
+
+    return dataset.map(tell).prefetch(steps)

@@ -1,0 +1,139 @@
+"""The look-ups and updates of a table in the steps of a training: gradients of micro-batches are summed before one
+update, ids of later steps are looked up beside this one, and updates that may be late are made there, too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from whale_nebula.errors import NotYetError
+from whale_nebula.runtime.run import opened_run
+
+from .distinct import Distinct
+from .row_table import Ahead, RowTable
+
+_MOST_ANNOUNCED = 16
+Found = tuple[Distinct, Ahead]
+
+
+@dataclass
+class _Announced:
+    """The ids of a later step, and what is found for them."""
+
+    ids: np.ndarray
+    found: Future[Found] | None = None
+
+
+class RowSteps:
+    """Serves one layer; `find` gives the distinct ids of a batch that the table holds."""
+
+    def __init__(self, table: RowTable, find: Callable[[np.ndarray], Distinct]) -> None:
+        self.table, self._find = table, find
+        self.looked_ahead = 0
+        self._lock = threading.Lock()
+        self._step, self._pulls = 0, 0
+        self._pushed: list[tuple[np.ndarray, np.ndarray]] = []
+        self._whole = True  # what is announced is a batch, and is compared with what a look-up asks for
+        self._announced: deque[_Announced] = deque(maxlen=_MOST_ANNOUNCED)
+        self._beside: ThreadPoolExecutor | None = None
+        self._updates: Future[None] | None = None
+
+    def pull(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The distinct ids of a micro-batch, the place of each id among them, and their rows."""
+        step, count = _step_of_run()
+        with self._lock:
+            if step != self._step or not step:
+                self._begin(step, count)
+            self._pulls += 1
+            last = self._pulls == count
+            found = self._take(flat)
+        distinct, ahead = (self._find(flat), None) if found is None else found.result()
+        rows = self.table.pull(distinct.ids, distinct.seen, ahead)
+        if last:
+            self._work_beside()
+        return distinct.ids, distinct.places, rows
+
+    def push(self, ids: np.ndarray, gradients: np.ndarray) -> None:
+        """Take the gradients of a micro-batch; the last one of a step updates the table."""
+        _, count = _step_of_run()
+        with self._lock:
+            self._pushed.append((ids, gradients))
+            if len(self._pushed) < count:
+                return
+            pushed, self._pushed = self._pushed, []
+        self.table.push(*(pushed[0] if count == 1 else _sum_by_id(pushed)))
+
+    def announce(self, flat: np.ndarray) -> None:
+        """These ids come in a later step: they are looked up beside the one before it, where the table is."""
+        with self._lock:
+            self._announced.append(_Announced(flat))
+            if len(self._announced) == 1 and self._beside is not None:
+                self._look_up_next()
+
+    def _begin(self, step: int, count: int) -> None:
+        """A step's first look-up. A step that has failed leaves nothing behind."""
+        run = opened_run()
+        if self._pushed and self._pulls == len(self._pushed) and run is not None and not run.alone:
+            raise NotYetError(
+                "a table of rows whose stage has replicas in several processes",
+                why=f"of {count} micro-batches this process had {self._pulls}: each would have rows of its own",
+                mend="nb.replica around the other stages",
+            )
+        self._step, self._pulls, self._pushed, self._whole = step, 0, [], count == 1
+        if self._updates is not None:
+            self._updates.result()
+            self._updates = None
+
+    def _take(self, flat: np.ndarray) -> Future[Found] | None:
+        """What was looked up ahead for these ids; announcements before them are of batches that nobody trained."""
+        at = next((at for at, each in enumerate(self._announced) if np.array_equal(each.ids, flat)), None)
+        if at is None:
+            return None
+        found = [self._announced.popleft() for _ in range(at + 1)][-1].found
+        self.looked_ahead += found is not None
+        return found
+
+    def _work_beside(self) -> None:
+        """Start what can be done while the dense part has the rows of this step: updates that the next look-up is to
+        see, and that look-up.
+        """
+        with self._lock:
+            if self.table.staleness:
+                due = self.table.pushes - self.table.staleness + 1
+                self._updates = self._executor().submit(self.table.update, due)
+            self._look_up_next()
+
+    def _look_up_next(self) -> None:
+        if self._whole and self._announced and self._announced[0].found is None:
+            self._announced[0].found = self._executor().submit(self._look_ahead, self._announced[0].ids)
+
+    def _look_ahead(self, flat: np.ndarray) -> Found:
+        distinct = self._find(flat)
+        return distinct, self.table.look_ahead(distinct.ids)
+
+    def _executor(self) -> ThreadPoolExecutor:
+        if self._beside is None:
+            self._beside = ThreadPoolExecutor(1, "nebula-rows")
+        return self._beside
+
+
+def _step_of_run() -> tuple[int, int]:
+    """Which step of the run this is, and of how many micro-batches; 0 and 1 outside of a step."""
+    run = opened_run()
+    if run is None or not run.step_now.micro_batches:
+        return 0, 1
+    return run.step_now.number, run.step_now.micro_batches
+
+
+def _sum_by_id(pushed: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """The sum of the gradients of each id, in the order of micro-batches."""
+    ids, places = np.unique(np.concatenate([each for each, _ in pushed]), return_inverse=True)
+    sums = np.zeros((len(ids), pushed[0][1].shape[1]), np.float32)
+    np.add.at(sums, places, np.concatenate([each for _, each in pushed]))
+    return ids, sums

@@ -1,0 +1,115 @@
+"""Embeddings of which only distinct rows cross between clusters, in one table or split over several by id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import ArrayLike
+
+from whale_nebula.errors import OptionError
+
+from .distinct import Distinct, Parts, find_distinct, gather_rows
+from .hashed_embedding import HashedEmbedding
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class DistinctRows(HashedEmbedding):
+    """The rows of the distinct ids that a table holds, and the place of each id of the batch among those of all tables.
+
+    Whole numbers [...] give rows [distinct, width] and places [...]; `GatherRows` makes vectors of them. `part` of
+    `parts` tables holds the ids whose hash says so; with `hot`, the first part holds these and no others. The places
+    are those of part 0.
+    """
+
+    def __init__(self, width: int, *, part: int = 0, parts: int = 1, hot: ArrayLike = (), **options: Any) -> None:
+        super().__init__(width, **options)
+        self.hot = np.unique(np.asarray(hot, np.int64))
+        if not 0 <= part < parts or (len(self.hot) and parts < 2):
+            raise OptionError(
+                f"part={part!r} of parts={parts!r}{' with hot ids' if len(self.hot) else ''} is no part of a table",
+                mend="part=0, parts=2: a number from 0 below the count, which is 2 or more where ids are hot",
+            )
+        self.part, self.parts = part, parts
+        self._owners = Parts(parts, tuple(self.hot.tolist()))
+
+    def call(self, inputs: Any, training: bool | None = False) -> Any:
+        """Rows and places."""
+        rows, places = self.look_up(inputs, training)
+        if self.part == 0:
+            places = tf.ensure_shape(tf.reshape(places, tf.shape(inputs)), inputs.shape)
+        return rows, tf.ensure_shape(places, inputs.shape if self.part == 0 else [None])
+
+    def compute_output_spec(self, inputs: Any, training: bool | None = False) -> Any:
+        """How many rows there are, only a step knows."""
+        self.check_ids(inputs)
+        places = inputs.shape if self.part == 0 else (None,)
+        return keras.KerasTensor((None, self.width), dtype="float32"), keras.KerasTensor(places, dtype="int32")
+
+    def get_config(self) -> dict[str, Any]:
+        """What makes the layer again, without its rows."""
+        return {**super().get_config(), "part": self.part, "parts": self.parts, "hot": self.hot.tolist()}
+
+    def _find_distinct(self, flat: np.ndarray) -> Distinct:
+        return find_distinct(flat, self._owners, self.part)
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class GatherRows(keras.layers.Layer):
+    """Vectors of rows: places [...] and the rows [distinct, width] of each table give [..., width].
+
+    Its backward sums the gradients of each row, so that one a row goes back.
+    """
+
+    def call(self, inputs: Any) -> Any:
+        """A row for each place."""
+        places, *rows = inputs
+        return tf.cast(gather_rows(rows, places), self.compute_dtype)
+
+    def compute_output_spec(self, inputs: Any) -> Any:
+        """One axis more than the places have."""
+        return keras.KerasTensor((*inputs[0].shape, inputs[1].shape[-1]), dtype=self.compute_dtype)
+
+
+class SplitEmbedding:
+    """Ids become vectors, as by `HashedEmbedding`, through tables in other clusters; only distinct rows cross.
+
+    There are `tables` tables, each a layer of its own with the ids whose hash says so: `{name}0`, `{name}1`, ... With
+    `hot`, one more, `{name}_near`, has the rows of these ids; it stands where the dense part does. Place the first ones
+    elsewhere, and leave the layer `{name}_gather` with the dense part. Options are those of `HashedEmbedding`.
+
+    >>> embedding = SplitEmbedding(4, tables=2, optimizer="sgd")
+    >>> embedding(keras.Input((3,), dtype="int64")).shape, [each.name for each in embedding.layers]
+    ((None, 3, 4), ['table0', 'table1'])
+    """
+
+    def __init__(
+        self, width: int, *, tables: int = 1, hot: ArrayLike = (), name: str = "table", **options: Any
+    ) -> None:
+        if not isinstance(tables, int) or tables < 1:
+            raise OptionError(f"tables={tables!r} holds no row", mend="tables=1, or more")
+        near = int(np.size(hot) > 0)
+        names = [f"{name}_near"] * near + [f"{name}{at}" for at in range(tables)]
+        self.layers: Sequence[DistinctRows] = [
+            DistinctRows(width, part=at, parts=len(names), hot=hot, name=each, **options)
+            for at, each in enumerate(names)
+        ]
+        self._gather = GatherRows(name=f"{name}_gather")
+
+    def __call__(self, ids: Any) -> Any:
+        """The vectors of ids, as a part of a functional model."""
+        pulled = [layer(ids) for layer in self.layers]
+        return self._gather([pulled[0][1], *(rows for rows, _ in pulled)])
+
+
+def most_frequent(ids: ArrayLike, count: int) -> np.ndarray:
+    """The ids that come most often in these, `count` at most: what `SplitEmbedding(hot=...)` keeps near.
+
+    >>> most_frequent([[5, 7], [7, 9], [9, 7]], 2)
+    array([7, 9])
+    """
+    found, times = np.unique(np.asarray(ids, np.int64), return_counts=True)
+    return np.asarray(np.sort(found[np.argsort(-times, kind="stable")[:count]]))

@@ -1,0 +1,51 @@
+"""Clicks, on little: in one process, and in one for each cluster."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.processes import zygote
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "recommend.py"
+LITTLE = ["--rows", "5000", "--batch", "250"]
+DEADLINE = 240
+
+
+def run(folder: Path, *words: str, before: tuple[str, ...] = ()) -> tuple[float, list[float]]:
+    """The AUC that is printed, and the kB of a step each way."""
+    ended = zygote.run(*before, str(EXAMPLE), *LITTLE, *words, cwd=folder, timeout=DEADLINE, env={"COLUMNS": "100"})
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    lines = [line.partition("] ")[2] or line for line in ended.stdout.splitlines()]
+    (row,) = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    found = re.search(r"AUC on rows that were held back: (0\.\d+) of 0\.\d+ that are possible", ended.stdout)
+    assert found is not None
+    assert row[0] == "40"
+    return float(found[1]), [float(each) for each in row[2:]]
+
+
+def test_hot_rows_and_distinct_ones_say_what_vectors_say(tmp_path: Path) -> None:
+    whole, most = run(tmp_path, "--look-up", "vectors")
+    found, crossed = run(tmp_path, "--hot", "500", "--tables", "2")
+    assert found == whole > 0.54
+    assert all(one < 0.5 * other for one, other in zip(crossed, most, strict=True))
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("network", ["dlrm", "wide_and_deep", "multi_view"])
+def test_two_processes_say_what_one_says(tmp_path: Path, network: str) -> None:
+    words = ("--network", network)
+    found, crossed = run(tmp_path, *words, before=("-m", "whale_nebula", "run", "--all", "--clusters", "cpu,gpu"))
+    alone, most = run(tmp_path, *words)
+    assert found == pytest.approx(alone, abs=1e-4)
+    assert crossed == pytest.approx(most, abs=3)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--tables", "0"], "tables=0 holds no row"), (["--criteo", "none.txt"], "none.txt cannot be read")],
+)
+def test_what_cannot_be_is_said_in_one_sentence(tmp_path: Path, words: list[str], said: str) -> None:
+    ended = zygote.run(str(EXAMPLE), *words, cwd=tmp_path)
+    assert ended.returncode == 2 and f"recommend.py: error: {said}" in ended.stderr
+    assert 'recommend.py", line' not in ended.stderr

@@ -1,0 +1,134 @@
+"""Steps of a table: micro-batches are one update, look-ups ahead change no bit, updates are late by a number."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import OptionError
+from whale_nebula.models.recommender import (
+    HashedEmbedding,
+    RowTable,
+    SplitEmbedding,
+    dlrm,
+    generated_clicks,
+    look_ahead,
+    most_frequent,
+)
+from whale_nebula.models.recommender.row_optimizers import make_row_optimizer
+
+LOG = generated_clicks(240, fields=3, numbers=2, vocabulary=60)
+HOT = most_frequent(LOG.ids, 8)
+EPOCHS, BATCH = 2, 48
+
+
+def make_embedding(kind: str, **options: Any) -> Any:
+    options = {"optimizer": "adam", **options}
+    return HashedEmbedding(4, name="table0", **options) if kind == "whole" else SplitEmbedding(4, hot=HOT, **options)
+
+
+def layers_of(embedding: Any) -> list[HashedEmbedding]:
+    return embedding.layers if isinstance(embedding, SplitEmbedding) else [embedding]
+
+
+def train(embedding: Any, *, micro_batch: int = 1, ahead: bool = False, cut: bool = True) -> list[float]:
+    keras.utils.set_random_seed(2)
+    model = dlrm(embedding, fields=3, numbers=2, width=4, bottom=(), top=(6,))
+    if cut:
+        nb.place(model, {"table0": "cpu", "(?!table0$).*": "gpu"})
+    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+    data = tf.data.Dataset.from_tensor_slices((LOG.inputs, LOG.clicked)).batch(BATCH)
+    if ahead:
+        data = look_ahead(data, embedding, steps=2)
+    with nb.pipeline(micro_batch, coupled="allow") if cut else contextlib.nullcontext():
+        return model.fit(data, epochs=EPOCHS, verbose=0).history["loss"]
+
+
+def states(embedding: Any) -> list[dict[str, Any]]:
+    return [layer.table.state_dict() for layer in layers_of(embedding)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "links"),
+    [("whole", None), ("split", "10gbit,0ms"), pytest.param("whole", "10gbit,0ms", marks=pytest.mark.grid)],
+)
+def test_micro_batches_are_one_update(kind: str, links: str | None) -> None:
+    nb.init(links=links)
+    one, four = make_embedding(kind), make_embedding(kind)
+    np.testing.assert_allclose(train(one), train(four, micro_batch=4), rtol=1e-5)
+    for meant, found in zip(states(one), states(four), strict=True):
+        assert meant["steps"] == found["steps"] == EPOCHS * len(LOG) / BATCH
+        np.testing.assert_array_equal(meant["counts"], found["counts"])
+        np.testing.assert_allclose(meant["values"], found["values"], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "staleness", "cut"), [("split", 0, True), ("whole", 2, True), ("whole", 0, False)])
+def test_look_ups_ahead_change_no_bit(kind: str, staleness: int, cut: bool) -> None:
+    nb.init()
+    plain, early = (make_embedding(kind, staleness=staleness) for _ in range(2))
+    assert train(plain, cut=cut) == train(early, ahead=True, cut=cut)
+    for meant, found in zip(states(plain), states(early), strict=True):
+        assert meant.keys() == found.keys()
+        for name, value in meant.items():
+            np.testing.assert_array_equal(value, found[name])
+    for layer in layers_of(early):
+        assert layer.steps.looked_ahead > 4
+        assert bool(layer.table.fetched_again) != bool(staleness)  # what is late is updated before it is looked up
+    assert all(not layer.steps.looked_ahead for layer in layers_of(plain))
+
+
+def make_table(staleness: int = 0, **options: Any) -> RowTable:
+    return RowTable(3, make_row_optimizer("adagrad"), staleness=staleness, **options)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+def test_updates_are_late_by_so_many_steps(staleness: int) -> None:
+    """Against a table whose updates are late because they are given to it late; also after a resumption."""
+    drawn, late, meant = np.random.default_rng(0), make_table(staleness), make_table()
+    given: list[tuple[np.ndarray, np.ndarray]] = []
+    for step in range(12):
+        ids = np.unique(drawn.integers(0, 30, 12))
+        if step > staleness:
+            meant.push(*given[step - staleness - 1])
+        ahead = late.look_ahead(ids) if step % 3 else None
+        seen = np.ones(len(ids), np.int64)
+        np.testing.assert_array_equal(late.pull(ids, seen, ahead), meant.pull(ids, seen))
+        if step % 4 == 1:  # as the layer does it, beside the step
+            late.update(late.pushes - max(staleness - 1, 0))
+        given.append((ids, drawn.standard_normal((len(ids), 3)).astype(np.float32)))
+        late.push(*given[-1])
+        if step == 7:
+            saved, late = late.state_dict(), make_table(staleness)
+            late.load_state_dict(saved)
+    late.update()
+    for each in given[-staleness - 1 :]:
+        meant.push(*each)
+    for name, value in late.state_dict().items():
+        np.testing.assert_array_equal(value, meant.state_dict()[name])
+
+
+def test_look_ups_ahead_of_a_table_that_drops_rows() -> None:
+    """What was looked up before rows were dropped is not used."""
+    plain, early, drawn = make_table(most_rows=20), make_table(most_rows=20), np.random.default_rng(1)
+    for _ in range(30):
+        ids = np.unique(drawn.integers(0, 60, 10))
+        ahead, seen = early.look_ahead(ids), np.ones(len(ids), np.int64)
+        other = np.unique(drawn.integers(0, 60, 10))
+        for table in (plain, early):  # another step in between
+            table.pull(other, np.ones(len(other), np.int64))
+            table.push(other, np.ones((len(other), 3), np.float32))
+        np.testing.assert_array_equal(plain.pull(ids, seen), early.pull(ids, seen, ahead))
+    for name, value in plain.state_dict().items():
+        np.testing.assert_array_equal(value, early.state_dict()[name])
+
+
+@pytest.mark.parametrize("staleness", [-1, 1.5, "two"])
+def test_what_is_no_staleness_is_refused(staleness: Any) -> None:
+    with pytest.raises(OptionError, match="staleness="):
+        HashedEmbedding(4, staleness=staleness)
