@@ -47,8 +47,9 @@ def dlrm(
     dense, ids = _inputs(fields, numbers)
     vector, found = _stack(dense, [*bottom, width], "bottom"), embedding(ids)
     if found.shape[-1] != width:
+        name = getattr(embedding, "name", "the embedding")
         raise OptionError(
-            f"width={width!r} of dlrm, and {getattr(embedding, 'name', 'the embedding')!r} gives vectors of {found.shape[-1]}",
+            f"width={width!r} of dlrm, and {name!r} gives vectors of {found.shape[-1]}",
             why="products are of vectors of one width",
             mend=f"width={found.shape[-1]}",
         )
