@@ -1,0 +1,49 @@
+"""A DLRM whose tables are in two processes and whose dense part is in a third: run.py starts it by `whale-nebula run
+--all`, and the lead prints how many rows it trained a second. Arguments: rows of a batch, steps, staleness.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.models.recommender import SplitEmbedding, dlrm, generated_clicks, look_ahead
+
+FIELDS, NUMBERS, WIDTH, VALUES, ROWS, WARM = 8, 4, 16, 20_000, 65_536, 60
+
+
+class Pace(keras.callbacks.Callback):
+    """Takes the time from the end of the warm-up on."""
+
+    began = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """A step is over."""
+        if batch + 1 == WARM:
+            self.began = time.perf_counter()
+
+
+def main(batch: int, steps: int, staleness: int) -> None:
+    """Train and tell."""
+    nb.init(seed=1)
+    log = generated_clicks(ROWS, fields=FIELDS, numbers=NUMBERS, vocabulary=VALUES)
+    embedding = SplitEmbedding(WIDTH, tables=2, optimizer=keras.optimizers.Adagrad(0.1), staleness=staleness)
+    model = dlrm(embedding, fields=FIELDS, numbers=NUMBERS, width=WIDTH)
+    nb.place(model, {"table0": "cpu0", "table1": "cpu1", r"(?!table\d$).*": "gpu"})
+    model.compile(keras.optimizers.Adam(3e-3), keras.losses.BinaryCrossentropy(from_logits=True))
+    data = tf.data.Dataset.from_tensor_slices((log.inputs, log.clicked)).batch(batch, drop_remainder=True).repeat()
+    pace = Pace()
+    model.fit(look_ahead(data, embedding), steps_per_epoch=WARM + steps, verbose=0, callbacks=[pace])
+    if nb.here().lead:
+        took = time.perf_counter() - pace.began
+        print(json.dumps({"rows a second": round(batch * steps / took)}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
