@@ -71,7 +71,6 @@ def test_from_publication_to_withdrawal(owner: Owner, capsys: Capture) -> None: 
         ("grants --grant 1 --deny 2 {folder}", 2, "one of these"),
         ("grants --grant 1 {folder}", 1, "no request has the number"),
         ("grants --grant 1 --days x {folder}", 2, "takes a number"),
-        ("serve --cluster gpu --listen 7300 {folder}", 2, "--listen takes HOST:PORT, and '7300' is none"),
         ("grants --grant 1 --days -1 {folder}", 1, "no life of a grant"),
         ("publish no.yaml {folder}", arguments.CONFIG, "cannot be read"),
         ("show corpus {folder}", 1, "no dataset is called"),
@@ -112,7 +111,7 @@ def test_two_services_of_a_cluster_and_a_port_that_is_taken(owner: Owner, capsys
         ("request gpu://corpus --at a:1", 1, "no certificate of an account"),
         ("list --at a:1", 2, "of whom? --cluster gpu"),
         ("list --at a:1 --cluster gpu --folder {certs}", 1, "no certificate of an account"),
-        ("serve --listen nowhere --folder {certs}", 2, "--listen takes a number"),
+        ("serve --listen nowhere --folder {certs}", 2, "--listen takes HOST:PORT"),
     ],
 )
 def test_what_is_asked_of_a_service(owner: Owner, capsys: Capture, line: str, code: int, said: str) -> None:  # noqa: F811
