@@ -171,10 +171,10 @@ class Folder:
         names = (
             {LOCK: fcntl.LOCK_EX} if not self.group else {LOCK: fcntl.LOCK_SH, f"{LOCK}.{self.group}": fcntl.LOCK_EX}
         )
+        for name in names:
+            self._locks.append(os.open(files.join(self.path, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
         try:
-            for name, kind in names.items():
-                opened = os.open(files.join(self.path, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-                self._locks.append(opened)
+            for opened, kind in zip(self._locks, names.values(), strict=True):
                 fcntl.flock(opened, kind | fcntl.LOCK_NB)
         except OSError:
             self.unlock()

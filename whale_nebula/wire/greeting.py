@@ -262,7 +262,7 @@ class Introduction:
                 raise RemoteProtocolError("the signature of the greeting is no row of hex digits") from None
             worker = self._theirs.worker
             self._prover.verify(self._theirs.certificate or "", signed, transcript(hellos, worker), worker)
-        if not self._in_session:
+        if not self._in_session and not self._theirs.in_session:  # who is of an old session knows old numbers
             _check_counts(*hellos, absent=self._greeting.absent)
         _check_epoch(*hellos, self.proven)
         self.proven = self.proven or self._theirs
@@ -341,6 +341,11 @@ def _check_counts(ours: Hello, theirs: Hello, *, absent: bool) -> None:
     others have gone on without has none: who knows the older numbers ends, to be started again.
     """
     own, other = (hello.worker.rpartition("/")[0] for hello in (ours, theirs))
+    if absent and not theirs.counts:
+        raise RemoteProtocolError(
+            f"worker '{escape_foreign_text(theirs.worker)}' has come, and says no numbers of workers",
+            mend="write the same 'elastic' into the config of every cluster",
+        )
     if not ours.counts or not theirs.counts:
         return
     changed = {c: 0 for c, n in theirs.counts.items() if n == 0 < ours.counts.get(c, 0) and c != own}

@@ -342,6 +342,7 @@ KNOWN = {
     "a third cluster, of which each will hear": ({**TWO, "tpu": 1}, {**TWO, "tpu": 2}, (STALE, STALE), {}),
     "one without which the run goes on": ({"gpu": 1, "npu": 0}, TWO, (CHANGED, STALE), {"npu": 2}),
     "the same of another config": ({}, TWO, (None, None), {}),
+    "one that comes, of another config": ({"gpu": 1, "npu": 0}, {}, (RemoteProtocolError, None), {}),
 }
 
 
@@ -357,6 +358,12 @@ def test_who_knows_of_other_workers_is_told_and_nobody_has_been_met(
             _settle(a, b)
         assert caught.value.counts == counts
         assert (a.proven, b.proven) == (None, None), "each may come again as another process"
+
+
+def test_who_is_still_in_an_old_session_is_not_believed_what_he_knows_of_others() -> None:
+    old = process(1, 0, met=process(0, 0), begun=True)
+    old._greeting = dataclasses.replace(old._greeting, counts=ONE)
+    assert verdicts(introduction(0, counts=TWO, epoch=1), old) == (STALE, OVER)
 
 
 def _settle(a: Introduction, b: Introduction) -> None:
