@@ -119,7 +119,7 @@ class RowSteps:
 
     def _executor(self) -> ThreadPoolExecutor:
         if self._beside is None:
-            self._beside = ThreadPoolExecutor(1, "nebula-rows")
+            self._beside = ThreadPoolExecutor(1, "table-rows")  # ends with this object
         return self._beside
 
 
