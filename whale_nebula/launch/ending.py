@@ -45,6 +45,7 @@ class Leaving(SystemExit):
 
 
 _ARRIVED = "ARRIVED"
+_LONGEST_WORD = 4096
 _COUNT = re.compile(r"([A-Za-z0-9][\w.-]*)=(\d{1,9})")
 
 
@@ -112,7 +113,8 @@ class Departure:
         """
         reasons = []
         for worker, said in sorted((worker, str(said)) for worker, said in asked.items() if said):
-            counts = {name: int(count) for name, count in _COUNT.findall(said)}
+            words = (_COUNT.fullmatch(word) for word in said[:_LONGEST_WORD].split(" "))
+            counts = {found[1]: int(found[2]) for found in words if found is not None}
             if counts:
                 self.counts.update(counts)
                 reasons.append(f"{worker} asks to go on with {', '.join(f'{n} in {c}' for c, n in counts.items())}")
