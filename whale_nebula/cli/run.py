@@ -288,9 +288,8 @@ def _start(
     reports = others.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if shown else None
 
     def tell_workers() -> dict[str, Identity]:
-        selected = sizes.select()
         told = identities(
-            selected, config, security, listen=listen, path=given.config, everywhere=given.all, memory=memory,
+            sizes.select(), config, security, listen=listen, path=given.config, everywhere=given.all, memory=memory,
             absent=sizes.find_absent(), asked=sizes.path,
         )  # fmt: skip
         return {name: replace(identity, ended=asking.ended, reports=reports) for name, identity in told.items()}
@@ -359,7 +358,7 @@ def _listen(
 
     def resize(given: Mapping[str, str]) -> Answer:
         if sizes.ask(read_sizes(given)):
-            asking.change(f"the run goes on with {', '.join(f'{n} in {name}' for name, n in sizes.asked.items())}")
+            asking.change(sizes.describe_change())
         return sizes.describe()
 
     def preempt(given: Mapping[str, str]) -> Answer:

@@ -153,8 +153,7 @@ class Remote:
         try:
             known = files.read(self.paths.ca, "the authority's certificate")
             trust = Trust(files.certificates(known, str(self.paths.ca)))
-            expected = Identity(self.identity.run, self.identity.cluster, OPERATOR)
-            KeptHeads(path, trust).keep(Head.from_dict(said), expected)
+            KeptHeads(path, trust).keep(Head.from_dict(said), self._service)
         except AuditError as error:
             warning = NebulaWarning(error.what, where=self._where, why=error.why, mend=error.mend)
             warnings.warn_explicit(warning, NebulaWarning, str(path), 0)
@@ -175,6 +174,11 @@ class Remote:
             raise AccessError("the service does not answer as one of ours", where=self._where) from None
 
     @property
+    def _service(self) -> Identity:
+        """Who answers, by his certificate."""
+        return Identity(self.identity.run, self.identity.cluster, OPERATOR)
+
+    @property
     def _where(self) -> str:
         return f"{self.host}:{self.port}"
 
@@ -188,9 +192,8 @@ class Remote:
             context.load_cert_chain(self.paths.cert, self.paths.key)
         except (OSError, ssl.SSLError) as error:
             raise AccessError("this certificate cannot be used", where=str(self.paths.cert), why=str(error)) from None
-        expected = Identity(self.identity.run, self.identity.cluster, OPERATOR)
         try:
-            with dial(self.host, self.port, context, known, expected) as secured:
+            with dial(self.host, self.port, context, known, self._service) as secured:
                 try:
                     yield _Line.begin(secured)
                 except ssl.SSLError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NoReturn, TypeVar
 
 Value = TypeVar("Value")
@@ -120,3 +120,12 @@ def _shorten_path(found: re.Match[str]) -> str:
 
 def _last_name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2] or path
+
+
+def list_counts(counts: Mapping[str, int]) -> str:
+    """Numbers of workers, in words.
+
+    >>> list_counts({"gpu": 1, "npu": 2})
+    '1 in gpu, 2 in npu'
+    """
+    return ", ".join(f"{count} in {escape_foreign_text(cluster)}" for cluster, count in counts.items())

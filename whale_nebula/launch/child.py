@@ -59,13 +59,13 @@ def _say(worker: str, path: str, kind: type[BaseException], failure: BaseExcepti
 
 def _note_code(attachment: Attachment | None, code: int | None, failure: BaseException | None = None) -> None:
     """The launcher will know how this process ends even if it has to be helped to, and by which of our errors."""
-    if attachment is not None and attachment.heart is not None:
-        attachment.heart.code = code
+    heart = None if attachment is None else attachment.heart
+    if heart is not None:
+        heart.code = code
         if isinstance(failure, NebulaError):
-            heart = attachment.heart
             heart.error, heart.cause, heart.lost = failure.code, getattr(failure, "cause", ""), failure.peer
         if isinstance(failure, Leaving) and departure.counts:
-            attachment.heart.tell(counts=departure.counts)
+            heart.tell(counts=departure.counts)
 
 
 def exit_code(failure: BaseException) -> int | None:

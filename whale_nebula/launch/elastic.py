@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from whale_nebula.config import Config
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, NotYetError, OptionError
-from whale_nebula.errors.text import list_names
+from whale_nebula.errors.text import list_counts, list_names
 from whale_nebula.launch.failures import Failure
 from whale_nebula.launch.job import Result
 from whale_nebula.launch.placement import Placement
@@ -67,11 +67,6 @@ class Sizes:
                     mend=f"elastic: {{{name}: {{min: {limits.least}, max: {listed}}}}}, or list more workers",
                 )
 
-    @property
-    def has_others(self) -> bool:
-        """Whether other launchers start workers of this run."""
-        return self.own != self.listed.keys()
-
     def _check_launchers(self) -> None:
         """What cannot be where workers are started by several launchers."""
         torn = next((c for c in self.config.elastic if 0 < self._count_here(c) < self.listed.get(c, 0)), None)
@@ -83,7 +78,8 @@ class Sizes:
                 mend=f"start all workers of {torn!r} by one command, or leave it out of 'elastic'",
             )
         limits = self.config.elastic
-        if limits and self.has_others and not any(c not in limits or limits[c].least for c in self.listed):
+        has_others = self.own != self.listed.keys()
+        if limits and has_others and not any(c not in limits or limits[c].least for c in self.listed):
             first = next(iter(self.listed))
             raise ConfigError(
                 "every cluster may leave a run whose clusters have launchers of their own",
@@ -126,12 +122,11 @@ class Sizes:
                 limits = self.config.elastic.get(cluster)
                 if limits is not None:
                     self.asked[cluster] = min(max(count, limits.least), limits.most)
-            return self._describe_change() if told else ""
+            return self.describe_change() if told else ""
 
-    def _describe_change(self) -> str:
-        if self.asked == self.now:
-            return ""
-        return f"the run goes on with {', '.join(f'{count} in {name}' for name, count in self.asked.items())}"
+    def describe_change(self) -> str:
+        """With how many workers the next start is, in a sentence, if with others than there are."""
+        return "" if self.asked == self.now else f"the run goes on with {list_counts(self.asked)}"
 
     def _check_asked(self, cluster: str, count: int) -> None:
         limits = self.config.elastic.get(cluster)
@@ -176,20 +171,15 @@ class Sizes:
         with self._lock:
             self.now = dict(self.asked)
             self._write()
-        kept = {
-            worker: address
-            for worker, address in self.placement.addresses.items()
-            if int(worker.rpartition("/")[2]) < self.now[cluster_of(worker)]
-        }
+        kept = {worker: address for worker, address in self.placement.addresses.items() if self._runs(worker)}
         return Placement(tuple(worker for worker in self.placement.here if worker in kept), kept)
 
     def find_absent(self) -> dict[str, str]:
         """The addresses of the workers without which the run goes on."""
-        return {
-            worker: address
-            for worker, address in self.placement.addresses.items()
-            if int(worker.rpartition("/")[2]) >= self.now[cluster_of(worker)]
-        }
+        return {worker: address for worker, address in self.placement.addresses.items() if not self._runs(worker)}
+
+    def _runs(self, worker: str) -> bool:
+        return int(worker.rpartition("/")[2]) < self.now[cluster_of(worker)]
 
     def describe(self) -> Mapping[str, object]:
         """What there is, as JSON has it."""

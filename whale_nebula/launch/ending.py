@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from whale_nebula.errors import NebulaError
-from whale_nebula.errors.text import LIMIT, remove_folders
+from whale_nebula.errors.text import LIMIT, list_counts, remove_folders
 
 EXIT_LEFT = 75
 """EX_TEMPFAIL of sysexits.h: nothing is wrong, start it again."""
@@ -117,7 +117,7 @@ class Departure:
             counts = {found[1]: int(found[2]) for found in words if found is not None}
             if counts:
                 self.counts.update(counts)
-                reasons.append(f"{worker} asks to go on with {', '.join(f'{n} in {c}' for c, n in counts.items())}")
+                reasons.append(f"{worker} asks to go on with {list_counts(counts)}")
             else:  # a peer's word ends up on a terminal: it can only be one of these
                 why = next((number.name for number in _HEARD if said == number.name), "a signal")
                 reasons.append(f"{worker} was asked to end: {why}")

@@ -31,7 +31,7 @@ from whale_nebula.errors import (
     RemoteProtocolError,
     StaleWorkerError,
 )
-from whale_nebula.errors.text import escape_foreign_text
+from whale_nebula.errors.text import escape_foreign_text, list_counts
 from whale_nebula.wire.frame import TAG_BYTES, Flag, Header, open_header, sealed_header_bytes
 from whale_nebula.wire.message import encode_message
 from whale_nebula.wire.tensor import Bytes
@@ -364,15 +364,6 @@ def _check_counts(ours: Hello, theirs: Hello, *, absent: bool) -> None:
             f"worker '{said}' was started with {list_counts(theirs.counts)}",
             why=f"the run goes on with {list_counts(ours.counts)}",
         )
-
-
-def list_counts(counts: Mapping[str, int]) -> str:
-    """Numbers of workers, in words.
-
-    >>> list_counts({"gpu": 1, "npu": 2})
-    '1 in gpu, 2 in npu'
-    """
-    return ", ".join(f"{count} in {escape_foreign_text(cluster)}" for cluster, count in counts.items())
 
 
 _NOUNS = {"certificate": "a certificate", "exchange": "a key for sealed frames"}
