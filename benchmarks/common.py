@@ -7,7 +7,6 @@ import datetime
 import json
 import os
 import platform
-import socket
 import statistics
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
@@ -22,13 +21,6 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     """Median and quartiles."""
     low, middle, high = statistics.quantiles(values, n=4)
     return {"median": round(middle, 4), "low": round(low, 4), "high": round(high, 4)}
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens at."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def machine() -> dict[str, Any]:

@@ -23,8 +23,10 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import free_port, machine, verdict, write
+from common import machine, verdict, write
 from two_sites import CLI, ROOT, run
+
+from whale_nebula.launch.ports import free_port
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"

@@ -24,9 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 import numpy as np
 import tensorflow as tf
-from common import free_port, machine, verdict, write
+from common import machine, verdict, write
 
 import whale_nebula as nb
+from whale_nebula.launch.ports import free_port
 from whale_nebula.models.recommender import (
     HashedEmbedding,
     RowTable,

@@ -24,7 +24,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import free_port, machine, verdict, write
+from common import machine, verdict, write
+
+from whale_nebula.launch.ports import free_port
 
 COMMAND = [sys.executable, "-m", "whale_nebula.cli.main", "run", "--all", "--clusters", "gpu,npu", "--restarts", "3"]
 HERE = Path(__file__).parent

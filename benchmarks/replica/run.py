@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import common  # noqa: E402
 from whale_nebula.launch import spawn  # noqa: E402
+from whale_nebula.launch.ports import free_port  # noqa: E402
 
 TORCH = ROOT / "build" / "torch" / "bin" / "python"
 CONTENDERS = ("loop", "fit", "mwms", "ddp")
@@ -78,7 +79,7 @@ def started(name: str) -> Iterator[Team]:
 
 def _commands(name: str, port: int) -> Iterator[tuple[list[str], dict[str, str]]]:
     """The command of each process, and what it finds in its environment."""
-    addresses = [f"127.0.0.1:{common.free_port()}" for _ in range(2)]
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     for index in range(2):
         if name == "ddp":
             yield [str(TORCH), str(HERE / "ddp.py"), str(port), str(index), addresses[0]], {}

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,8 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import machine, spread, verdict, write
+
+from whale_nebula.launch.ports import free_port
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -70,8 +71,7 @@ CASES = (
 
 def config(case: Case, path: Path) -> dict[str, float]:
     """Write clusters.yaml; gives the speeds by worker."""
-    ports = iter(free_ports(len(case.speeds) + 1))
-    workers = [{"address": f"127.0.0.1:{next(ports)}"} for _ in case.speeds]
+    workers = [{"address": f"127.0.0.1:{free_port()}"} for _ in case.speeds]
     if case.told:
         workers = [{**each, "speed": speed} for each, speed in zip(workers, case.speeds, strict=True)]
     if case.apart:
@@ -80,18 +80,9 @@ def config(case: Case, path: Path) -> dict[str, float]:
         return {f"c{number}/0": float(speed) for number, speed in enumerate(case.speeds)}
     clusters: dict[str, Any] = {"npu": {"workers": workers}}
     if case.generator is not None:
-        clusters = {"gpu": {"workers": [f"127.0.0.1:{next(ports)}"]}, **clusters}
+        clusters = {"gpu": {"workers": [f"127.0.0.1:{free_port()}"]}, **clusters}
     path.write_text(yaml.safe_dump({"seed": 1, "clusters": clusters}, sort_keys=False))
     return {f"npu/{number}": float(speed) for number, speed in enumerate(case.speeds)}
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at now."""
-    found = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(each.getsockname()[1]) for each in found]
-    for each in found:
-        each.close()
-    return ports
 
 
 def measured(case: Case) -> list[dict[str, Any]]:

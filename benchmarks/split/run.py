@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import common  # noqa: E402
 from benchmarks.split.hosts import ADDRESSES, join_hosts  # noqa: E402
 from whale_nebula.launch import spawn  # noqa: E402
+from whale_nebula.launch.ports import free_port  # noqa: E402
 
 CONTENDERS = ("split", "alone", "replica", "mwms", "uncut")
 OURS = ("split", "alone", "replica")
@@ -106,7 +107,7 @@ def run_commands(script: list[str], folder: Path) -> list[list[str]]:
 
 def strategy_commands(words: list[str], rate: str | None) -> Iterator[tuple[list[str], dict[str, str]]]:
     """The command of each process under the strategy, and what it finds in its environment."""
-    addresses = [f"{address}:{common.free_port()}" for address in (ADDRESSES if rate else ("127.0.0.1", "127.0.0.1"))]
+    addresses = [f"{address}:{free_port()}" for address in (ADDRESSES if rate else ("127.0.0.1", "127.0.0.1"))]
     for index in range(2):
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
         yield [sys.executable, str(HERE / "mwms.py"), *words, str(index)], {"TF_CONFIG": json.dumps(config)}

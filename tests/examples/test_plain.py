@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes.sites import free_port
+from whale_nebula.launch.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ["functional", "subclassed", "custom_loop", "gan", "one_to_many"]

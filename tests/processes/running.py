@@ -11,7 +11,6 @@ import dataclasses
 import io
 import itertools
 import json
-import socket
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ import whale_nebula as nb
 import whale_nebula.runtime.run
 from tests.processes.telling import told
 from whale_nebula.launch import Job, Result, attach, spawn
+from whale_nebula.launch.ports import free_port
 from whale_nebula.launch.processes import Echo
 from whale_nebula.launch.seeding import seed_all
 
@@ -189,16 +189,11 @@ def reconnect(folder: Path) -> None:
     assert launched is not None
     (peer,) = launched.peers
     number = next(_number)
-    own = _free_address()
+    own = f"127.0.0.1:{free_port()}"
     _tell(folder / f"run{number}-{launched.worker.replace('/', '-')}", own)
     theirs = _hear(folder / f"run{number}-{peer.replace('/', '-')}")
     again = launched if launched.gateway else dataclasses.replace(launched, listen=own, addresses={peer: theirs})
     whale_nebula.runtime.run.attach = lambda: again
-
-
-def _free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def _tell(path: Path, text: str) -> None:

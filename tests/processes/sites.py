@@ -25,24 +25,12 @@ import yaml
 
 from tests.processes.telling import told
 from whale_nebula.cli import certs
+from whale_nebula.launch.ports import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RUN, SEED, DEADLINE = "sites", 5, 120.0
 MANY_LINES = 200_000
-
-
-_GIVEN: set[int] = set()
-
-
-def free_port() -> int:
-    """A port that nobody has at this moment, and that was not given before."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = int(server.getsockname()[1])
-        if port not in _GIVEN:
-            _GIVEN.add(port)
-            return port
 
 
 @dataclass

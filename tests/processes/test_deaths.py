@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from tests.processes.running import Ended, run
-from tests.processes.sites import SEED, Sites, free_port, sites
+from tests.processes.sites import SEED, Sites, sites
+from whale_nebula.launch.ports import free_port
 
 WORKERS = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
 SITES = ("c0", "c1")

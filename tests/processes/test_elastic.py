@@ -14,11 +14,12 @@ import pytest
 import yaml
 
 from tests.processes.running import told_alone
-from tests.processes.sites import HERE, Sites, free_port, sites
+from tests.processes.sites import HERE, Sites, sites
 from tests.processes.telling import told
 from tests.processes.workers.elastic import lesson
 from whale_nebula.cli.main import main
 from whale_nebula.launch.ending import EXIT_LEFT
+from whale_nebula.launch.ports import free_port
 
 
 @contextlib.contextmanager

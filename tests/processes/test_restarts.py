@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.processes.running import SEED, run, told_alone
-from tests.processes.sites import HERE, free_port, sites
+from tests.processes.sites import HERE, sites
 from tests.processes.telling import told
 from tests.processes.workers import restarting
 from tests.unit.transport.crossing import Line
@@ -28,6 +28,7 @@ from whale_nebula.config.schema import Restarts
 from whale_nebula.launch import Job, gateways
 from whale_nebula.launch.placed import Echoed, identities, start_placed
 from whale_nebula.launch.placement import Placement
+from whale_nebula.launch.ports import free_port
 from whale_nebula.launch.restarts import Attempts, Ended, Rule
 
 SCRIPT = str(HERE / "workers" / "restarting.py")

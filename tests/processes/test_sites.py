@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.processes.running import run, told_alone
-from tests.processes.sites import free_port, line_before, sites
+from tests.processes.sites import line_before, sites
 from tests.processes.workers import train
+from whale_nebula.launch.ports import free_port
 
 STEPS, REST = 160, 0.02
 

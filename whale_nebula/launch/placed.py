@@ -17,7 +17,8 @@ from whale_nebula.errors import ConfigError
 from whale_nebula.launch import gateways as gateway_processes
 from whale_nebula.launch.attach import VARIABLE, Identity
 from whale_nebula.launch.job import Job, Reader
-from whale_nebula.launch.placement import ANY, Placement, settle_ports
+from whale_nebula.launch.placement import Placement
+from whale_nebula.launch.ports import free_ports
 from whale_nebula.launch.processes import Board, Echo, KeptOutput, Relay, Shown, Sink
 from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS
 from whale_nebula.security.files import Files
@@ -207,15 +208,16 @@ def spawn(
     """
     if not workers:
         raise ConfigError("a job needs at least one worker", mend='workers={"gpu/0": "gpu", "npu/0": "npu"}')
-    placement = settle_ports(Placement(tuple(workers), dict.fromkeys(workers, ANY)))
-    clusters: dict[str, dict[str, Any]] = {}
-    for worker, cluster in workers.items():
-        clusters.setdefault(cluster, {"workers": []})["workers"].append(placement.addresses[worker])
-    if gateways:
-        ports = settle_ports(Placement((), dict.fromkeys(clusters, ANY))).addresses
-        clusters = {name: {**each, "gateway": ports[name]} for name, each in clusters.items()}
-    config = load({"run": run_id, "clusters": clusters, **({} if seed is None else {"seed": seed})})
     with contextlib.ExitStack() as stack:
+        ports = stack.enter_context(free_ports(len(workers) + gateways * len(set(workers.values()))))
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        placement = Placement(tuple(workers), dict(zip(workers, addresses, strict=False)))
+        clusters: dict[str, dict[str, Any]] = {}
+        for worker, cluster in workers.items():
+            clusters.setdefault(cluster, {"workers": []})["workers"].append(placement.addresses[worker])
+        if gateways:
+            clusters = {name: {**each, "gateway": addresses.pop()} for name, each in clusters.items()}
+        config = load({"run": run_id, "clusters": clusters, **({} if seed is None else {"seed": seed})})
         owners = [*workers, *gateway_processes.names(config)]
         security = stack.enter_context(gateway_processes.for_one_run(config, owners))
         if gateways:

@@ -17,6 +17,7 @@ from whale_nebula.config import Cluster, Config
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError
 from whale_nebula.errors.text import did_you_mean
+from whale_nebula.launch.ports import free_port
 
 PORT = 7101
 """Where workers listen unless something says otherwise; the next one of the same host at the next."""
@@ -195,19 +196,11 @@ def is_local(host: str) -> bool:
 
 def settle_ports(placement: Placement) -> Placement:
     """The placement with a free port for every address that has none yet, no two the same."""
-    with contextlib.ExitStack() as held:
-        found = {
-            worker: f"{_LOOPBACK}:{_free(held)}" if address == ANY else address
-            for worker, address in placement.addresses.items()
-        }
+    found = {
+        worker: f"{_LOOPBACK}:{free_port()}" if address == ANY else address
+        for worker, address in placement.addresses.items()
+    }
     return Placement(placement.here, found)
-
-
-def _free(held: contextlib.ExitStack) -> int:
-    """A port that is free as long as the stack holds it, and most likely for a while after."""
-    trial = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-    trial.bind((_LOOPBACK, 0))
-    return int(trial.getsockname()[1])
 
 
 def listening(placement: Placement, *, written: bool = False) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import select
 import socket
 import threading
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.unit.transport.cable import GPU, NPU, SOON, close_all, step  # the later name dials
+from whale_nebula.launch.ports import free_port
 from whale_nebula.security import Credentials, Files, Identity
 from whale_nebula.security.authority import Authority, create
 from whale_nebula.security.issue import issue
@@ -41,11 +41,7 @@ class Certificates:
 
 
 def free_address() -> str:
-    """An address that is free, and that no outgoing connection takes."""
-    while True:
-        port = secrets.randbelow(10_000) + 20_000
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)) as one:
-            return f"127.0.0.1:{one.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 class Line:

@@ -19,8 +19,6 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 
-from whale_nebula.errors import ConfigError
-
 _LOAD_BYTE, _LOAD_WORD, _AND, _EQUAL, _RETURN = 0x30, 0x20, 0x54, 0x15, 0x06
 _NETWORK_HEADER = 0xFFF00000
 _SO_ATTACH_FILTER = 26
@@ -135,15 +133,6 @@ def _is_tcp(found: socket.socket) -> bool:
 
 def _listens(found: socket.socket) -> bool:
     return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-
-
-def free_port() -> int:
-    """A port that nobody listens at, most likely for a while."""
-    for family in (socket.AF_INET6, socket.AF_INET):  # the first is where TensorFlow listens, if the machine has it
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
-            trial.bind(("", 0))
-            return int(trial.getsockname()[1])
-    raise ConfigError("this machine has no free port", mend="end what listens at so many")
 
 
 def comes_from(host: str) -> str:

@@ -1,0 +1,69 @@
+"""Free TCP ports, which no two processes of a host are given at once."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import secrets
+import socket
+from collections.abc import Iterator
+
+from whale_nebula.errors import ConfigError
+
+_FIRST, _COUNT = 10_000, 20_000  # below those from which systems take the ports of outgoing connections
+_TRIES = 1_000
+_HELD: dict[int, socket.socket] = {}
+_HELD_AT_MOST = 128
+
+
+def free_port() -> int:
+    """A port of this host that nobody listens at, that no outgoing connection takes, and that was given to nobody else.
+
+    The UDP port of the same number is held by this process as long as it has not asked for many more: the sign by
+    which other processes that ask see that the port is given, though nobody listens at it yet.
+    """
+    for _ in range(_TRIES):
+        port = _FIRST + secrets.randbelow(_COUNT)
+        sign = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        if _can_bind(sign, "127.0.0.1", port) and _is_free(port):
+            _HELD[port] = sign
+            if len(_HELD) > _HELD_AT_MOST:
+                _release(next(iter(_HELD)))
+            return port
+        sign.close()
+    raise ConfigError("this machine has no free port", mend="end what listens at so many")
+
+
+@contextlib.contextmanager
+def free_ports(count: int) -> Iterator[list[int]]:
+    """So many of them, which can be given again afterwards."""
+    ports = [free_port() for _ in range(count)]
+    try:
+        yield ports
+    finally:
+        for port in ports:
+            _release(port)
+
+
+def _release(port: int) -> None:
+    if (sign := _HELD.pop(port, None)) is not None:
+        sign.close()
+
+
+def _is_free(port: int) -> bool:
+    """Whether all addresses of this host could be listened at, of each family that it has."""
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104 - nothing listens
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
+            if family == socket.AF_INET6:
+                trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if not _can_bind(trial, address, port):
+                return False
+    return True
+
+
+def _can_bind(trial: socket.socket, address: str, port: int) -> bool:
+    try:
+        trial.bind((address, port))
+    except OSError as error:
+        return error.errno not in (errno.EADDRINUSE, errno.EACCES)
+    return True
