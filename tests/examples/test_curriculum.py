@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.little import write_little
 from tests.processes import zygote
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "curriculum.py"
@@ -21,7 +22,8 @@ DEADLINE = 240
     ids=["one process", "two processes", "packed"],
 )
 def test_rows_grow_and_what_crosses_with_them(tmp_path: Path, before: list[str], words: list[str]) -> None:
-    ended = zygote.run(*before, str(EXAMPLE), *LITTLE, *words, cwd=tmp_path, timeout=DEADLINE, env={"COLUMNS": "100"})
+    example = write_little("curriculum", tmp_path, blocks=3)
+    ended = zygote.run(*before, str(example), *LITTLE, *words, cwd=tmp_path, timeout=DEADLINE, env={"COLUMNS": "100"})
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     lines = [line.partition("] ")[2] or line for line in ended.stdout.splitlines()]
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]

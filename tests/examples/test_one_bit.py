@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.little import write_little
 from tests.processes import zygote
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "one_bit.py"
@@ -21,7 +22,8 @@ DEADLINE = 240
     ids=["one process", "two processes", "adam"],
 )
 def test_it_trains_and_a_32nd_crosses_after_the_warm_up(tmp_path: Path, before: list[str], words: list[str]) -> None:
-    ended = zygote.run(*before, str(EXAMPLE), *LITTLE, *words, cwd=tmp_path, timeout=DEADLINE, env={"COLUMNS": "100"})
+    example = write_little("one_bit", tmp_path, blocks=2)
+    ended = zygote.run(*before, str(example), *LITTLE, *words, cwd=tmp_path, timeout=DEADLINE, env={"COLUMNS": "100"})
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     lines = [line.partition("] ")[2] or line for line in ended.stdout.splitlines()]
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.little import write_little
 from tests.processes import zygote
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +37,7 @@ def row(said: str, codec: str) -> list[str]:
     ],
 )
 def test_it_pretrains_once_and_trains_for_each_codec(tmp_path: Path, words: list[str], scores: int) -> None:
-    said = ran(tmp_path, str(EXAMPLE), *words)
+    said = ran(tmp_path, str(write_little("understand", tmp_path, layers=3)), *words)
     assert said.count("a language model learns") == 1
     cells = row(said, "rank" if "rank" in words else "rank, int4")
     assert float(cells[3].split()[0]) > 10 and len(cells) == 5 + scores

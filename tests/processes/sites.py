@@ -29,7 +29,7 @@ from whale_nebula.launch.ports import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-RUN, SEED, DEADLINE = "sites", 5, 120.0
+RUN, SEED, DEADLINE = "sites", 5, 240.0
 MANY_LINES = 200_000
 
 

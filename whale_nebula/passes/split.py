@@ -86,6 +86,12 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
         )
         question = _mark_rows(question)
         question = replace(question, shared=question.facts)
+        opaque = _find_opaque_readers(cut, question)
+        notes += [
+            f"{program.variable_ops[op].path} is not divided: {kind} needs all of it" for op, kind in opaque.items()
+        ]
+        own |= dict.fromkeys(opaque, WHOLE_LAYOUT)
+        question = replace(question, variables=own)
         layouts, given, unlike = _complete_alike(cut, number, question)
         notes += [_UNLIKE.format(len(unlike), stage.key)] * bool(unlike)
         vectors = {op for op in own if program.variable_ops[op].spec.rank == 1} - held.keys()
@@ -103,6 +109,23 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
             sums=tuple(_list_replica_sums(cut, number, count, given)) if shared else (),
         )
     return found
+
+
+def _find_opaque_readers(cut: Cut, question: Question) -> Mapping[int, str]:
+    """Variables that an op is given itself of which no rule says what it does to pieces, a loop for one, and the type
+    of that op. None where nothing else is divided: then the scope has no effect, and is refused between processes.
+    """
+    graph = cut.program.graph
+    if not any(_find_whole_reader(cut, op) for op in question.variables):
+        return {}
+    found = {
+        each.value.op: graph.ops[op].type
+        for op, reshards in complete_layouts(question).reshards.items()
+        for each in reshards
+        if graph.spec(each.value).dtype == "resource"
+    }
+    divided = {op for op, layout in question.variables.items() if layout.kind == SPLIT}
+    return {} if divided <= found.keys() else {op: kind for op, kind in found.items() if op in divided}
 
 
 def _complete_alike(cut: Cut, stage: int, question: Question) -> tuple[Layouts, Mapping[Value, Layout], set[Value]]:

@@ -303,8 +303,8 @@ def _halves(engine: Engine) -> list[str]:
 
 
 def _remarks(engine: Engine, rows: Sequence[Row], names: Sequence[str], runs: Runs) -> Iterator[str]:
-    program, halves = engine.captured.program, _halves(engine)
-    if len(program.stages) == 1 and program.pipeline.micro_batch == 1:
+    halves = _halves(engine)
+    if engine.runner.plain:
         yield "one stage and one micro-batch: nothing is cut, the step runs the user's own function"
     if halves and any(math.isfinite(row.limit) for row in rows):
         yield f"half precision ({', '.join(halves)}): the tolerance is 1e-2, of a variable 1e-2 of its update"

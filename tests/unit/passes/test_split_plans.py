@@ -221,3 +221,21 @@ def test_branches_are_not_given_a_variable_in_pieces() -> None:
     with pytest.raises(NotYetError, match=r"nb\.split of 'table' between processes, where If is given") as caught:
         check_devices(cut, lambda op: captured.program.graph.ops[op].type, collectives=True)
     assert caught.value.where == "If" and "leave it out of nb.split" in str(caught.value.mend)
+
+
+def test_what_a_loop_is_given_stays_whole_beside_what_is_divided() -> None:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((5, WIDTH))
+    with nb.cluster(), nb.split(2):
+        outputs = layers.Dense(CLASSES)(layers.GRU(WIDTH)(inputs))
+    model = keras.Model(inputs, outputs)
+    model.compile(
+        keras.optimizers.SGD(1e-2, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    draw = np.random.default_rng(0)
+    x, y = draw.standard_normal((ROWS, 5, WIDTH)).astype("float32"), draw.integers(0, CLASSES, ROWS)
+    plan = nb.plan(model, x, y)
+    parts = ("bias", "kernel", "recurrent_kernel")
+    assert {*plan.notes} >= {f"gru/gru_cell/{part} is not divided: While needs all of it" for part in parts}
+    assert plan.layouts["dense/kernel"] == "split(1)"
+    assert nb.verify(model, x, y).ok
