@@ -47,9 +47,9 @@ def script_site(start: FrameType | None = None) -> Site:
 
 def _find_site(frame: FrameType | None, passes: Callable[[str], bool]) -> Site:
     while frame is not None:
-        site = Site(frame.f_code.co_filename, frame.f_lineno)
-        if not _is_machinery(site.file) and not passes(site.file):
-            site = _find_original_line(site, frame)
+        file = frame.f_code.co_filename
+        if not _is_machinery(file) and not passes(file):
+            site = _find_original_line(Site(file, frame.f_lineno), frame)
             if not _is_machinery(site.file):
                 return site
         frame = frame.f_back
@@ -72,10 +72,12 @@ def runs_now(site: Site) -> bool:
     return False
 
 
+@functools.cache
 def _is_installed(file: str) -> bool:
     return "site-packages" in file or file.startswith(("<frozen", _PYTHONS_OWN))
 
 
+@functools.cache
 def _is_machinery(file: str) -> bool:
     return file.startswith(_OURS) or file.endswith(_PASSED_THROUGH) or _AUTOGRAPH in file
 

@@ -129,7 +129,7 @@ class EmulatedStep(ActorStep):
 
     def _find_paces(self, rows: Sequence[int], medians: Medians) -> Sequence[Pace]:
         """The pace of each phase by its lines, or, where sizes of what crosses are not planned, by trips."""
-        if not self.measured.traffic.is_known(rows):
+        if not self.measured.traffic.is_known(tuple(rows)):
             return paces_of_trips(self.compiled.cut, medians)
         return [pace(phase.works, phase.hops) for phase in self.measured.phases(rows[0], medians)]
 

@@ -97,7 +97,7 @@ class Measured:
         of a crossing is not known.
         """
         phases, traffic, rows = self.phases(counts[0], medians), self.traffic, tuple(counts)
-        if not phases or not traffic.is_known(counts):
+        if not phases or not traffic.is_known(rows):
             return None
         pipeline = self.cut.program.pipeline
         return Basis(

@@ -110,6 +110,7 @@ class Traffic:
     _bytes: dict[tuple[int, ...], Mapping[str, int]] = field(default_factory=dict)
     _hops: dict[tuple[int, int], _Crossing] = field(default_factory=dict)
     _rounds: dict[tuple[int, ...], tuple[tuple[Carried, ...], ...]] = field(default_factory=dict)
+    _known: dict[tuple[int, ...], bool] = field(default_factory=dict)
 
     @cached_property
     def exchanged(self) -> Exchanged:
@@ -121,11 +122,13 @@ class Traffic:
         """The links that may carry less than is known."""
         return tuple(sorted(bounded_links(self.cut, self.hosts, self.exchanged)))
 
-    def is_known(self, counts: Sequence[int]) -> bool:
+    def is_known(self, counts: tuple[int, ...]) -> bool:
         """Whether the size of all that crosses is known before a step, given its rows."""
-        crossing = Crossings(self.cut, Routing.plain(self.hosts)).by_value.values()
-        once = (self.exchanged.nbytes(each, counts) is not None for each in self.cut.exchange)
-        return all(_is_sized(each.spec) for each in crossing) and all(once)
+        if counts not in self._known:
+            crossing = Crossings(self.cut, Routing.plain(self.hosts)).by_value.values()
+            once = (self.exchanged.nbytes(each, counts) is not None for each in self.cut.exchange)
+            self._known[counts] = all(_is_sized(each.spec) for each in crossing) and all(once)
+        return self._known[counts]
 
     def link_bytes(self, counts: tuple[int, ...]) -> Mapping[str, int]:
         """What each link carries in a step of such micro-batches."""
