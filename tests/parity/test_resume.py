@@ -381,6 +381,20 @@ def test_a_model_that_was_saved_is_restored_with_and_without_scopes(tmp_path: Pa
         nb.restore(tmp_path / "nothing", model)
 
 
+def test_a_model_that_is_made_again_in_a_process_is_told_of_its_numbers(tmp_path: Path) -> None:
+    def train() -> None:
+        nb.shutdown()
+        nb.init(checkpoint=tmp_path)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)], name="numbered")
+        model.compile("sgd", "mse")
+        model.fit(np.ones((BATCH, 6), "float32"), np.ones((BATCH, 1), "float32"), verbose=0)
+
+    train()
+    with pytest.raises(CheckpointError, match="is not in the checkpoint") as caught:
+        train()
+    assert "Keras numbers layers" in str(caught.value.why) and "clear_session" in str(caught.value.mend)
+
+
 def test_a_disk_that_is_full_ends_no_training(tmp_path: Path) -> None:
     """Files may not grow any more: as TensorFlow and Python meet it where a disk is full."""
     nb.shutdown()

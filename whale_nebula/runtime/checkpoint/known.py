@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,26 @@ from whale_nebula.runtime.checkpoint.slices import Source
 if TYPE_CHECKING:
     from whale_nebula.runtime.local_sgd.clusters import Opened
     from whale_nebula.runtime.local_sgd.step import BetweenClusters
+
+
+_NUMBER = re.compile(r"_\d+(?=/|$)")
+
+
+def _refuse_missing(path: str, program: str, source: Source) -> CheckpointError:
+    """The error for a variable that is not there, or is there with another number behind its layer's name."""
+    why, mend = "the checkpoint is of another model", 'nb.init(checkpoint="another/folder")'
+    mend += "\nor nb.restore(path, model), which takes what fits"
+    plain = _NUMBER.sub("", path)
+    other = next((name for name in sorted(source.manifest.tensors) if _NUMBER.sub("", name) == plain), None)
+    if other is not None:
+        why = f"it has {other!r}: Keras numbers layers without a name through all models of a process"
+        mend = (
+            "keras.utils.clear_session() before the model is made again, or layers with names\nor, of another model, "
+        )
+        mend += 'nb.init(checkpoint="another/folder")'
+    return CheckpointError(
+        f"variable {path!r} of {program} is not in the checkpoint", where=source.path, why=why, mend=mend
+    )
 
 
 @dataclass
@@ -78,12 +99,7 @@ class Known:
         missing = restore(self.source, {name: variables[path] for name, path in names.items()})
         lost = next((names[name] for name in missing if names[name] in needed), None)
         if lost is not None:
-            raise CheckpointError(
-                f"variable {lost!r} of {program} is not in the checkpoint",
-                where=self.source.path,
-                why="the checkpoint is of another model",
-                mend='nb.init(checkpoint="another/folder")\nor nb.restore(path, model), which takes what fits',
-            )
+            raise _refuse_missing(lost, program, self.source)
 
     def _add(self, program: str, variables: Mapping[str, Any]) -> dict[str, str]:
         """Know variables; gives their names, each with its path in the program."""
