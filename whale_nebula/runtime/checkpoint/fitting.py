@@ -106,7 +106,7 @@ class PlainStep:
 
     def _take_in(self) -> None:
         self._known = True
-        self._checkpoints.take_variables(self.name, variables_of(self._model))
+        _take_model(self._checkpoints, self._model, self.name)
         self.steps = self._checkpoints.position.programs.get(self.name, self.steps)
 
 
@@ -125,7 +125,14 @@ def watch_fit(checkpoints: Checkpoints, model: Any) -> None:
 def _restore_model(checkpoints: Checkpoints, model: Any, fit: tf_callbacks.Fit) -> None:
     """Nothing is left to train: give the model its values now, for what comes after `fit`."""
     tf_callbacks.build_model(model, tf_callbacks.batch_spec(fit))
-    checkpoints.take_variables(f"{model.name}.train_step", variables_of(model))
+    _take_model(checkpoints, model, f"{model.name}.train_step")
+
+
+def _take_model(checkpoints: Checkpoints, model: Any, program: str) -> None:
+    """Know the variables of a model; what it trains has to be in a checkpoint that counts steps of it."""
+    counted = program in checkpoints.position.programs
+    needed = {each.path for each in model.trainable_variables} if counted else ()
+    checkpoints.take_variables(program, variables_of(model), needed)
 
 
 def variables_of(model: Any) -> dict[str, Any]:
