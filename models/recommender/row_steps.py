@@ -79,6 +79,12 @@ class RowSteps:
     def _begin(self, step: int, count: int) -> None:
         """A step's first look-up. A step that has failed leaves nothing behind."""
         run = opened_run()
+        if run is not None and run.step_now.apart and step:
+            raise NotYetError(
+                "a table of rows of which each cluster trains a copy",
+                why="clusters that meet exchange variables, and rows are none",
+                mend="keras.layers.Embedding there, or the table in a stage of its own, without sync_every= and exchange=",
+            )
         if self._pushed and self._pulls == len(self._pushed) and run is not None and not run.alone:
             raise NotYetError(
                 "a table of rows whose stage has replicas in several processes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import secrets
@@ -14,6 +15,12 @@ _FIRST, _COUNT = 10_000, 20_000  # below those from which systems take the ports
 _TRIES = 1_000
 _HELD: dict[int, socket.socket] = {}
 _HELD_AT_MOST = 128
+
+
+@atexit.register
+def _release_all() -> None:
+    for port in list(_HELD):
+        _release(port)
 
 
 def free_port() -> int:

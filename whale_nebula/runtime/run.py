@@ -82,12 +82,13 @@ def _tell_unknown(cluster: str, known: Sequence[str]) -> None:
 
 @dataclass
 class StepNow:
-    """The step that runs, for what stands beside the graph: its number, and how many micro-batches it has; 0 between
-    steps.
+    """The step that runs, for what stands beside the graph: its number, how many micro-batches it has, which is 0
+    between steps, and whether each cluster trains a copy of all.
     """
 
     number: int = 0
     micro_batches: int = 0
+    apart: bool = False
 
 
 @dataclass

@@ -173,6 +173,7 @@ class Engine:
         failing = contextlib.nullcontext() if checkpoints is None else checkpoints.note_failure()
         now = current_run().step_now
         now.number, now.micro_batches = now.number + 1, 1
+        now.apart = self.captured.program.apart is not None
         try:
             with annotation("whale_nebula", step_num=self.steps, _r=1), without_tape, failing:
                 outcome = self._run(tensors)

@@ -22,6 +22,7 @@ from whale_nebula.models.recommender import (
     most_frequent,
 )
 from whale_nebula.models.recommender.row_optimizers import make_row_optimizer
+from whale_nebula.strategies import OneBitAdam
 
 LOG = generated_clicks(240, fields=3, numbers=2, vocabulary=60)
 HOT = most_frequent(LOG.ids, 8)
@@ -132,3 +133,12 @@ def test_look_ups_ahead_of_a_table_that_drops_rows() -> None:
 def test_what_is_no_staleness_is_refused(staleness: Any) -> None:
     with pytest.raises(OptionError, match="staleness="):
         HashedEmbedding(4, staleness=staleness)
+
+
+@pytest.mark.parametrize("how", [{"sync_every": 2}, {"exchange": "1bit"}], ids=str)
+def test_a_table_of_which_each_cluster_would_train_a_copy_is_refused(how: dict[str, Any]) -> None:
+    with nb.init({"clusters": {"gpu": {}, "npu": {}}}), nb.cluster(["gpu", "npu"]), nb.replica(**how):
+        model = dlrm(make_embedding("whole"), fields=3, numbers=2, width=4)
+        model.compile(OneBitAdam(1e-3), "binary_crossentropy")
+        with pytest.raises(Exception, match="a table of rows of which each cluster trains a copy"):
+            model.fit(LOG.inputs, LOG.clicked, BATCH, verbose=0)
