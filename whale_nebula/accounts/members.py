@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +13,10 @@ from whale_nebula.errors import AccountError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security.allowance import UNLIMITED, Allowance
 from whale_nebula.security.files import format_time
+from whale_nebula.security.tenant import ACCOUNT
 
 ROLES = OWNER, TRAINER, AUDITOR = ("owner", "trainer", "auditor")
 ENABLED, DISABLED = "enabled", "disabled"
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _LIMITS = "limits of "
 _SELECT = "select name, role, state, workers, failures, locked, created from account"
 
@@ -60,7 +59,7 @@ class Accounts(SignedRows):
     def find(self, name: str) -> Account:
         """An account, or an error that says which was meant."""
         with self.look():
-            account = self.look_up(name) if _NAME.fullmatch(name) else None
+            account = self.look_up(name) if ACCOUNT.fullmatch(name) else None
             if account is None:
                 names = [each for (each,) in self.database.execute("select name from account")]
                 mend = did_you_mean(name, names) if names else "whale-nebula accounts add NAME"
@@ -85,7 +84,7 @@ class Accounts(SignedRows):
         allowance: Allowance = UNLIMITED,
     ) -> None:
         """A new account; without a password it needs an invitation."""
-        if not _NAME.fullmatch(name):
+        if not ACCOUNT.fullmatch(name):
             raise AccountError(
                 f"{name[:64]!r} is no name of an account",
                 why="lower-case letters, digits, '_' and '-', a letter or digit first, 32 at most",

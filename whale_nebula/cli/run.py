@@ -37,6 +37,7 @@ from whale_nebula.launch.restarts import Attempts, Ended, Rule
 from whale_nebula.report.prometheus import Metric, Sample, read_reports, render_metrics, serve_metrics
 from whale_nebula.report.screen import Screen, terminal
 from whale_nebula.security.approved import check_script
+from whale_nebula.security.tenant import open_home
 
 
 def report_end(ended: Ended, asking: Asking, *, as_json: bool) -> int:
@@ -275,10 +276,11 @@ def _start(
     """Start the workers of this host, whose certificates are looked at before, and wait for their end for good."""
     if given.all or len(placement.addresses) == 1:
         owners = [*placement.here, *gateways.names(config)]
-        security = others.enter_context(gateways.for_one_run(config, owners))
+        security, tenant = others.enter_context(gateways.for_one_run(config, owners)), None
     else:
         security = gateways.configured_files(config, placement.here, given.config)
-        gateways.check_files(security, config.run_name)
+        tenant = gateways.check_files(security, config.run_name)
+    home = None if tenant is None else str(open_home(gateways.find_base(given.config), tenant))
     listen = gateways.listen_here(config, placement, remark)
     memory = others.enter_context(open_memory()) if config.restarts.most or config.elastic else None
     folder = others.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if config.elastic else None
@@ -292,7 +294,11 @@ def _start(
             sizes.select(), config, security, listen=listen, path=given.config, everywhere=given.all, memory=memory,
             absent=sizes.find_absent(), asked=sizes.path,
         )  # fmt: skip
-        return {name: replace(identity, ended=asking.ended, reports=reports) for name, identity in told.items()}
+        ended = asking.ended
+        return {
+            name: replace(identity, ended=ended, reports=reports, tenant=tenant, home=home)
+            for name, identity in told.items()
+        }
 
     sys.stdout.flush()
     output = others.enter_context(_output())

@@ -106,7 +106,9 @@ def start(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """A new process, no fork of this one's memory, in a group of its own, so that it can be killed whole."""
+    """A new process, no fork of this one's memory, in a group of its own, so that it can be killed whole. What a
+    worker of an account writes is for its user alone.
+    """
     return subprocess.Popen(
         [sys.executable, *argv],
         env={**os.environ, **(env or {}), VARIABLE: identity.to_json()},
@@ -116,6 +118,7 @@ def start(
         stderr=subprocess.PIPE,
         pass_fds=identity.descriptors,
         process_group=0,
+        umask=-1 if identity.tenant is None else 0o077,
     )
 
 

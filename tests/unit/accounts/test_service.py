@@ -344,6 +344,8 @@ def test_the_command_leaves_what_a_worker_needs(site: Site, tmp_path: Path, caps
     assert main([*given, "--token-file", str(secret), "--count", "2"]) == 0
     assert capsys.readouterr().out.startswith("logged in as ana (trainer): gpu/0, gpu/1, good until ")
     assert Credentials.of(Files.under(folder, worker(1))).peer.account == "ana"
+    assert main([*given, "--account", "bob", "--token-file", str(secret)]) == 1  # whose key that is not
+    assert "gpu-worker-0.pem is of account ana, and this is a login of bob" in capsys.readouterr().err
     secret.chmod(0o644)
     assert main([*given, "--token-file", str(secret)]) == 1 and "can be read by others" in capsys.readouterr().err
 

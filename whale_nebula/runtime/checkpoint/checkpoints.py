@@ -17,17 +17,20 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
+from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.interval import Pace, guess_between_failures
 from whale_nebula.checkpoint.manifest import Position
 from whale_nebula.config import Checkpointing
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
+from whale_nebula.launch.attach import Attachment
 from whale_nebula.launch.ending import departure
 from whale_nebula.runtime.checkpoint.apart import capture_rounds, list_copies, must_meet
 from whale_nebula.runtime.checkpoint.copies import Copies, admit_copies, find_ring, hand_over_parts
@@ -40,6 +43,7 @@ from whale_nebula.runtime.checkpoint.slices import Source
 from whale_nebula.runtime.checkpoint.spent import Spent
 from whale_nebula.runtime.checkpoint.writing import Snapshot
 from whale_nebula.runtime.local_sgd.step import BetweenClusters, TrainsApart
+from whale_nebula.security.tenant import check_folder, claim_folder
 from whale_nebula.site import script_site
 
 if TYPE_CHECKING:
@@ -401,6 +405,17 @@ def fingerprint(tensors: Sequence[Any]) -> str:
     return found.hexdigest()[:32]
 
 
+def find_own(path: str, attachment: Attachment | None) -> str:
+    """Where a run keeps what it saves: that of an account in its own folder, unless the path is absolute; what is
+    another's is refused.
+    """
+    if not files.is_local(path):
+        return path
+    path = path if attachment is None or attachment.home is None else os.path.join(attachment.home, path)
+    check_folder(Path(path), None if attachment is None else attachment.tenant)
+    return path
+
+
 def _check_folders(folders: Mapping[str, str]) -> None:
     """Workers that share a host write parts of one checkpoint, so to one folder."""
     first = next(iter(folders))
@@ -416,7 +431,9 @@ def _check_folders(folders: Mapping[str, str]) -> None:
 def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     """The checkpoints of a run that has just met its other processes."""
     group, now = Group(run), time.monotonic()
-    path = os.path.expanduser(options.folder).rstrip("/") or "/"
+    path = find_own(os.path.expanduser(options.folder).rstrip("/") or "/", run.attachment)
+    if run.attachment is not None and run.attachment.tenant is not None and files.is_local(path):
+        claim_folder(Path(path), run.attachment.tenant)
     several = options.keep if not group.label else max(2, options.keep)
     memory = None if run.attachment is None or options.memory is False else run.attachment.memory
     if not run.alone:

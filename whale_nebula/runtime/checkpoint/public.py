@@ -11,6 +11,7 @@ import tensorflow as tf
 from whale_nebula.checkpoint.folder import Folder, Found
 from whale_nebula.checkpoint.manifest import Position
 from whale_nebula.errors import CheckpointError, OptionError
+from whale_nebula.runtime.checkpoint.checkpoints import find_own
 from whale_nebula.runtime.checkpoint.fitting import variables_of
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
 from whale_nebula.runtime.checkpoint.slices import Source
@@ -75,7 +76,7 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
     run, variables = current_run(), variables_of(_check_model("save", model))
     run.settle()
     group, telling = Group(run), run.ledger.tell_failures if not run.alone else contextlib.nullcontext
-    folder = Folder(os.fspath(path), group.label, single=True)
+    folder = Folder(find_own(os.fspath(path), run.attachment), group.label, single=True)
     entries = list(group.list_entries(variables))
     snapshot = Snapshot(begin_manifest(run, Position(), {}), group.worker, entries, {})
     with telling():
@@ -102,7 +103,7 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
     """
     group = Group(current_run())
     _check_model("restore", model)
-    source = _find_source(group, os.fspath(path).rstrip("/"))
+    source = _find_source(group, find_own(os.fspath(path).rstrip("/"), current_run().attachment))
     optimizer = getattr(model, "optimizer", None)
     slots = any(name.endswith("/iteration") for name in source.tensors)
     if optimizer is not None and not optimizer.built and slots:
