@@ -34,10 +34,10 @@ from whale_nebula.launch.placement import PORT, Asked, Placement, everything, is
 from whale_nebula.launch.processes import Board, Sink
 from whale_nebula.launch.resolve import Resolved, resolve
 from whale_nebula.launch.restarts import Attempts, Ended, Rule
+from whale_nebula.launch.tenancy import open_tenancy
 from whale_nebula.report.prometheus import Metric, Sample, read_reports, render_metrics, serve_metrics
 from whale_nebula.report.screen import Screen, terminal
 from whale_nebula.security.approved import check_script
-from whale_nebula.security.tenant import open_home
 
 
 def report_end(ended: Ended, asking: Asking, *, as_json: bool) -> int:
@@ -280,7 +280,8 @@ def _start(
     else:
         security = gateways.configured_files(config, placement.here, given.config)
         tenant = gateways.check_files(security, config.run_name)
-    home = None if tenant is None else str(open_home(gateways.find_base(given.config), tenant))
+    tenancy = others.enter_context(open_tenancy(tenant, gateways.find_base(given.config), security, remark))
+    home = None if tenancy is None else str(tenancy.home)
     listen = gateways.listen_here(config, placement, remark)
     memory = others.enter_context(open_memory()) if config.restarts.most or config.elastic else None
     folder = others.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if config.elastic else None
@@ -315,7 +316,10 @@ def _start(
             wait_free(listen, config.patience)
         for cluster in dict.fromkeys(map(cluster_of, placement.here)) if config.approvals is not None else ():
             check_script(config, given.config, cluster, script[0])
-        with start_placed(argv, tell_workers(), output=output, notice=remark, epoch=epoch) as job:
+        told, keeper = tell_workers(), None if tenancy is None else tenancy.limits
+        if tenancy is not None:
+            tenancy.note_start(list(told), script[0], epoch)
+        with start_placed(argv, told, output=output, notice=remark, epoch=epoch, keeper=keeper) as job:
             asking.job, asking.starts = job, asking.starts + 1
             try:
                 yield job
@@ -338,7 +342,10 @@ def _start(
     if given.metrics is not None:
         port = others.enter_context(serve_metrics(given.metrics, metrics))
         remark(f"metrics are at http://{given.metrics.rpartition(':')[0] or 'localhost'}:{port}/metrics")
-    return attempts.run(config.patience)
+    ended = attempts.run(config.patience)
+    if tenancy is not None:
+        tenancy.note_end(ended.result.codes, ended.result.excess, ended.epoch)
+    return ended
 
 
 _WORKERS = Metric("workers", "gauge", "Workers of the launcher that run.", lambda report: ())
