@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whale_nebula.errors import AccountError
 from whale_nebula.launch.limits import Limits, find_hierarchy
 from whale_nebula.security import Credentials, Files
 from whale_nebula.security.audit import AuditLog
-from whale_nebula.security.tenant import Tenant, open_home
+from whale_nebula.security.tenant import Tenant, check_room, open_home
 
 AUDIT = "audit"
 
@@ -61,6 +62,15 @@ def open_tenancy(
     log = AuditLog(home / AUDIT / f"{credentials.identity.stem}.jsonl", credentials.identity, credentials)
     limits = Limits(tenant, find())
     try:
+        try:
+            check_room(tenant, [home])
+        except AccountError as error:
+            allowed = tenant.allowance.limits
+            log.record(
+                "start run", actor=log.identity, decision="deny", reason=error.what, account=tenant.account,
+                limits=allowed,
+            )  # fmt: skip
+            raise
         may = f", and may use {tenant.allowance} on this host" * bool(limits.wanted or tenant.allowance.disk)
         tell(f"{tenant}: its folder is {home}{may}")
         for each in list_unisolated(home, limits):

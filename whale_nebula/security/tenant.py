@@ -7,10 +7,12 @@ kept from anything.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from cryptography import x509
 from whale_nebula.errors import AccountError, CredentialsError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import files
-from whale_nebula.security.allowance import UNLIMITED, Allowance
+from whale_nebula.security.allowance import UNLIMITED, Allowance, format_bytes
 from whale_nebula.security.chain import canonical
 from whale_nebula.security.files import Peer
 
@@ -118,6 +120,33 @@ def check_folder(folder: Path, tenant: Tenant | None) -> None:
             why="what an account keeps is read and written by its own runs alone",
             mend="name another folder; or log in as that account: whale-nebula login --account",
         )
+
+
+def check_room(tenant: Tenant, folders: Iterable[Path], need: int = 0) -> None:
+    """Whether an account that keeps what is in these folders may write so many bytes more."""
+    most = tenant.allowance.disk
+    if most is None:
+        return
+    kept = count_kept(folders)
+    if kept + need > most or kept >= most:
+        raise AccountError(
+            f"{tenant} may keep {format_bytes(most)} on the disk of a host, and keeps {format_bytes(kept)}"
+            + f"; this takes {format_bytes(need)} more" * bool(need),
+            where=", ".join(map(str, folders)),
+            mend="whale-nebula checkpoints prune FOLDER, or ask the owner: whale-nebula accounts limit --disk",
+        )
+
+
+def count_kept(folders: Iterable[Path]) -> int:
+    """The bytes that all files in some folders take on the disk, each file once."""
+    sizes: dict[tuple[int, int], int] = {}
+    for folder in folders:
+        for place, _, names in os.walk(folder):
+            for name in names:
+                with contextlib.suppress(OSError):  # gone meanwhile
+                    found = os.lstat(os.path.join(place, name))
+                    sizes[found.st_dev, found.st_ino] = found.st_blocks * 512
+    return sum(sizes.values())
 
 
 def _find_mark(folder: Path) -> tuple[Path, dict[str, Any]] | None:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -43,7 +43,7 @@ from whale_nebula.runtime.checkpoint.slices import Source
 from whale_nebula.runtime.checkpoint.spent import Spent
 from whale_nebula.runtime.checkpoint.writing import Snapshot
 from whale_nebula.runtime.local_sgd.step import BetweenClusters, TrainsApart
-from whale_nebula.security.tenant import check_folder, claim_folder
+from whale_nebula.security.tenant import check_folder, check_room, claim_folder
 from whale_nebula.site import script_site
 
 if TYPE_CHECKING:
@@ -416,6 +416,12 @@ def find_own(path: str, attachment: Attachment | None) -> str:
     return path
 
 
+def check_own_room(attachment: Attachment | None, path: str, need: int) -> None:
+    """Whether the account of this run may write so many bytes more to a folder of its own."""
+    if attachment is not None and attachment.tenant is not None and files.is_local(path):
+        check_room(attachment.tenant, [Path(each) for each in (attachment.home, path) if each is not None], need)
+
+
 def _check_folders(folders: Mapping[str, str]) -> None:
     """Workers that share a host write parts of one checkpoint, so to one folder."""
     first = next(iter(folders))
@@ -442,9 +448,11 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     _check_folders({worker: str(told[worker][2]) for worker in group.members})
     in_memory = all(has for has, *_ in told.values())
     overhead = options.overhead / (1 + in_memory)
-    levels = [
-        Level(Folder(path, group.label), group, Pace(options.steps, options.seconds, overhead, saved_time=now), several)
-    ]
+    disk = Level(
+        Folder(path, group.label), group, Pace(options.steps, options.seconds, overhead, saved_time=now), several,
+        check_room=partial(check_own_room, run.attachment, path),
+    )  # fmt: skip
+    levels = [disk]
     if in_memory and memory is not None:
         beside = os.path.join(memory, hashlib.sha256(f"{os.getcwd()}\n{path}".encode()).hexdigest()[:16])
         pace = Pace(options.memory_steps, options.memory_seconds, overhead, saved_time=now, first=_MEMORY_FIRST)
