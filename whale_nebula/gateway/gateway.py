@@ -19,9 +19,10 @@ from whale_nebula.gateway.liveness import Health, Liveness, State
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
 from whale_nebula.gateway.route import Route
 from whale_nebula.gateway.site import Site
+from whale_nebula.gateway.traffic import SAVE_SECONDS, Traffic
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, Prover, check_live
 from whale_nebula.security.audit import AuditLog, Head, KeptHeads
-from whale_nebula.security.identity import GATEWAY
+from whale_nebula.security.identity import GATEWAY, WORKER
 from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
 from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.listener import Hear, Knock, Listener, Visitor, prove_identity
@@ -53,6 +54,7 @@ class Gateway:
         self._silence = _BEATS * self._deadlines.beat
         self._final_errors = FinalErrors()
         self._quotas = Quotas(site)
+        self._traffic = Traffic(site.traffic)
         self._parted: set[str] = set()  # those of our workers whose last stream was ended in order
         self.journal = Journal(AuditLog(site.audit, site.identity, self._current, on_head=self._head))
         current = self._current
@@ -118,6 +120,7 @@ class Gateway:
         self._listener.stop(0.2)
         if self._lookout.ident is not None:
             self._lookout.join(self._deadlines.grace)
+        self._traffic.save()
 
     # ------------------------------------------------------------------ who comes in
     def _accept(self, knock: Knock, visitor: Visitor, lane: Lane) -> Hear:
@@ -149,6 +152,7 @@ class Gateway:
         if verdict is not None:
             raise verdict
         side = Side.NEAR if found.purpose is Purpose.OUT else Side.FAR
+        self._traffic.check(found.guest if side is Side.NEAR else None)
         if side is Side.FAR and not self._is_awaited(found.here, found.there):
             raise TransportError(f"worker '{found.here}' has not come to its gateway yet", why="it is tried again")
         self._quotas.take(found.caller, lane, knock.lane)
@@ -166,7 +170,7 @@ class Gateway:
             half = self._routes[found.caller.cluster].half(pair, connection)
         else:
             check = partial(pair.inspection.check, outward=True)
-            half = Half(side, found.caller.uri, connection, check)
+            half = Half(side, found.caller.uri, connection, check, meter=self._traffic.meter(found.guest))
         hear = half.lane(0, lane)
         self._take(pair, half)
         if side is Side.NEAR:
@@ -295,6 +299,7 @@ class Gateway:
                 self._look_at_workers,
                 self._remove_pairs,
                 lambda: self.journal.look_after(self._now()),
+                lambda: self._traffic.save(SAVE_SECONDS),
             ):
                 try:
                     look()
@@ -324,7 +329,9 @@ class Gateway:
                 near.connection.end(route.trouble)
 
     def _look_at_guests(self, credentials: Credentials) -> None:
-        """End all streams, whoever dialled, of those whose certificate has ended or was revoked since it was shown."""
+        """End all streams, whoever dialled, of those whose certificate has ended or was revoked since it was shown, or
+        whose account has had its bytes of the day.
+        """
         halves = [half for pair in self._all() for side in Side if (half := pair.half(side)) is not None]
         lanes = [lane for route in self._routes.values() for lane in route.control.lanes]
         breaks: list[tuple[Peer, Callable[[str], None]]] = [
@@ -334,6 +341,7 @@ class Gateway:
         for peer, end in breaks:
             try:
                 check_live(credentials.trust, peer)
+                self._traffic.check(peer if peer.identity.role == WORKER else None)
             except IdentityError as error:
                 self.journal.note_refused(peer.identity.uri, "a live stream", error)
                 end(error.what)
