@@ -17,7 +17,7 @@ from whale_nebula.gateway.entry import Entry, FinalErrors, Purpose, Quotas, admi
 from whale_nebula.gateway.journal import Journal
 from whale_nebula.gateway.liveness import Health, Liveness, State
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
-from whale_nebula.gateway.route import Route
+from whale_nebula.gateway.route import Lines, Route
 from whale_nebula.gateway.site import Site
 from whale_nebula.gateway.traffic import SAVE_SECONDS, Traffic
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, Prover, check_live
@@ -36,9 +36,19 @@ _BEATS = 2.2  # that may be missed before a worker is looked for
 
 
 class Gateway:
-    """The gateway of a site. It serves from `start` to `stop`; all it does is in threads of its own."""
+    """The gateway of a site. It serves from `start` to `stop`; all it does is in threads of its own. It shares its
+    `lines` with those of other runs in this process.
+    """
 
-    def __init__(self, site: Site, *, deadlines: Deadlines | None = None, announce: Announce = log_wait) -> None:
+    def __init__(
+        self,
+        site: Site,
+        *,
+        lines: Lines | None = None,
+        deadlines: Deadlines | None = None,
+        announce: Announce = log_wait,
+    ) -> None:
+        self._lines = lines or Lines()
         self.site = site
         self.address = site.listen
         self._deadlines = deadlines or Deadlines(patience=site.patience, connect=_CONNECT_SECONDS)
@@ -174,6 +184,7 @@ class Gateway:
         hear = half.lane(0, lane)
         self._take(pair, half)
         if side is Side.NEAR:
+            pair.account = "" if found.guest is None else found.guest.account
             self._parted.discard(pair.here)
             self._final_errors.back(pair.here)
             for route in self._routes.values():
@@ -281,7 +292,10 @@ class Gateway:
     def _make_route(self, cluster: str, kept: KeptHeads | None, announce: Announce) -> Route:
         control = ControlStreams(Identity(self.site.run, cluster, GATEWAY), kept, self._gone_there, self._note)
         events = self.journal, self._final
-        return Route(self.site, cluster, control, self._current, *events, deadlines=self._deadlines, announce=announce)
+        return Route(
+            self.site, cluster, control, self._current, *events, lines=self._lines, deadlines=self._deadlines,
+            announce=announce,
+        )  # fmt: skip
 
     def _note(self, action: str, **said: object) -> None:
         if not self._stopping.is_set():

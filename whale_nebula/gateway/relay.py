@@ -235,6 +235,7 @@ class Pair:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.here, self.there, self.inspection, self.yields = here, there, inspection, yields
+        self.account = ""  # that of the worker here, where it has one
         self._arrivals = TokenBucket(_ARRIVALS, _ARRIVALS_A_SECOND)
         self._met = float("-inf")  # when the two have parted
         self._ended, self._grace, self._remembers, self._now = ended, grace, remembers, now

@@ -102,7 +102,8 @@ def claim_folder(folder: Path, tenant: Tenant) -> None:
         files.write(folder / MARK, canonical(tenant.mark), files.PUBLIC, replace=False)
     except (OSError, CredentialsError) as error:
         if _find_mark(folder) is None:  # another process of this run was no quicker
-            raise AccountError(f"{tenant} cannot mark {folder} as its own", why=str(error)) from None
+            mend = f"ls -ld {folder}; or name another folder"
+            raise AccountError(f"{tenant} cannot mark {folder} as its own", why=str(error), mend=mend) from None
         check_folder(folder, tenant)
 
 

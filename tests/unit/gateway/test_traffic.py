@@ -14,6 +14,8 @@ from tests.unit.gateway.town import GPU, NPU, Town, key, records, town
 from tests.unit.transport.cable import SOON
 from tests.unit.transport.crossing import Certificates
 from whale_nebula.errors import AuditError, IdentityError, NotAllowedError
+from whale_nebula.gateway.relay import Side
+from whale_nebula.gateway.route import Lines
 from whale_nebula.gateway.traffic import Traffic
 from whale_nebula.security import Files, files
 from whale_nebula.security.allowance import Allowance
@@ -83,3 +85,30 @@ def test_counts_that_cannot_be_read_let_no_gateway_start(tmp_path: Path) -> None
     with pytest.raises(AuditError, match="cannot be read") as refused:
         Traffic(tmp_path / "traffic.json")
     assert refused.value.mend is not None and refused.value.mend.startswith("mv ")
+
+
+def test_a_run_with_many_pairs_does_not_starve_another_at_the_same_gateway(tmp_path: Path) -> None:
+    """Ana's run has one pair and Bob's three; each pair has 1.6 MB to send on a line of 4 MB/s that both runs share."""
+    lines, theirs, slots = Lines(), tuple(f"npu/{number}" for number in range(3)), range(8)
+    (tmp_path / "b").mkdir()
+    with (
+        town(tmp_path, None, rate=4e6, lines=lines) as ana,
+        town(tmp_path / "b", None, rate=4e6, lines=lines, workers=(GPU, *theirs)) as bob,
+    ):
+        pairs = [*((bob, there) for there in theirs), (ana, NPU)]
+        for each in (ana, bob):
+            each.start()
+            each.join()
+        for each, there in pairs:
+            each.meet(GPU, there)
+        for slot in slots:
+            for each, there in pairs:
+                each.link(GPU, there).send(key(slot, GPU, there), np.zeros(50_000, np.int32))
+        for slot in slots:
+            ana.link(NPU, GPU).receive(key(slot, GPU, NPU), SOON)
+        halves = [pair.half(Side.NEAR) for pair in bob.gateways["gpu"]._all()]
+        sent = sum(half.bytes for half in halves if half is not None)
+        assert sent < 2.4e6  # of 4.8 MB: about as much as Ana, and not as much by each pair
+        for slot in slots:
+            for there in theirs:
+                bob.link(there, GPU).receive(key(slot, GPU, there), SOON)
