@@ -224,7 +224,8 @@ def _list(call: Call) -> Answer:
 def _show(call: Call) -> Answer:
     found, secrets = call.registry.find(call.name), call.registry.list_secrets(call.name)
     held = call.registry.certificates(call.name)
-    lines = [f"{name}: {value}" for name, value in _describe(found).items() if value not in ("", {})]
+    shown = {**asdict(found), "allowance": str(found.allowance)}
+    lines = [f"{name}: {value}" for name, value in shown.items() if value != ""]
     lines += [f"{kind} {number} until {until}" for number, kind, until in secrets]
     lines += [f"certificate {each.serial[:16]} of {each.identity} until {each.until}" for each in held]
     document = {**_describe(found), "secrets": secrets, "certificates": [asdict(each) for each in held]}

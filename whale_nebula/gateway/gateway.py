@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 
 from cryptography.hazmat.primitives import hashes
 
@@ -27,6 +26,7 @@ from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
 from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.listener import Hear, Knock, Listener, Visitor, prove_identity
 from whale_nebula.transport.grpc.options import server_credentials
+from whale_nebula.wire.frame import Header
 
 _LOG = logging.getLogger("whale_nebula.gateway")
 _PAIRS_AT_MOST = 4096  # of one other cluster
@@ -179,8 +179,13 @@ class Gateway:
         if side is Side.FAR:
             half = self._routes[found.caller.cluster].half(pair, connection)
         else:
-            check = partial(pair.inspection.check, outward=True)
-            half = Half(side, found.caller.uri, connection, check, meter=self._traffic.meter(found.guest))
+            meter = self._traffic.meter(found.guest)
+
+            def check(frame: bytes) -> Header:
+                self._traffic.check(found.guest)
+                return pair.inspection.check(frame, outward=True)
+
+            half = Half(side, found.caller.uri, connection, check, meter=meter)
         hear = half.lane(0, lane)
         self._take(pair, half)
         if side is Side.NEAR:

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -45,12 +45,12 @@ class Traffic:
         self._day, self._counts = self._read()
         self._turn_day()
 
-    def _read(self) -> tuple[str, dict[str, int]]:
+    def _read(self) -> tuple[date, dict[str, int]]:
         if not self._path.exists():
-            return "", {}
+            return self._now().date(), {}
         try:
             said = json.loads(self._path.read_text("utf-8"))
-            return str(said["day"]), {str(who): int(size) for who, size in dict(said["bytes"]).items()}
+            return date.fromisoformat(said["day"]), {str(who): int(size) for who, size in dict(said["bytes"]).items()}
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise AuditError(
                 "what accounts have sent over the line today cannot be read",
@@ -77,7 +77,7 @@ class Traffic:
 
     def _turn_day(self) -> None:
         """Begin anew on another day; a clock that was set back begins no new one."""
-        day = f"{self._now():%Y-%m-%d}"
+        day = self._now().date()
         if day > self._day:
             self._day, self._counts, self._changed = day, {}, True
 
@@ -102,7 +102,11 @@ class Traffic:
             if not self._changed or time.monotonic() - self._saved < pause:
                 return
             self._turn_day()
-            said, self._changed, self._saved = {"day": self._day, "bytes": self._counts}, False, time.monotonic()
+            said, self._changed, self._saved = (
+                {"day": self._day.isoformat(), "bytes": self._counts},
+                False,
+                time.monotonic(),
+            )
             data = canonical(said) + b"\n"
         try:
             files.write(self._path, data, files.SECRET)

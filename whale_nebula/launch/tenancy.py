@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +65,13 @@ def open_tenancy(
         try:
             check_room(tenant, [home])
         except AccountError as error:
-            allowed = tenant.allowance.limits
             log.record(
                 "start run", actor=log.identity, decision="deny", reason=error.what, account=tenant.account,
-                limits=allowed,
+                limits=tenant.allowance.limits,
             )  # fmt: skip
             raise
-        may = f", and may use {tenant.allowance} on this host" * bool(limits.wanted or tenant.allowance.disk)
+        allowed = replace(tenant.allowance, line=None)
+        may = f", and may use {allowed} on this host" * bool(allowed)
         tell(f"{tenant}: its folder is {home}{may}")
         for each in list_unisolated(home, limits):
             tell(f"not isolated: {each}")

@@ -47,8 +47,10 @@ class Allowance:
         return bool(self.limits)
 
     def __str__(self) -> str:
-        shown = {**self.limits, **{name: format_bytes(self.limits[name]) for name in SIZES if name in self.limits}}
-        return ", ".join(f"{name} {value}" for name, value in shown.items()) + " a day" * (self.line is not None)
+        words = (
+            f"{name} {format_bytes(value) if name in SIZES else f'{value:g}'}" for name, value in self.limits.items()
+        )
+        return ", ".join(words) + " a day" * (self.line is not None)
 
     def encode(self) -> bytes:
         """How it stands in a registry and in certificates."""
