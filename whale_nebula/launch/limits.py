@@ -8,11 +8,12 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from whale_nebula.errors import AccountError
 from whale_nebula.launch.job import list_alive
+from whale_nebula.launch.starts import Starts
 from whale_nebula.security.allowance import format_bytes
 from whale_nebula.security.tenant import Tenant
 
@@ -21,6 +22,7 @@ PARENT = "whale-nebula"
 _CONTROLLERS = {"memory": "memory", "cpus": "cpu", "processes": "pids"}
 _LOOKED_AT = ("memory", "processes")
 _SCAN_SECONDS, _SCAN_SHARE = 0.5, 0.05  # at most so much of a core goes to looking for new processes
+_WAITED = 8  # looks, for which a start waits that another one ends, which began later
 _PERIOD = 100_000  # microseconds, for CPUs
 _MAPPED = re.compile(r"^(?:RssAnon|RssShmem):\s+(\d+)", re.MULTILINE)
 _SHARED = re.compile(r"^(?:Pss_Anon|Pss_Shmem):\s+(\d+)", re.MULTILINE)
@@ -38,12 +40,15 @@ def find_hierarchy() -> Path | None:
 
 
 class Limits:
-    """What an account may use on this host. `held` are the limits that its control group keeps, in the hierarchy at
-    `root`; all starts of the account share it. Of the others some are looked at, for this start alone.
+    """What an account may use on this host, by all its `starts` together. `held` are the limits that its control group
+    keeps, in the hierarchy at `root`; of the others some are looked at.
     """
 
-    def __init__(self, tenant: Tenant, root: Path | None) -> None:
+    def __init__(self, tenant: Tenant, root: Path | None, starts: Starts | None = None) -> None:
         self.tenant = tenant
+        self._starts, self._waited = starts, 0
+        self._others: frozenset[int] = frozenset()
+        self._later = False
         self.wanted = [name for name in _CONTROLLERS if name in tenant.allowance.limits]
         self.group: Path | None = None
         self.held: tuple[str, ...] = ()
@@ -66,6 +71,7 @@ class Limits:
                         _write(place / "cgroup.subtree_control", f"+{_CONTROLLERS[name]}")
             group.mkdir(exist_ok=True)
         except OSError:
+            _remove(group)
             return
         self.held = tuple(name for name in self.wanted if self._tell(group, name))
         self.group = group if self.held else None
@@ -115,25 +121,47 @@ class Limits:
         """Remove the group, unless another start of the account is in it."""
         if self.group is not None:
             _remove(self.group)
+        if self._starts is not None:
+            self._starts.close()
 
     # ------------------------------------------------------------------ looking
     def find_excess(self, workers: Collection[int]) -> str:
-        """What the account uses too much of, in words, if it does; what the kernel holds is not looked at."""
+        """What the account uses too much of, in words, if it does and these workers are to end for it; what the kernel
+        holds is not looked at. Where several starts together use too much, the last one ends; the others wait for that.
+        """
         looked = [name for name in _LOOKED_AT if name in self.wanted and name not in self.held]
         if not looked:
             return ""
+        self._scan(workers)
+        statuses = dict(_read_all(self._known | self._others, "status"))
+        own = self._find_excess(looked, {each: text for each, text in statuses.items() if each in self._known})
+        if own or not self._others:
+            return own
+        found = self._find_excess(looked, statuses)
+        self._waited = self._waited + 1 if found else 0
+        return found if found and (not self._later or self._waited > _WAITED) else ""
+
+    def _scan(self, workers: Collection[int]) -> None:
+        """Look for new processes, now and then."""
         now = time.monotonic()
-        if now >= self._next_scan:
-            self._known = frozenset(_find_processes(workers))
-            taken = time.monotonic() - now
-            self._next_scan = now + max(_SCAN_SECONDS, taken / _SCAN_SHARE)
-        limits, statuses = self.tenant.allowance.limits, dict(_read_all(self._known, "status"))
+        if now < self._next_scan:
+            return
+        if self._starts is not None:
+            self._starts.note(workers)
+            others, self._later = self._starts.find_others()
+            self._others = frozenset(_find_processes(others)) if others else others
+        self._known = frozenset(_find_processes(workers))
+        taken = time.monotonic() - now
+        self._next_scan = now + max(_SCAN_SECONDS, taken / _SCAN_SHARE)
+
+    def _find_excess(self, looked: Collection[str], statuses: Mapping[int, str]) -> str:
+        limits = self.tenant.allowance.limits
         if "processes" in looked:
             count = sum(int(found[1]) for text in statuses.values() if (found := _THREADS.search(text)))
             if count > limits["processes"]:
                 return self._describe("processes", f"are {count}")
         if "memory" in looked and _sum_kib(statuses.values(), _MAPPED) > limits["memory"]:
-            shared = _sum_kib(dict(_read_all(self._known, "smaps_rollup")).values(), _SHARED)  # slower, and exact
+            shared = _sum_kib(dict(_read_all(statuses, "smaps_rollup")).values(), _SHARED)  # slower, and exact
             if shared > limits["memory"]:
                 return self._describe("memory", f"use {format_bytes(shared)}")
         return ""
@@ -148,7 +176,7 @@ class Limits:
         left = [name for name in self.wanted if name not in self.held]
         looked = [name for name in left if name in _LOOKED_AT]
         if looked:
-            yield f"{' and '.join(looked)}: looked at four times a second, for this start alone"
+            yield f"{' and '.join(looked)}: looked at four times a second"
         if "cpus" in left:
             yield "cpus: not limited"
 

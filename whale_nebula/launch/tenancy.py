@@ -12,11 +12,12 @@ from typing import Any
 
 from whale_nebula.errors import AccountError
 from whale_nebula.launch.limits import Limits, find_hierarchy
+from whale_nebula.launch.starts import Starts
 from whale_nebula.security import Credentials, Files
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.tenant import Tenant, check_room, open_home
 
-AUDIT = "audit"
+AUDIT, STARTS = "audit", "starts"
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def open_tenancy(
     home = open_home(base, tenant)
     credentials = Credentials.of(next(iter(security.values())))
     log = AuditLog(home / AUDIT / f"{credentials.identity.stem}.jsonl", credentials.identity, credentials)
-    limits = Limits(tenant, find())
+    limits = Limits(tenant, find(), Starts(home / STARTS))
     try:
         try:
             check_room(tenant, [home])

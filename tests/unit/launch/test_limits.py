@@ -20,6 +20,7 @@ from whale_nebula.launch.limits import Limits, find_hierarchy
 from whale_nebula.launch.placed import identities
 from whale_nebula.launch.placement import Placement
 from whale_nebula.launch.pulse import vitals
+from whale_nebula.launch.starts import Starts
 from whale_nebula.launch.tenancy import list_unisolated
 from whale_nebula.security.allowance import Allowance
 from whale_nebula.security.tenant import Tenant, open_home
@@ -68,7 +69,7 @@ def test_what_the_kernel_cannot_hold_is_looked_at_or_told(hierarchy: Path) -> No
     limits = Limits(ANA, hierarchy)
     assert limits.held == ("processes",)
     assert list(limits.list_unheld()) == [
-        "memory: looked at four times a second, for this start alone", "cpus: not limited"
+        "memory: looked at four times a second", "cpus: not limited"
     ]  # fmt: skip
     assert next(iter(Limits(ANA, None).list_unheld())).startswith("memory and processes: looked at")
     assert Limits(replace(ANA, allowance=Allowance()), hierarchy).held == ()
@@ -127,6 +128,27 @@ def test_who_uses_more_is_killed_with_all_that_it_has_started(
     assert failure.recurring == "NB-431"  # so it is not started again
     children = (tmp_path / "out").read_text().split()
     until(lambda: not any(vitals(int(child)) and vitals(int(child)).state not in "ZX" for child in children))
+
+
+def test_several_starts_do_not_get_more_and_the_latest_ends(tmp_path: Path) -> None:
+    code = "import os; block = bytearray(os.urandom(1 << 20) * 200); print(1, flush=True); input()"
+    command, pipes = [sys.executable, "-c", code], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as one, subprocess.Popen(command, **pipes) as other:  # type: ignore[call-overload]
+        for each in (one, other):
+            assert each.stdout.readline()
+        tenant = replace(ANA, allowance=Allowance(memory=300 << 20))
+        first, latest = (Limits(tenant, None, Starts(tmp_path / "starts")) for _ in range(2))
+        assert first.find_excess([one.pid]) == ""
+        assert "may have 300 MiB of memory on a host, and its workers use 4" in latest.find_excess([other.pid])
+        first._next_scan = 0.0
+        said = [first.find_excess([one.pid]) for _ in range(10)]
+        assert said[:8] == [""] * 8 and "may have 300 MiB" in said[-1]  # the latest one may be stopped, and end nothing
+        latest.close()
+        first._next_scan = 0.0
+        assert first.find_excess([one.pid]) == ""
+        first.close()
+        for each in (one, other):
+            each.communicate(b"\n", SOON)
 
 
 def test_a_kill_of_another_reason_is_told_as_that() -> None:
