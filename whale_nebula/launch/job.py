@@ -164,7 +164,9 @@ class Job:
         """End all workers, and what they have started, once that uses too much."""
         while not self._over.wait(_LOOK_SECONDS):
             workers = [process.pid for process in self._processes.values() if process.poll() is None]
-            excess = keeper.find_excess(workers) if workers else ""
+            excess = ""
+            with contextlib.suppress(OSError):  # no file just now, or no room on the disk: the next look may go better
+                excess = keeper.find_excess(workers) if workers else ""
             if excess:
                 self._excess = excess
                 self._notice(f"{excess}: they are killed")

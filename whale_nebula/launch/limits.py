@@ -161,9 +161,11 @@ class Limits:
             if count > limits["processes"]:
                 return self._describe("processes", f"are {count}")
         if "memory" in looked and _sum_kib(statuses.values(), _MAPPED) > limits["memory"]:
-            shared = _sum_kib(dict(_read_all(statuses, "smaps_rollup")).values(), _SHARED)  # slower, and exact
-            if shared > limits["memory"]:
-                return self._describe("memory", f"use {format_bytes(shared)}")
+            exact = dict(_read_all(statuses, "smaps_rollup"))  # slower; a process can keep it from being read
+            hidden = [text for each, text in statuses.items() if each not in exact]
+            used = _sum_kib(exact.values(), _SHARED) + _sum_kib(hidden, _MAPPED)
+            if used > limits["memory"]:
+                return self._describe("memory", f"use {format_bytes(used)}")
         return ""
 
     def _describe(self, name: str, found: str) -> str:

@@ -15,6 +15,7 @@ from tests.unit.launch.test_job import SOON, started
 from whale_nebula.config import load
 from whale_nebula.errors import AccountError
 from whale_nebula.launch import Outcome, Result
+from whale_nebula.launch import limits as limits_module
 from whale_nebula.launch.failures import find_failure
 from whale_nebula.launch.limits import Limits, find_hierarchy
 from whale_nebula.launch.placed import identities
@@ -149,6 +150,16 @@ def test_several_starts_do_not_get_more_and_the_latest_ends(tmp_path: Path) -> N
         first.close()
         for each in (one, other):
             each.communicate(b"\n", SOON)
+
+
+def test_a_process_that_hides_its_maps_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one can that is not dumpable; to root nothing is hidden, so the files are not looked for here."""
+    read = limits_module._read_all
+    monkeypatch.setattr(
+        limits_module, "_read_all", lambda pids, name: read((), name) if name == "smaps_rollup" else read(pids, name)
+    )
+    found = Limits(replace(ANA, allowance=Allowance(memory=1 << 20)), None).find_excess([os.getpid()])
+    assert "may have 1 MiB of memory" in found
 
 
 def test_a_kill_of_another_reason_is_told_as_that() -> None:
