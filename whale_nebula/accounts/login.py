@@ -119,7 +119,15 @@ class Desk(NamedTuple):
             if old:  # from another host: the latest login counts
                 issue.revoke_locked(self.folder, self.authority, old, f"a later login of {account.name}", moment)
             found = issue.certify(
-                self.folder, self.authority, identity, key, hours / 24, moment, "a request", account.name
+                self.folder,
+                self.authority,
+                identity,
+                key,
+                hours / 24,
+                moment,
+                "a request",
+                account.name,
+                account.allowance,
             ).peer
             until = files.format_time(found.not_after)
             made.append(Certified(found.serial, account.name, identity.uri, digest, until))

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from whale_nebula.accounts.passwords import check_password, hash_password
 from whale_nebula.accounts.rows import FILE, SignedRows
 from whale_nebula.errors import AccountError
 from whale_nebula.errors.text import did_you_mean
+from whale_nebula.security.allowance import UNLIMITED, Allowance
 from whale_nebula.security.files import format_time
+from whale_nebula.security.tenant import ACCOUNT
 
 ROLES = OWNER, TRAINER, AUDITOR = ("owner", "trainer", "auditor")
 ENABLED, DISABLED = "enabled", "disabled"
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_LIMITS = "limits of "
 _SELECT = "select name, role, state, workers, failures, locked, created from account"
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Somebody who may train: his role, whether he is enabled, and how many workers he may have at a time."""
+    """Somebody who may train: his role, whether he is enabled, how many workers he may have at a time, and what these
+    may use.
+    """
 
     name: str
     role: str
@@ -30,6 +34,7 @@ class Account:
     failures: int
     locked: str
     created: str
+    allowance: Allowance = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +54,12 @@ class Accounts(SignedRows):
     def list_accounts(self) -> list[Account]:
         """All accounts, by name."""
         with self.look():
-            return [Account(*row) for row in self.database.execute(f"{_SELECT} order by name")]
+            return [self._read(row) for row in self.database.execute(f"{_SELECT} order by name").fetchall()]
 
     def find(self, name: str) -> Account:
         """An account, or an error that says which was meant."""
         with self.look():
-            account = self.look_up(name) if _NAME.fullmatch(name) else None
+            account = self.look_up(name) if ACCOUNT.fullmatch(name) else None
             if account is None:
                 names = [each for (each,) in self.database.execute("select name from account")]
                 mend = did_you_mean(name, names) if names else "whale-nebula accounts add NAME"
@@ -64,11 +69,22 @@ class Accounts(SignedRows):
     def look_up(self, name: str) -> Account | None:
         """An account, if there is one, within a transaction."""
         row = self.database.execute(f"{_SELECT} where name = ?", (name,)).fetchone()
-        return None if row is None else Account(*row)
+        return None if row is None else self._read(row)
 
-    def add(self, name: str, role: str = TRAINER, workers: int = 1, password: str | None = None) -> None:
+    def _read(self, row: tuple[Any, ...]) -> Account:
+        limits = self.find_note(_LIMITS + row[0])
+        return replace(Account(*row), allowance=UNLIMITED if limits is None else Allowance.decode(limits))
+
+    def add(
+        self,
+        name: str,
+        role: str = TRAINER,
+        workers: int = 1,
+        password: str | None = None,
+        allowance: Allowance = UNLIMITED,
+    ) -> None:
         """A new account; without a password it needs an invitation."""
-        if not _NAME.fullmatch(name):
+        if not ACCOUNT.fullmatch(name):
             raise AccountError(
                 f"{name[:64]!r} is no name of an account",
                 why="lower-case letters, digits, '_' and '-', a letter or digit first, 32 at most",
@@ -84,7 +100,16 @@ class Accounts(SignedRows):
             except sqlite3.IntegrityError:
                 mend = f"whale-nebula accounts show {name}"
                 raise AccountError(f"there is an account {name!r} already", mend=mend) from None
-            self.note_event("add", name, "", "", {"role": role, "workers": workers})
+            self.set_note(_LIMITS + name, allowance.encode().decode("ascii"))
+            self.note_event("add", name, "", "", {"role": role, "workers": workers, **allowance.limits})
+
+    def limit(self, name: str, workers: int, allowance: Allowance) -> None:
+        """How many workers an account may have, and what these may use: from the next login on."""
+        self.find(name)
+        with self.change():
+            self.database.execute("update account set workers = ? where name = ?", (workers, name))
+            self.set_note(_LIMITS + name, allowance.encode().decode("ascii"))
+            self.note_event("limit", name, "", "", {"workers": workers, **allowance.limits})
 
     def set_state(self, name: str, state: str) -> None:
         """Enable or disable an account. The certificates of a disabled one must be revoked: `Desk.end_certificates`."""
@@ -100,6 +125,7 @@ class Accounts(SignedRows):
         self.find(name)
         with self.change():
             self.database.execute("delete from account where name = ?", (name,))
+            self.set_note(_LIMITS + name, None)
             self.note_event("remove", name, "", "", {})
 
     def set_password(self, name: str, password: str) -> None:

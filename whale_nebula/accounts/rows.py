@@ -94,7 +94,7 @@ class SignedRows:
             raise _unusable_error(self.folder, error) from None
         if fresh:
             with self.change():
-                self._note("run", self._authority.run)
+                self.set_note("run", self._authority.run)
 
     def close(self) -> None:
         """Close the file."""
@@ -113,10 +113,10 @@ class SignedRows:
                 self.database.execute("begin immediate")
                 self._check(self._highest())
                 yield
-                number = int(self._about("number") or 0) + 1
-                self._note("number", str(number))
+                number = int(self.find_note("number") or 0) + 1
+                self.set_note("number", str(number))
                 signature = self._authority.key.sign(self._message(), files.SIGNATURE)
-                self._note("signature", base64.b64encode(signature).decode("ascii"))
+                self.set_note("signature", base64.b64encode(signature).decode("ascii"))
                 self.database.execute("commit")
                 trust.remember_highest(self.folder / FILE, self._signer, number)
                 self._seen = self._version()
@@ -148,12 +148,16 @@ class SignedRows:
     def _version(self) -> int:
         return int(self.database.execute("pragma data_version").fetchone()[0])
 
-    def _about(self, name: str) -> str | None:
+    def find_note(self, name: str) -> str | None:
+        """A text that is kept under a name, within a transaction."""
         found = self.database.execute("select value from about where name = ?", (name,)).fetchone()
         return None if found is None else str(found[0])
 
-    def _note(self, name: str, value: str) -> None:
-        self.database.execute("insert or replace into about values (?, ?)", (name, value))
+    def set_note(self, name: str, value: str | None) -> None:
+        """Keep a text under a name within a change, or none any more."""
+        self.database.execute("delete from about where name = ?", (name,))
+        if value is not None:
+            self.database.execute("insert into about values (?, ?)", (name, value))
 
     def _message(self) -> bytes:
         """What is signed: the digest of all rows, the number among them."""
@@ -175,7 +179,7 @@ class SignedRows:
 
     def _check(self, highest: int) -> int:
         """Whether the rows are those that were signed, and no older ones than this host has had; gives their number."""
-        number, signature = int(self._about("number") or 0), self._about("signature") or ""
+        number, signature = int(self.find_note("number") or 0), self.find_note("signature") or ""
         try:
             right = files.verify_signature(self._certificate, base64.b64decode(signature), self._message())
         except ValueError:
@@ -203,10 +207,10 @@ class SignedRows:
         }
         line, link = chain.forge(self._last_link(), {**said, "reason": reason[:_LONGEST_REASON]})
         self.database.execute("insert into event values (?, ?)", (link.seq, line.decode("ascii")))
-        self._note("event", f"{link.seq} {link.digest}")
+        self.set_note("event", f"{link.seq} {link.digest}")
 
     def _last_link(self) -> chain.Link:
-        seq, _, digest = (self._about("event") or "").partition(" ")
+        seq, _, digest = (self.find_note("event") or "").partition(" ")
         return chain.Link(int(seq), digest) if seq else chain.START
 
     def list_events(self) -> list[dict[str, Any]]:

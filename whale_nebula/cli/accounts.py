@@ -10,19 +10,22 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from whale_nebula.accounts.login import Desk
-from whale_nebula.accounts.members import DISABLED, ENABLED, ROLES, TRAINER
+from whale_nebula.accounts.members import DISABLED, ENABLED, ROLES, TRAINER, Account
 from whale_nebula.accounts.registry import INVITATION, INVITATION_DAYS, TOKEN, TOKEN_DAYS, Registry
 from whale_nebula.accounts.service import serve
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Options, Parser, split, tell
+from whale_nebula.config import quantities
+from whale_nebula.config.place import Place
 from whale_nebula.errors import AccountError, ConfigError, NebulaError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security import authority, files
+from whale_nebula.security.allowance import SIZES, UNLIMITED, Allowance
 from whale_nebula.security.authority import Authority
 
 _DESCRIPTION = """\
@@ -36,6 +39,7 @@ commands:
   show     one account: its state, its secrets and certificates
   disable  nobody logs in with it any more, and its certificates are revoked
   enable   it may log in again
+  limit    how many workers it may have, and what these may use
   remove   it is gone, and so are its certificates
   passwd   a new invitation to set a password; or the password itself, from a file
   token    a token to log in with, for programs
@@ -44,6 +48,7 @@ commands:
 
 examples:
   whale-nebula accounts add ana --workers 2
+  whale-nebula accounts limit ana --memory 16GiB --cpus 4 --disk 50GiB --line 20GiB
   whale-nebula accounts token ana --days 7
   whale-nebula accounts disable ana
   whale-nebula accounts serve --cluster gpu --listen 0.0.0.0:7200
@@ -61,6 +66,8 @@ _TEXT = {
     "disable": "Let nobody log in with an account, and revoke the certificates that it has: its workers' links end as "
     "soon as revoked.json is on the hosts that it talks to.",
     "enable": "Let an account log in again.",
+    "limit": "Say how many workers an account may have, and what these may use; what is not given stays. It holds from "
+    "the next login on: certificates that were given say what was true then.",
     "remove": "Remove an account with its secrets, and revoke its certificates.",
     "passwd": "Make an invitation to set a new password; or set it from a file, which ends tokens of before.",
     "token": "Make a token: who has it logs in with it until it ends. It is shown once.",
@@ -70,6 +77,11 @@ _TEXT = {
 _OPTIONS: Options = {
     "--role": ("ROLE", f"{', '.join(ROLES)}; trainer if it is not given"),
     "--workers": ("N", "how many workers it may have at a time; 1 if it is not given"),
+    "--memory": ("SIZE", "of all its workers on a host together, 16GiB; none: as much as there is"),
+    "--cpus": ("N", "the same, of processors"),
+    "--processes": ("N", "the same, of processes and their threads"),
+    "--disk": ("SIZE", "the same, of what it keeps there"),
+    "--line": ("SIZE", "bytes a day through the cluster's gateway, of all its workers together"),
     "--days": ("DAYS", f"how long it is good: {INVITATION_DAYS:g} for an invitation, {TOKEN_DAYS:g} for a token"),
     "--password-file": ("FILE", "a file whose first line is the password, that only you can read"),
     "--cluster": ("NAME", "the cluster whose service it is"),
@@ -78,13 +90,15 @@ _OPTIONS: Options = {
     "--json": (None, "print one JSON object"),
 }
 _ALWAYS = ("--folder", "--json")
+_LIMITS = ("--memory", "--cpus", "--processes", "--disk", "--line")
 _TAKES = {
-    "add": ("--role", "--workers", "--days", "--password-file", *_ALWAYS),
+    "add": ("--role", "--workers", *_LIMITS, "--days", "--password-file", *_ALWAYS),
+    "limit": ("--workers", *_LIMITS, *_ALWAYS),
     "passwd": ("--days", "--password-file", *_ALWAYS),
     "token": ("--days", *_ALWAYS),
     "serve": ("--cluster", "--listen", "--folder"),
 }
-_NAMED = ("add", "show", "disable", "enable", "remove", "passwd", "token")
+_NAMED = ("add", "show", "disable", "enable", "limit", "remove", "passwd", "token")
 
 
 def parser(command: str = "") -> Parser:
@@ -142,6 +156,11 @@ class Call:
         authority.span(days)
         return days
 
+    def allowance(self, before: Allowance = UNLIMITED) -> Allowance:
+        """The limits that were given, beside those of before."""
+        given = {option.lstrip("-"): getattr(self.given, option.lstrip("-")) for option in _LIMITS}
+        return replace(before, **{name: _read_limit(name, text) for name, text in given.items() if text is not None})
+
     def password(self) -> str | None:
         """The password in the file that was given."""
         path = self.given.password_file
@@ -159,11 +178,31 @@ class Call:
 Answer = tuple[Any, str]
 
 
+def _read_limit(name: str, text: str) -> Any:
+    """A limit in words; None where there is none."""
+    place = Place(text, f"--{name}")
+    if text == "none":
+        return None
+    if name in SIZES:
+        return quantities.memory(place)
+    whole, most = name == "processes", 1 << 22  # as many as Linux has at most
+    try:
+        value = int(text) if whole else float(text)
+    except ValueError:
+        raise place.wrong(f"{text!r} is no number", mend=f"--{name} 4, or --{name} none") from None
+    return Place(value, f"--{name}").number(least=1 if whole else 0.1, most=most, whole=whole)
+
+
+def _describe(account: Account) -> dict[str, Any]:
+    """An account as a document."""
+    return {**asdict(account), "allowance": account.allowance.limits}
+
+
 def _add(call: Call) -> Answer:
     workers = call.made.number("--workers", call.given.workers)
     call.days(INVITATION_DAYS)
-    password = call.password()
-    call.registry.add(call.name, call.given.role or TRAINER, 1 if workers is None else workers, password)
+    password, workers = call.password(), 1 if workers is None else workers
+    call.registry.add(call.name, call.given.role or TRAINER, workers, password, call.allowance())
     if password is not None:
         return {"added": call.name}, f"added {call.name}"
     invitation, text = call.invite()
@@ -172,23 +211,39 @@ def _add(call: Call) -> Answer:
 
 def _list(call: Call) -> Answer:
     found = call.registry.list_accounts()
-    rows = [f"{each.name:<16} {each.role:<8} {each.state:<9} {each.workers} workers" for each in found]
-    return [asdict(each) for each in found], "\n".join(rows) or "there are no accounts: whale-nebula accounts add NAME"
+    limits = [f", {each.allowance}" * bool(each.allowance) for each in found]
+    rows = [
+        f"{each.name:<16} {each.role:<8} {each.state:<9} {each.workers} workers{more}"
+        for each, more in zip(found, limits, strict=True)
+    ]
+    return [_describe(each) for each in found], "\n".join(
+        rows
+    ) or "there are no accounts: whale-nebula accounts add NAME"
 
 
 def _show(call: Call) -> Answer:
     found, secrets = call.registry.find(call.name), call.registry.list_secrets(call.name)
     held = call.registry.certificates(call.name)
-    lines = [f"{name}: {value}" for name, value in asdict(found).items() if value != ""]
+    shown = {**asdict(found), "allowance": str(found.allowance)}
+    lines = [f"{name}: {value}" for name, value in shown.items() if value != ""]
     lines += [f"{kind} {number} until {until}" for number, kind, until in secrets]
     lines += [f"certificate {each.serial[:16]} of {each.identity} until {each.until}" for each in held]
-    document = {**asdict(found), "secrets": secrets, "certificates": [asdict(each) for each in held]}
+    document = {**_describe(found), "secrets": secrets, "certificates": [asdict(each) for each in held]}
     return document, "\n".join(lines)
 
 
 def _disable(call: Call) -> Answer:
     call.registry.set_state(call.name, DISABLED)
     return _end(call, "disabled")
+
+
+def _limit(call: Call) -> Answer:
+    found, workers = call.registry.find(call.name), call.made.number("--workers", call.given.workers)
+    allowed = call.allowance(found.allowance)
+    workers = found.workers if workers is None else workers
+    call.registry.limit(call.name, workers, allowed)
+    text = f"{call.name}: workers {workers}{f', {allowed}' * bool(allowed)}, from the next login on"
+    return {"limited": call.name, "workers": workers, **allowed.limits}, text
 
 
 def _enable(call: Call) -> Answer:
@@ -230,8 +285,8 @@ def _log(call: Call) -> Answer:
 
 
 _COMMANDS: dict[str, Callable[[Call], Answer]] = {
-    "add": _add, "list": _list, "show": _show, "disable": _disable, "enable": _enable, "remove": _remove,
-    "passwd": _passwd, "token": _token, "log": _log,
+    "add": _add, "list": _list, "show": _show, "disable": _disable, "enable": _enable, "limit": _limit,
+    "remove": _remove, "passwd": _passwd, "token": _token, "log": _log,
 }  # fmt: skip
 
 

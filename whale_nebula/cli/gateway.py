@@ -23,6 +23,7 @@ from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, IdentityError, NebulaError
 from whale_nebula.gateway.entry import keep_freed, raise_file_limit
 from whale_nebula.gateway.gateway import Gateway
+from whale_nebula.gateway.route import Lines
 from whale_nebula.gateway.site import Site
 from whale_nebula.security.files import find_other_keys
 
@@ -33,11 +34,13 @@ read them. Who may come in, certificates say. What it did stands in an audit log
 
 _EPILOG = """\
 Of two gateways one must be able to dial the other; where the config names no gateway for a cluster, that one dials.
+With --also several runs have one gateway: each its own port, certificates and audit log, and all the same process.
 
 examples:
   whale-nebula certs issue --cluster gpu --role gateway
   whale-nebula gateway --config clusters.yaml --cluster gpu
   whale-nebula gateway --config clusters.yaml --cluster gpu --listen 0.0.0.0:7100
+  whale-nebula gateway --config a/clusters.yaml --also b/clusters.yaml --cluster gpu
   whale-nebula audit verify audit/gpu-gateway.jsonl
 
 exit status:
@@ -53,6 +56,11 @@ _LOOK_SECONDS = 1.0
 _OPTIONS: Options = {
     "--config": ("FILE", "clusters.yaml"),
     "--cluster": ("NAME", "whose gateway this is"),
+    "--also": (
+        "FILES",
+        "configs of other runs, b.yaml,c.yaml: be the cluster's gateway in these, too, and let all runs "
+        "share each line alike",
+    ),
     "--listen": ("HOST:PORT", "where to listen, if not at the address that the config gives to others"),
     "--audit": ("FILE", "the audit log: audit/NAME-gateway.jsonl beside the config if it is not given"),
     "--json": (None, "print one JSON object when it listens"),
@@ -62,7 +70,9 @@ _OPTIONS: Options = {
 
 def parser() -> Parser:
     """The options of the command."""
-    usage = "whale-nebula gateway --config FILE --cluster NAME [--listen HOST:PORT] [--audit FILE] [--json]"
+    usage = (
+        "whale-nebula gateway --config FILE --cluster NAME [--also FILES] [--listen HOST:PORT] [--audit FILE] [--json]"
+    )
     return Parser("gateway", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
 
 
@@ -75,13 +85,8 @@ def main(argv: Sequence[str]) -> int:
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     logging.basicConfig(level=logging.WARNING, format="whale-nebula: %(message)s", stream=sys.stderr)
     try:
-        if given.told:
-            site = _read_site(asked)
-        else:
-            site = Site.of(load(given.config), given.cluster, given.config, given.listen)
-            site = site if given.audit is None else replace(site, audit=Path(os.path.abspath(given.audit)))
-        gateway = Gateway(site)
-        gateway.start()
+        sites = [_read_site(asked)] if given.told else _find_sites(given)
+        gateways = start_together(sites)
     except NebulaError as error:
         code = arguments.CONFIG if isinstance(error, ConfigError | IdentityError) else arguments.FAILED
         return tell(error, as_json=given.json, code=code)
@@ -89,12 +94,43 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(number, lambda heard, _: asked.put(signal.Signals(heard).name))
     keep_freed()
     raise_file_limit()
-    _introduce(gateway, as_json=given.json)
+    for gateway in gateways:
+        _introduce(gateway, as_json=given.json)
     why = _wait(asked)
     if not given.told:
         remark(f"{why}: the gateway ends")
-    gateway.stop(why)
+    for gateway in gateways:
+        gateway.stop(why)
     return arguments.DONE
+
+
+def _find_sites(given: argparse.Namespace) -> list[Site]:
+    """The sites of the cluster's gateway in all runs whose configs are given."""
+    first = Site.of(load(given.config), given.cluster, given.config, given.listen)
+    first = first if given.audit is None else replace(first, audit=Path(os.path.abspath(given.audit)))
+    paths = [path for path in (given.also or "").split(",") if path]
+    return [first, *(Site.of(load(path), given.cluster, path) for path in paths)]
+
+
+def start_together(sites: Sequence[Site]) -> list[Gateway]:
+    """Start the gateways of several runs in this process, all or none; what they send over a line takes turns."""
+    seen: dict[Path, Site] = {}
+    for site in sites:
+        other = seen.setdefault(site.audit, site)
+        if other is not site:
+            what = f"the gateways of runs {other.run!r} and {site.run!r} would write the same audit log"
+            raise ConfigError(what, where=str(site.audit), mend="a folder of its own for each run's config")
+    lines, gateways = Lines(), []
+    try:
+        for site in sites:
+            gateway = Gateway(site, lines=lines)
+            gateway.start()
+            gateways.append(gateway)
+    except BaseException:
+        for gateway in gateways:
+            gateway.stop("another one in its process could not start")
+        raise
+    return gateways
 
 
 def _wait(asked: queue.SimpleQueue[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
 import threading
@@ -17,7 +18,8 @@ from whale_nebula.cli.accounts import ask_password, read_secret
 from whale_nebula.cli.arguments import Options, Parser, remark, tell, user_name
 from whale_nebula.cli.certs import find_folder, list_wanted, load_config
 from whale_nebula.errors import AccountError, ConfigError, LoginError, NebulaError
-from whale_nebula.security import Identity, authority, files, owners
+from whale_nebula.errors.text import escape_foreign_text
+from whale_nebula.security import Files, Identity, authority, files, owners
 
 LOOK_SECONDS = 3.0
 _DESCRIPTION = """\
@@ -116,10 +118,12 @@ class Login:
 
     def log_in(self) -> datetime:
         """Get certificates; gives when they end."""
+        account = self.given.account or user_name()
+        for identity in self.wanted:
+            self._check_own(identity, account)
         found = [owners.request(self.folder, each) for each in self.wanted]
         kind, secret, password = _ask(self.given)
         texts = [each.path.read_text("ascii") for each in found]
-        account = self.given.account or user_name()
         answer = self.service.log_in(Asked(account, kind, secret, texts, self.hours, password))
         made = [files.certificate(str(pem), "what the service gave") for pem in answer["certificates"]]
         for each, shown in zip(found, made, strict=True):
@@ -140,6 +144,18 @@ class Login:
             said_by = f"{answer.get('account')} ({answer.get('role')})"
             print(f"logged in as {said_by}: {who}, good until {until:%Y-%m-%d %H:%M} UTC", flush=True)
         return until
+
+    def _check_own(self, identity: Identity, account: str) -> None:
+        """The key and certificate of another account are not taken up."""
+        path, held = Files.under(self.folder, identity).cert, ""
+        with contextlib.suppress(NebulaError):  # there is none, or none that can be read
+            held = files.peer(files.certificate(files.read(path, "a certificate"), str(path))).account
+        if held not in ("", account):
+            raise AccountError(
+                f"{path} is of account {escape_foreign_text(held, 64)}, and this is a login of {account}",
+                mend="--folder with one of your own, which the config names: security: {cert: ..., key: ...}; "
+                f"or remove {path.name} and its .key once nobody needs them",
+            )
 
     def write_lists(self, lists: Mapping[str, str]) -> None:
         """Keep the deny lists of the authorities that this host trusts, as they are now. One of an owner whom this host

@@ -34,6 +34,7 @@ from whale_nebula.launch.placement import PORT, Asked, Placement, everything, is
 from whale_nebula.launch.processes import Board, Sink
 from whale_nebula.launch.resolve import Resolved, resolve
 from whale_nebula.launch.restarts import Attempts, Ended, Rule
+from whale_nebula.launch.tenancy import open_tenancy
 from whale_nebula.report.prometheus import Metric, Sample, read_reports, render_metrics, serve_metrics
 from whale_nebula.report.screen import Screen, terminal
 from whale_nebula.security.approved import check_script
@@ -275,10 +276,12 @@ def _start(
     """Start the workers of this host, whose certificates are looked at before, and wait for their end for good."""
     if given.all or len(placement.addresses) == 1:
         owners = [*placement.here, *gateways.names(config)]
-        security = others.enter_context(gateways.for_one_run(config, owners))
+        security, tenant = others.enter_context(gateways.for_one_run(config, owners)), None
     else:
         security = gateways.configured_files(config, placement.here, given.config)
-        gateways.check_files(security, config.run_name)
+        tenant = gateways.check_files(security, config.run_name)
+    tenancy = others.enter_context(open_tenancy(tenant, gateways.find_base(given.config), security, remark))
+    home = None if tenancy is None else str(tenancy.home)
     listen = gateways.listen_here(config, placement, remark)
     memory = others.enter_context(open_memory()) if config.restarts.most or config.elastic else None
     folder = others.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if config.elastic else None
@@ -292,7 +295,11 @@ def _start(
             sizes.select(), config, security, listen=listen, path=given.config, everywhere=given.all, memory=memory,
             absent=sizes.find_absent(), asked=sizes.path,
         )  # fmt: skip
-        return {name: replace(identity, ended=asking.ended, reports=reports) for name, identity in told.items()}
+        ended = asking.ended
+        return {
+            name: replace(identity, ended=ended, reports=reports, tenant=tenant, home=home)
+            for name, identity in told.items()
+        }
 
     sys.stdout.flush()
     output = others.enter_context(_output())
@@ -309,7 +316,10 @@ def _start(
             wait_free(listen, config.patience)
         for cluster in dict.fromkeys(map(cluster_of, placement.here)) if config.approvals is not None else ():
             check_script(config, given.config, cluster, script[0])
-        with start_placed(argv, tell_workers(), output=output, notice=remark, epoch=epoch) as job:
+        told, keeper = tell_workers(), None if tenancy is None else tenancy.limits
+        if tenancy is not None:
+            tenancy.note_start(list(told), script[0], epoch)
+        with start_placed(argv, told, output=output, notice=remark, epoch=epoch, keeper=keeper) as job:
             asking.job, asking.starts = job, asking.starts + 1
             try:
                 yield job
@@ -332,7 +342,10 @@ def _start(
     if given.metrics is not None:
         port = others.enter_context(serve_metrics(given.metrics, metrics))
         remark(f"metrics are at http://{given.metrics.rpartition(':')[0] or 'localhost'}:{port}/metrics")
-    return attempts.run(config.patience)
+    ended = attempts.run(config.patience)
+    if tenancy is not None:
+        tenancy.note_end(ended.result.codes, ended.result.excess, ended.epoch)
+    return ended
 
 
 _WORKERS = Metric("workers", "gauge", "Workers of the launcher that run.", lambda report: ())

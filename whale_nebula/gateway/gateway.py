@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 
 from cryptography.hazmat.primitives import hashes
 
@@ -17,15 +16,17 @@ from whale_nebula.gateway.entry import Entry, FinalErrors, Purpose, Quotas, admi
 from whale_nebula.gateway.journal import Journal
 from whale_nebula.gateway.liveness import Health, Liveness, State
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
-from whale_nebula.gateway.route import Route
+from whale_nebula.gateway.route import Lines, Route
 from whale_nebula.gateway.site import Site
+from whale_nebula.gateway.traffic import SAVE_SECONDS, Traffic
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, Prover, check_live
 from whale_nebula.security.audit import AuditLog, Head, KeptHeads
-from whale_nebula.security.identity import GATEWAY
+from whale_nebula.security.identity import GATEWAY, WORKER
 from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
 from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.listener import Hear, Knock, Listener, Visitor, prove_identity
 from whale_nebula.transport.grpc.options import server_credentials
+from whale_nebula.wire.frame import Header
 
 _LOG = logging.getLogger("whale_nebula.gateway")
 _PAIRS_AT_MOST = 4096  # of one other cluster
@@ -35,9 +36,19 @@ _BEATS = 2.2  # that may be missed before a worker is looked for
 
 
 class Gateway:
-    """The gateway of a site. It serves from `start` to `stop`; all it does is in threads of its own."""
+    """The gateway of a site. It serves from `start` to `stop`; all it does is in threads of its own. It shares its
+    `lines` with those of other runs in this process.
+    """
 
-    def __init__(self, site: Site, *, deadlines: Deadlines | None = None, announce: Announce = log_wait) -> None:
+    def __init__(
+        self,
+        site: Site,
+        *,
+        lines: Lines | None = None,
+        deadlines: Deadlines | None = None,
+        announce: Announce = log_wait,
+    ) -> None:
+        self._lines = lines or Lines()
         self.site = site
         self.address = site.listen
         self._deadlines = deadlines or Deadlines(patience=site.patience, connect=_CONNECT_SECONDS)
@@ -53,6 +64,7 @@ class Gateway:
         self._silence = _BEATS * self._deadlines.beat
         self._final_errors = FinalErrors()
         self._quotas = Quotas(site)
+        self._traffic = Traffic(site.traffic)
         self._parted: set[str] = set()  # those of our workers whose last stream was ended in order
         self.journal = Journal(AuditLog(site.audit, site.identity, self._current, on_head=self._head))
         current = self._current
@@ -118,6 +130,7 @@ class Gateway:
         self._listener.stop(0.2)
         if self._lookout.ident is not None:
             self._lookout.join(self._deadlines.grace)
+        self._traffic.save()
 
     # ------------------------------------------------------------------ who comes in
     def _accept(self, knock: Knock, visitor: Visitor, lane: Lane) -> Hear:
@@ -149,6 +162,7 @@ class Gateway:
         if verdict is not None:
             raise verdict
         side = Side.NEAR if found.purpose is Purpose.OUT else Side.FAR
+        self._traffic.check(found.guest if side is Side.NEAR else None)
         if side is Side.FAR and not self._is_awaited(found.here, found.there):
             raise TransportError(f"worker '{found.here}' has not come to its gateway yet", why="it is tried again")
         self._quotas.take(found.caller, lane, knock.lane)
@@ -165,11 +179,17 @@ class Gateway:
         if side is Side.FAR:
             half = self._routes[found.caller.cluster].half(pair, connection)
         else:
-            check = partial(pair.inspection.check, outward=True)
-            half = Half(side, found.caller.uri, connection, check)
+            meter = self._traffic.meter(found.guest)
+
+            def check(frame: bytes) -> Header:
+                self._traffic.check(found.guest)
+                return pair.inspection.check(frame, outward=True)
+
+            half = Half(side, found.caller.uri, connection, check, meter=meter)
         hear = half.lane(0, lane)
         self._take(pair, half)
         if side is Side.NEAR:
+            pair.account = "" if found.guest is None else found.guest.account
             self._parted.discard(pair.here)
             self._final_errors.back(pair.here)
             for route in self._routes.values():
@@ -277,7 +297,10 @@ class Gateway:
     def _make_route(self, cluster: str, kept: KeptHeads | None, announce: Announce) -> Route:
         control = ControlStreams(Identity(self.site.run, cluster, GATEWAY), kept, self._gone_there, self._note)
         events = self.journal, self._final
-        return Route(self.site, cluster, control, self._current, *events, deadlines=self._deadlines, announce=announce)
+        return Route(
+            self.site, cluster, control, self._current, *events, lines=self._lines, deadlines=self._deadlines,
+            announce=announce,
+        )  # fmt: skip
 
     def _note(self, action: str, **said: object) -> None:
         if not self._stopping.is_set():
@@ -295,6 +318,7 @@ class Gateway:
                 self._look_at_workers,
                 self._remove_pairs,
                 lambda: self.journal.look_after(self._now()),
+                lambda: self._traffic.save(SAVE_SECONDS),
             ):
                 try:
                     look()
@@ -324,7 +348,9 @@ class Gateway:
                 near.connection.end(route.trouble)
 
     def _look_at_guests(self, credentials: Credentials) -> None:
-        """End all streams, whoever dialled, of those whose certificate has ended or was revoked since it was shown."""
+        """End all streams, whoever dialled, of those whose certificate has ended or was revoked since it was shown, or
+        whose account has had its bytes of the day.
+        """
         halves = [half for pair in self._all() for side in Side if (half := pair.half(side)) is not None]
         lanes = [lane for route in self._routes.values() for lane in route.control.lanes]
         breaks: list[tuple[Peer, Callable[[str], None]]] = [
@@ -334,6 +360,7 @@ class Gateway:
         for peer, end in breaks:
             try:
                 check_live(credentials.trust, peer)
+                self._traffic.check(peer if peer.identity.role == WORKER else None)
             except IdentityError as error:
                 self.journal.note_refused(peer.identity.uri, "a live stream", error)
                 end(error.what)

@@ -39,7 +39,8 @@ class Half:
     """A connection and what came over it. `who` holds it, as the certificates of its lanes say, where there are any.
 
     `check` raises on a frame that must not be handed on; `pace` waits until as much may be sent over this half;
-    `dialled` says that this gateway has opened it.
+    `meter` is told of the bytes that came over it and were handed on, or were sent over it; `dialled` says that this
+    gateway has opened it.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class Half:
         check: Callable[[bytes], Header],
         *,
         pace: Callable[[int], None] | None = None,
+        meter: Callable[[int], None] = lambda size: None,
         dialled: bool = False,
     ) -> None:
+        self._meter = meter
         self.side, self.who, self.connection, self.dialled = side, who, connection, dialled
         self.fault = ""
         self.frames = self.bytes = 0  # that came over it and were handed on
@@ -144,7 +147,10 @@ class Half:
         """Send a frame over it, when it is its turn."""
         if self._pace is not None:
             self._pace(len(frame))
-        return self.connection.send(frame)
+        sent = self.connection.send(frame)
+        if sent:
+            self._meter(len(frame))
+        return sent
 
     def _done(self, size: int | None, *, greeting: bool) -> None:
         """A frame of this size was handed on. Numbered frames of all lanes may follow once both frames of the greeting,
@@ -158,6 +164,7 @@ class Half:
             self.frames += 1
             self.bytes += size
             count = self.frames
+        self._meter(size)
         if not greeting or count >= _GREETING:
             self._greeted.set()
 
@@ -228,6 +235,7 @@ class Pair:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.here, self.there, self.inspection, self.yields = here, there, inspection, yields
+        self.account = ""  # that of the worker here, where it has one
         self._arrivals = TokenBucket(_ARRIVALS, _ARRIVALS_A_SECOND)
         self._met = float("-inf")  # when the two have parted
         self._ended, self._grace, self._remembers, self._now = ended, grace, remembers, now

@@ -4,15 +4,16 @@ streams.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
-from functools import partial
+from collections.abc import Callable, Hashable, Sequence
 
-from whale_nebula.errors import ExpiredError, IdentityError, LinkClosedError, NebulaError, TransportError
+from whale_nebula.errors import ConfigError, ExpiredError, IdentityError, LinkClosedError, NebulaError, TransportError
 from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.gateway.journal import Journal
 from whale_nebula.gateway.relay import Half, Pair, Side
@@ -29,10 +30,13 @@ from whale_nebula.transport.grpc.listener import Knock
 FREE_BYTES = 512
 """A frame of so many bytes or fewer, such as an acknowledgement, takes no turn as long as few of them are sent."""
 _FREE_SHARE, _FREE_BURST = 0.05, 64 << 10  # of the line's bytes that may go so, and bytes at once
-_QUANTUM = 64 << 10
 _BURST_SECONDS = 0.02
 _STEP_SECONDS = 0.002
 _OVERHEAD = 1.04  # what TLS, HTTP/2, TCP and IP add to a frame
+
+
+Flow = Sequence[Hashable]
+"""The parts of a flow's name: run (by its audit log, as two may be called alike), account, and pair of workers."""
 
 
 class Turn:
@@ -44,52 +48,78 @@ class Turn:
         self.granted = False
 
 
-class Turns:
-    """Frames of several flows that share a line fairly, by deficit round robin: a queue without a clock.
+class Queue:
+    """Frames of one flow, the first one first."""
 
-    In each round a flow that waits may send `_QUANTUM` bytes, or keeps them for a frame that is larger.
+    def __init__(self) -> None:
+        self._waiting: deque[Turn] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, flow: Flow, turn: Turn) -> None:
+        """One more frame, which is last."""
+        self._waiting.append(turn)
+
+    def peek(self) -> Turn:
+        """The frame that is next."""
+        return self._waiting[0]
+
+    def pop(self) -> Turn:
+        """Take the frame that is next."""
+        return self._waiting.popleft()
+
+
+class Turns:
+    """Frames of several flows that share a line fairly, by start-time fair queueing: a queue without a clock.
+
+    The frame is next that would begin first if all flows had the line at once, each with its share. A flow is not set
+    back by having but one frame here at a time, as its worker sends the next when this one is gone. The name of a flow
+    has several parts: flows whose first parts are the same share what one flow has.
 
     >>> turns, wakes = Turns(), threading.Condition()
     >>> for flow, size in (("a", 100_000), ("a", 100_000), ("b", 30_000), ("b", 30_000)):
-    ...     turns.add(flow, Turn(size, wakes))
+    ...     turns.add((flow,), Turn(size, wakes))
     >>> [turns.pop().size for _ in range(4)]
-    [30000, 30000, 100000, 100000]
+    [100000, 30000, 30000, 100000]
     """
 
     def __init__(self) -> None:
-        self._flows: dict[Hashable, deque[Turn]] = {}
-        self._round: deque[Hashable] = deque()
-        self._deficits: dict[Hashable, int] = {}
+        self._flows: dict[Hashable, Turns | Queue] = {}  # those that wait
+        self._order: list[tuple[int, int, Hashable]] = []  # a heap of them by when their next frame begins, in bytes
+        self._ends: dict[Hashable, int] = {}  # of the last frames of those that do not wait
+        self._begun = 0  # when the frame began that was taken last
+        self._number = itertools.count()
 
     def __bool__(self) -> bool:
-        return bool(self._round)
+        return bool(self._flows)
 
-    def add(self, flow: Hashable, turn: Turn) -> None:
+    def add(self, flow: Flow, turn: Turn) -> None:
         """A frame of a flow waits behind those of the same flow."""
-        if flow not in self._flows:
-            self._flows[flow], self._deficits[flow] = deque(), 0
-            self._round.append(flow)
-        self._flows[flow].append(turn)
+        first, *rest = flow
+        if first not in self._flows:
+            self._flows[first] = Turns() if rest else Queue()
+            self._push(first, max(self._begun, self._ends.pop(first, 0)))
+        self._flows[first].add(rest, turn)
 
-    def pop(self) -> Turn:
-        """The frame that is next."""
-        while True:
-            flow = self._round[0]
-            waiting = self._flows[flow]
-            if self._deficits[flow] >= waiting[0].size:
-                break
-            self._deficits[flow] += _QUANTUM
-            self._round.rotate(-1)
-        turn = waiting.popleft()
-        self._deficits[flow] -= turn.size
-        if not waiting:
-            del self._flows[flow], self._deficits[flow]
-            self._round.popleft()
-        return turn
+    def _push(self, first: Hashable, begin: int) -> None:
+        heapq.heappush(self._order, (begin, next(self._number), first))
 
     def peek(self) -> Turn:
-        """One that waits."""
-        return self._flows[self._round[0]][0]
+        """The frame that is next."""
+        return self._flows[self._order[0][2]].peek()
+
+    def pop(self) -> Turn:
+        """Take the frame that is next."""
+        self._begun, _, first = heapq.heappop(self._order)
+        turn = self._flows[first].pop()
+        end = self._begun + turn.size
+        if self._flows[first]:
+            self._push(first, end)
+        else:
+            del self._flows[first]
+            self._ends = {each: when for each, when in self._ends.items() if when > self._begun} | {first: end}
+        return turn
 
 
 def _wait(wakes: threading.Condition, seconds: float | None) -> None:
@@ -124,7 +154,7 @@ class Pacer:
         self._free = float("-inf")  # when the line will have carried all that took its turn
         self._free_bytes = TokenBucket(_FREE_BURST, _FREE_SHARE * (rate or 0.0), now=now)
 
-    def take(self, size: int, flow: Hashable = None) -> None:
+    def take(self, size: int, flow: Flow = ("",)) -> None:
         """Wait for a turn to send so many bytes of a flow."""
         if self.rate is None:
             return
@@ -162,6 +192,26 @@ class Pacer:
         self._free = max(self._free, self._now()) + size * _OVERHEAD / (self.rate or float("inf"))
 
 
+class Lines:
+    """The lines of a host by the clusters to which they lead: gateways of several runs share each of them."""
+
+    def __init__(self) -> None:
+        self._pacers: dict[str, Pacer] = {}
+
+    def find(self, site: Site, cluster: str) -> Pacer:
+        """The pacer of a line; all runs must say the same of its rate."""
+        rate = site.rates.get(cluster)
+        found = self._pacers.setdefault(cluster, Pacer(rate))
+        if found.rate != rate:
+            said = " and ".join("no rate" if each is None else f"{each * 8 / 1e6:g}mbit" for each in (found.rate, rate))
+            raise ConfigError(
+                f"the configs of two runs do not say the same of the line from {site.cluster} to {cluster}: {said}",
+                why="they share it",
+                mend="links: the same rate in both",
+            )
+        return found
+
+
 _LOG = logging.getLogger("whale_nebula.gateway")
 _HEAD_START_SECONDS = 0.3
 _SHORT_SECONDS = 1.0  # less is not worth a word
@@ -187,12 +237,13 @@ class Route:
         journal: Journal,
         final: Callable[[Pair, NebulaError], None],
         *,
+        lines: Lines,
         deadlines: Deadlines,
         announce: Announce = log_wait,
     ) -> None:
         self.cluster, self.control = cluster, control
         self.address = site.gateways[cluster]
-        self.pacer = Pacer(site.rates.get(cluster))
+        self.pacer = lines.find(site, cluster)
         self.who = Identity(site.run, cluster, GATEWAY)
         self._site, self._current, self._deadlines = site, current, deadlines
         self._journal, self._final = journal, final
@@ -269,12 +320,16 @@ class Route:
 
     def half(self, pair: Pair, connection: Connection, *, dialled: bool = False) -> Half:
         """The far half of a pair over a connection."""
+
+        def pace(size: int) -> None:
+            self.pacer.take(size, (self._site.audit, pair.account, (pair.here, pair.there)))
+
         return Half(
             Side.FAR,
             self.who.uri,
             connection,
             lambda frame: pair.inspection.check(frame, outward=False),
-            pace=partial(self.pacer.take, flow=(pair.here, pair.there)),
+            pace=pace,
             dialled=dialled,
         )
 

@@ -54,6 +54,11 @@ class Site:
         """The file in which it keeps the heads of other gateways' audit logs."""
         return self.audit.with_name(f"{self.audit.stem}.heads{self.audit.suffix}")
 
+    @property
+    def traffic(self) -> Path:
+        """The file in which it keeps how much accounts have sent today."""
+        return self.audit.with_name(f"{self.audit.stem}.traffic.json")
+
     def count(self, cluster: str) -> int:
         """How many workers a cluster has, or is thought to have where nobody says it."""
         return sum(cluster_of(worker) == cluster for worker in self.workers) or UNLISTED

@@ -17,7 +17,9 @@ from whale_nebula.errors import ConfigError, CredentialsError
 from whale_nebula.launch.job import end_descendants
 from whale_nebula.launch.processes import Picture
 from whale_nebula.launch.pulse import Heart
+from whale_nebula.plain import from_plain
 from whale_nebula.security.files import Files
+from whale_nebula.security.tenant import Tenant
 
 VARIABLE = "WHALE_NEBULA_WORKER"
 
@@ -36,7 +38,8 @@ class Identity:
     `memory` is a folder in the memory of this host that is there as long as the launcher lives, and `ended` says when
     the start before this one ended, in seconds since 1970. In the folder `reports` the launcher looks for the last
     report of each worker. Where workers go and come, `absent` are the addresses of those that the run goes on without,
-    and in the file `asked` the launcher writes with how many it shall go on.
+    and in the file `asked` the launcher writes with how many it shall go on. Where the certificates name an account,
+    that is the `tenant`, and `home` its folder.
 
     >>> identity = Identity("gpu/0", "gpu", {}, {}, "run-1", 7, leash=6, launcher=100)
     >>> Identity.from_json(identity.to_json()) == identity
@@ -68,6 +71,8 @@ class Identity:
     reports: str | None = None
     absent: Mapping[str, str] = field(default_factory=dict)
     asked: str | None = None
+    tenant: Tenant | None = None
+    home: str | None = None
 
     def to_json(self) -> str:
         """The text that goes into the variable."""
@@ -80,7 +85,8 @@ class Identity:
         try:
             told = json.loads(text)
             files = told.pop("security", None)
-            found = cls(**told, security=Files.from_dict(files) if files else None)
+            tenant = from_plain(Tenant | None, told.pop("tenant", None))
+            found = cls(**told, security=Files.from_dict(files) if files else None, tenant=tenant)
             fault = found._find_fault()
         except (ValueError, TypeError, AttributeError, CredentialsError) as error:
             fault = repr(error)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from whale_nebula.errors import (
+    AccountError,
     DeadlineError,
     EpochOverError,
     LinkClosedError,
@@ -53,7 +54,7 @@ def find_failure(result: Result) -> Failure | None:
         return None
     failed = [outcome for outcome in result.outcomes.values() if outcome.code not in (0, EXIT_LEFT)]
     codes = (code for outcome in failed for code in (outcome.told.error, outcome.told.cause))
-    recurring = next((code for code in codes if code in RECURRING), "")
+    recurring = AccountError.code if result.excess else next((code for code in codes if code in RECURRING), "")
     ways = frozenset(_describe_way(result, each) for each in failed if _fails_itself(result, each, first))
     lost = next((outcome.told.lost for outcome in (first, *failed) if outcome.told.lost), "")
     return Failure(first.worker, describe(result, first), recurring, ways, result.trained, result.saved, lost)
@@ -86,6 +87,8 @@ def describe(result: Result, outcome: Outcome) -> str:
     """How a worker ended, in words."""
     if outcome.worker in result.frozen:
         return "it was frozen, and was killed"
+    if outcome.code < 0 and result.excess:
+        return f"it was killed: {result.excess}"
     if outcome.code < 0:
         known = -outcome.code in list(signal.Signals)
         return f"ended by {signal.Signals(-outcome.code).name if known else f'signal {-outcome.code}'}"

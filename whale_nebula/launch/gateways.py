@@ -18,11 +18,12 @@ from pathlib import Path
 
 from whale_nebula.config import Config
 from whale_nebula.config.schema import Restarts, cluster_of
-from whale_nebula.errors import ConfigError, TransportError
+from whale_nebula.errors import AccountError, ConfigError, TransportError
 from whale_nebula.gateway.site import Site
 from whale_nebula.launch.placement import ANY, Placement, host_of, listening, settle_ports
 from whale_nebula.security import Credentials, Files, Identity, ephemeral
 from whale_nebula.security.identity import name
+from whale_nebula.security.tenant import Tenant
 
 PREFIX = "whale-nebula-"
 _LOCK = "in-use"
@@ -71,17 +72,34 @@ def configured_files(config: Config, workers: Iterable[str], path: str | None) -
     """The files that the config names for each worker, or their usual names beside it; none where it is insecure."""
     if config.security.insecure:
         return {}
-    base = os.path.dirname(os.path.abspath(path)) if path is not None else os.getcwd()
-    run = config.run_name
+    run, base = config.run_name, find_base(path)
     return {worker: Files.of(config.security, Identity.of_worker(run, worker), base) for worker in workers}
 
 
-def check_files(files: Mapping[str, Files], run: str) -> None:
-    """Read them all once, so that what is wrong is said before anything is started: whose they are, too."""
+def find_base(path: str | None) -> Path:
+    """The folder of a config; this one where there is none."""
+    return Path.cwd() if path is None else Path(os.path.abspath(path)).parent
+
+
+def check_files(files: Mapping[str, Files], run: str) -> Tenant | None:
+    """Read them all once, so that what is wrong is said before anything is started: whose they are, too. Gives the
+    account that all of them name.
+    """
+    tenants: dict[Tenant | None, str] = {}
     for worker, each in files.items():
         credentials = Credentials.of(each)
         credentials.check_now()
         credentials.check_is(Identity.of_worker(run, worker))
+        tenants.setdefault(Tenant.of(credentials.peer), worker)
+    if len(tenants) > 1:
+        (one, first), (other, second), *_ = tenants.items()
+        if one is not None and other is not None and one.mark == other.mark:
+            why, mend = "the owner has changed its limits in between", "whale-nebula login for all of them"
+        else:
+            why = f"{first} is of {one or 'no account'}, and {second} of {other or 'none'}"
+            mend = f"start each by itself: --worker {first.rpartition('/')[2]}"
+        raise AccountError("the workers of one start are not of one account", why=why, mend=mend)
+    return next(iter(tenants), None)
 
 
 def listen_here(config: Config, placement: Placement, tell: Callable[[str], None]) -> dict[str, str]:

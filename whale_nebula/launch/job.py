@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS, Told, War
 GRACE_SECONDS = 5.0
 _TERM_SECONDS = 1.0
 _KILLED_SECONDS = 10.0
+_LOOK_SECONDS = 0.25
 _BY_US = (-signal.SIGTERM, -signal.SIGKILL)
 
 
@@ -30,6 +31,19 @@ class Reader(Protocol):
 
     def close(self) -> tuple[str, str]:
         """The process has ended: what is kept of its output and of its errors."""
+
+
+class Keeper(Protocol):
+    """Keeps processes to what they may use."""
+
+    def admit(self, process: int) -> None:
+        """A process was just started."""
+
+    def find_excess(self, workers: Collection[int]) -> str:
+        """What these and all that they have started use too much of, in words; it is called often."""
+
+    def explain_kill(self) -> str:
+        """Why the kernel has killed one of them, if it has."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,8 @@ class Result:
     `frozen` are those that were killed because their hearts stood still while they worked. Those that had said their
     last word and did not end after it are killed, too; their exit code is the one that they said. `trained` is for how
     many seconds after the first step all went well; None if no step was taken. `saved` is the newest step that any
-    worker knows to be saved; None if there is none.
+    worker knows to be saved; None if there is none. `excess` says what they used too much of, if they were killed for
+    that.
     """
 
     outcomes: Mapping[str, Outcome]
@@ -59,6 +74,7 @@ class Result:
     frozen: frozenset[str] = frozenset()
     trained: float | None = None
     saved: int | None = None
+    excess: str = ""
 
     @property
     def codes(self) -> dict[str, int]:
@@ -82,7 +98,7 @@ class Job:
 
     `leash` is the launcher's end of the pipe by which workers see that it lives; each of the `readers` reads what one
     of them writes; `pulses` are the pipes into which their hearts beat: one that is frozen is told to `notice`, and
-    killed.
+    killed. So are all that the `keeper` finds to use too much.
     """
 
     def __init__(
@@ -95,6 +111,7 @@ class Job:
         silence: float = SILENCE_SECONDS,
         ending: float = ENDING_SECONDS,
         notice: Callable[[str], None] = lambda text: None,
+        keeper: Keeper | None = None,
     ) -> None:
         self._processes = dict(processes)
         self._leash: int | None = leash
@@ -105,6 +122,9 @@ class Job:
         self._notice = notice
         self._silence, self._ending = silence, ending
         self._ward = Ward(pulses or {}, self.pids, self._kill_frozen, silence, ending)
+        self._keeper, self._excess, self._over = keeper, "", threading.Event()
+        if keeper is not None:
+            threading.Thread(target=self._keep, args=(keeper,), name="nebula-limits", daemon=True).start()
         for name, process in processes.items():
             threading.Thread(target=self._watch, args=(name, process), name=f"nebula-watch-{name}", daemon=True).start()
 
@@ -140,6 +160,21 @@ class Job:
             self._frozen.add(worker)
         self._signal([self._processes[worker]], signal.SIGKILL)
 
+    def _keep(self, keeper: Keeper) -> None:
+        """End all workers, and what they have started, once that uses too much."""
+        while not self._over.wait(_LOOK_SECONDS):
+            workers = [process.pid for process in self._processes.values() if process.poll() is None]
+            excess = ""
+            with contextlib.suppress(OSError):  # no file just now, or no room on the disk: the next look may go better
+                excess = keeper.find_excess(workers) if workers else ""
+            if excess:
+                self._excess = excess
+                self._notice(f"{excess}: they are killed")
+                started = [each for worker in workers for each in descendants(worker)]
+                self.kill_now()
+                kill_each(started)
+                return
+
     def wait(self, deadline: float, *, grace: float = GRACE_SECONDS, patience: float | None = None) -> Result:
         """Wait until all workers have ended, at most `deadline` seconds; then whoever still runs is killed.
 
@@ -167,7 +202,9 @@ class Job:
         steps = [each.stepped for each in self._ward.told.values() if each.stepped is not None]
         trained = max(0.0, (over or time.monotonic()) - min(steps)) if steps else None
         saved = max((each.saved for each in self._ward.told.values() if each.saved is not None), default=None)
-        return Result(outcomes, culprit, late, frozenset(self._frozen), trained, saved)
+        if self._keeper is not None and any(each.code == -signal.SIGKILL for each in outcomes.values()):
+            self._excess = self._excess or self._keeper.explain_kill()
+        return Result(outcomes, culprit, late, frozenset(self._frozen), trained, saved, self._excess)
 
     def _next(self) -> str | None:
         """The next worker that has ended; an empty text where the limit has changed, None where it has passed."""
@@ -197,6 +234,7 @@ class Job:
             self._await_all(_TERM_SECONDS)
         self._signal(self._processes.values(), signal.SIGKILL)
         self._await_all(_KILLED_SECONDS)
+        self._over.set()
         self._ward.close()
         if self._leash is not None:
             os.close(self._leash)
@@ -248,10 +286,10 @@ def members(group: int) -> list[int]:
     >>> os.getpid() in members(os.getpgrp())
     True
     """
-    return [process for process, _, found in _alive() if found == group]
+    return [process for process, _, found in list_alive() if found == group]
 
 
-def _alive() -> Iterator[tuple[int, int, int]]:
+def list_alive() -> Iterator[tuple[int, int, int]]:
     """Each process that is alive, its parent and its group."""
     for each in Path("/proc").iterdir():
         if each.name.isdecimal():
@@ -268,7 +306,7 @@ def descendants(process: int) -> list[int]:
     True
     """
     children: dict[int, list[int]] = {}
-    for each, parent, _ in _alive():
+    for each, parent, _ in list_alive():
         children.setdefault(parent, []).append(each)
     found = list(children.get(process, ()))
     for one in found:  # grows meanwhile
@@ -282,10 +320,15 @@ def end_descendants(process: int) -> None:
     """
     limit = time.monotonic() + LINGER_SECONDS
     while (found := descendants(process)) and time.monotonic() < limit:
-        for one in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(one, signal.SIGKILL)
+        kill_each(found)
         time.sleep(0.01)  # they may have started others meanwhile
+
+
+def kill_each(processes: Iterable[int]) -> None:
+    """Kill processes, those that are still there."""
+    for one in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(one, signal.SIGKILL)
 
 
 def end_group(group: int, linger: float = LINGER_SECONDS) -> None:

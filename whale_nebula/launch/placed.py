@@ -16,7 +16,7 @@ from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch import gateways as gateway_processes
 from whale_nebula.launch.attach import VARIABLE, Identity
-from whale_nebula.launch.job import Job, Reader
+from whale_nebula.launch.job import Job, Keeper, Reader
 from whale_nebula.launch.placement import Placement
 from whale_nebula.launch.ports import free_ports
 from whale_nebula.launch.processes import Board, Echo, KeptOutput, Relay, Shown, Sink
@@ -106,7 +106,9 @@ def start(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """A new process, no fork of this one's memory, in a group of its own, so that it can be killed whole."""
+    """A new process, no fork of this one's memory, in a group of its own, so that it can be killed whole. What a
+    worker of an account writes is for its user alone.
+    """
     return subprocess.Popen(
         [sys.executable, *argv],
         env={**os.environ, **(env or {}), VARIABLE: identity.to_json()},
@@ -116,6 +118,7 @@ def start(
         stderr=subprocess.PIPE,
         pass_fds=identity.descriptors,
         process_group=0,
+        umask=-1 if identity.tenant is None else 0o077,
     )
 
 
@@ -130,9 +133,10 @@ def start_placed(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     epoch: int = 0,
+    keeper: Keeper | None = None,
 ) -> Job:
     """Start one process for each of these workers. `argv`, `env` and `cwd` are those of `spawn`; `epoch` says how often
-    they were started before.
+    they were started before; the `keeper` holds them to what they may use.
     """
     output = output or Output()
     processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -147,8 +151,12 @@ def start_placed(
                 told = replace(identity, leash=leash, launcher=os.getpid(), pulse=pulse, epoch=epoch)
                 told = replace(told, drawing=picture, terminal=terminal)
                 processes[worker] = start(argv, told, env, cwd)
+                if keeper is not None:
+                    keeper.admit(processes[worker].pid)
         readers = {each: output.reader(each, process, pictures.pop(each, None)) for each, process in processes.items()}
-        return Job(processes, hold, readers, pulses=pulses, silence=silence, ending=ending, notice=notice)
+        return Job(
+            processes, hold, readers, pulses=pulses, silence=silence, ending=ending, notice=notice, keeper=keeper
+        )
     except BaseException:
         for fd in (hold, *pulses.values(), *pictures.values()):
             os.close(fd)

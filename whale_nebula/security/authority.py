@@ -34,6 +34,7 @@ from whale_nebula.config.schema import Config
 from whale_nebula.errors import CredentialsError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security import files, trust
+from whale_nebula.security.allowance import OID, UNLIMITED, Allowance
 from whale_nebula.security.identity import GATEWAY, WORKER, Identity, cluster_uri, name, run_uri
 from whale_nebula.security.trust import check_dates
 
@@ -79,11 +80,12 @@ def process_certificate(
     until: datetime,
     at: datetime,
     account: str = "",
+    allowance: Allowance = UNLIMITED,
 ) -> x509.Certificate:
     """The certificate of one process: client and server in one, as peers dial each other either way.
 
     Who it is stands in the alternative names; the common name is for people who look at it with other tools. The
-    `account` that it was given to stands in the subject, too.
+    `account` that it was given to stands in the subject, too, and what that may use in an extension.
     """
     parts = [x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)]
     name = x509.Name([*parts, *[x509.NameAttribute(NameOID.USER_ID, account)] * bool(account)])
@@ -91,7 +93,8 @@ def process_certificate(
     names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)])
     own = x509.SubjectKeyIdentifier.from_public_key(public)
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
-    return _sign((name, authority.subject), public, authority_key, (until, at), [uses, names, own, signer])
+    limits = [x509.UnrecognizedExtension(OID, allowance.encode())] * bool(allowance)
+    return _sign((name, authority.subject), public, authority_key, (until, at), [uses, names, own, signer, *limits])
 
 
 def _sign(

@@ -21,6 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from whale_nebula.config.schema import Security
 from whale_nebula.errors import CredentialsError, IdentityError, WrongNameError
+from whale_nebula.security.allowance import OID, UNLIMITED, Allowance
 from whale_nebula.security.identity import Identity, cluster_of_uri, run_of
 
 SECRET = 0o600
@@ -201,7 +202,7 @@ SIGNATURE = ec.ECDSA(hashes.SHA256())
 
 class Peer(NamedTuple):
     """Who a certificate says somebody is; `fingerprint` is the SHA-256 of the whole certificate, `key` of its key. The
-    `account` is that which it was given to, where its owner has accounts.
+    `account` is that which it was given to, where its owner has accounts, and `allowance` what that may use.
     """
 
     certificate: x509.Certificate
@@ -212,6 +213,7 @@ class Peer(NamedTuple):
     fingerprint: str
     key: str
     account: str = ""
+    allowance: Allowance = UNLIMITED
 
 
 UNREADABLE = (
@@ -308,7 +310,21 @@ def peer(found: x509.Certificate) -> Peer:
         found.fingerprint(hashes.SHA256()).hex(),
         public_key_digest(found),
         str(accounts[0].value) if len(accounts) == 1 else "",
+        _read_allowance(found, identity),
     )
+
+
+def _read_allowance(found: x509.Certificate, identity: Identity) -> Allowance:
+    """What an account may use, as its certificate says; nothing is limited where it says nothing."""
+    try:
+        value = found.extensions.get_extension_for_oid(OID).value
+        return Allowance.decode(value.value if isinstance(value, x509.UnrecognizedExtension) else b"")
+    except x509.ExtensionNotFound:
+        return UNLIMITED
+    except UNREADABLE as error:
+        mend = "install the version of whale_nebula here that the owner of the cluster has"
+        what = f"the certificate of {identity.worker} limits its account in a way that is not known here"
+        raise WrongNameError(what, why=str(error), mend=mend) from None
 
 
 def serial(found: x509.Certificate) -> str:

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from whale_nebula.errors import CredentialsError, IdentityError
 from whale_nebula.security import authority as home
 from whale_nebula.security import files, trust
+from whale_nebula.security.allowance import UNLIMITED, Allowance
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.files import Files, Peer
 from whale_nebula.security.identity import Identity, command_options
@@ -71,6 +72,7 @@ def certify(
     at: datetime,
     where: str,
     account: str = "",
+    allowance: Allowance = UNLIMITED,
 ) -> Issued:
     """A certificate for a key that was made elsewhere; the folder is locked."""
     authority.check(identity)
@@ -82,7 +84,7 @@ def certify(
         mend = "the host makes a new one: rm its .key and .csr, then whale-nebula certs request"
         raise CredentialsError(f"the key of {taken[0].identity.worker} was revoked", where=where, mend=mend)
     _refuse_second_key(identity, known, revoked, at, key)
-    return _certify(folder, authority, identity, public, days, at, account=account)
+    return _certify(folder, authority, identity, public, days, at, None, account, allowance)
 
 
 def _issue(folder: Path, authority: Authority, identity: Identity, days: float, at: datetime) -> Issued:
@@ -99,13 +101,14 @@ def _certify(
     at: datetime,
     key: ec.EllipticCurvePrivateKey | None = None,
     account: str = "",
+    allowance: Allowance = UNLIMITED,
 ) -> Issued:
     """Make a certificate for a key, and write both; one of an `account` is written nowhere but where every certificate
     is remembered before it is given away, so that it can be revoked.
     """
     wanted, most = at + home.span(days), authority.certificate.not_valid_after_utc
     signed_by = authority.certificate, authority.key
-    made = home.process_certificate(identity, public, *signed_by, min(wanted, most), at, account)
+    made = home.process_certificate(identity, public, *signed_by, min(wanted, most), at, account, allowance)
     paths, pem = Files.under(folder, identity), home.certificate_bytes(made)
     (folder / home.ISSUED).mkdir(mode=0o700, exist_ok=True)
     files.write(folder / home.ISSUED / f"{files.serial(made)}.pem", pem, files.PUBLIC)

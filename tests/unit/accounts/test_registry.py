@@ -17,6 +17,7 @@ from whale_nebula.accounts.registry import INVITATION, PASSWORD, TOKEN, Registry
 from whale_nebula.accounts.rows import FILE
 from whale_nebula.errors import AccountError, LoginError
 from whale_nebula.security import authority, files
+from whale_nebula.security.allowance import UNLIMITED, Allowance
 from whale_nebula.security.authority import Authority
 
 GOOD = "a sentence to remember"
@@ -46,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def registry(folder: Path, clock: Clock) -> Iterator[Registry]:
     opened = Registry(folder, authority.load(folder), clock)
-    opened.add("ana", workers=2, password=GOOD)
+    opened.add("ana", workers=2, password=GOOD, allowance=Allowance(memory=1 << 30))
     yield opened
     opened.close()
 
@@ -71,6 +72,8 @@ CHANGES = {
     "another password": "update account set password = 'scrypt$1$8$1$00$00'",
     "a state": "update account set state = 'enabled', failures = 0",
     "more workers": "update account set workers = 99",
+    "more memory": "update about set value = '{}' where name = 'limits of ana'",
+    "no limits": "delete from about where name = 'limits of ana'",
     "an account": "insert into account values ('eve', 'owner', 'enabled', '', 1, 0, '', '')",
     "an account that is gone": "delete from account where name = 'ana'",
     "one called as a signature": "update account set name = 'signature'",
@@ -124,6 +127,16 @@ def test_that_of_another_authority_is_refused(registry: Registry, folder: Path, 
 def test_nobody_else_can_read_it(registry: Registry, folder: Path) -> None:
     assert (folder / FILE).stat().st_mode & 0o777 == 0o600
     assert GOOD.encode() not in (folder / FILE).read_bytes()
+
+
+def test_limits_are_changed_and_go_with_the_account(registry: Registry) -> None:
+    assert registry.find("ana").allowance == Allowance(memory=1 << 30)
+    registry.limit("ana", 3, Allowance(cpus=1.5, line=1 << 20))
+    assert (registry.find("ana").workers, registry.find("ana").allowance) == (3, Allowance(cpus=1.5, line=1 << 20))
+    assert registry.list_events()[-1].items() >= {"action": "limit", "workers": 3, "cpus": 1.5, "line": 1 << 20}.items()
+    registry.remove("ana")
+    registry.add("ana")
+    assert registry.find("ana").allowance == UNLIMITED
 
 
 def test_two_processes_change_it_in_turn(registry: Registry, folder: Path) -> None:

@@ -24,7 +24,7 @@ from whale_nebula.accounts.registry import PASSWORD, TOKEN, Registry, refuse_log
 from whale_nebula.accounts.service import Service, serve
 from whale_nebula.cli.arguments import DONE
 from whale_nebula.cli.login import Login, keep, main
-from whale_nebula.errors import AccountError, LoginError, NebulaError, RevokedError
+from whale_nebula.errors import AccountError, LoginError, NebulaError, RevokedError, WrongNameError
 from whale_nebula.security import (
     GATEWAY,
     OPERATOR,
@@ -38,6 +38,7 @@ from whale_nebula.security import (
     issue,
     owners,
 )
+from whale_nebula.security.allowance import Allowance
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.trust import DenyList
 
@@ -106,6 +107,25 @@ def test_an_account_gets_certificates_with_its_name_and_keeps_the_keys(site: Sit
     assert (site.last["action"], site.last["decision"], len(site.last["serials"])) == ("login", "allow", 2)
     assert site.ask(worker(0))["account"] == "ana"  # again, with the same key
     assert GOOD not in json.dumps(site.desk.registry.list_events())
+
+
+def test_certificates_say_what_the_account_may_use(site: Site) -> None:
+    site.desk.registry.limit("ana", 1, Allowance(memory=4 << 30, disk=1 << 30))
+    found = site.trust().check(site.ask(worker(0))["certificates"][0])
+    assert found.allowance == Allowance(memory=4 << 30, disk=1 << 30)
+
+    class Later(Allowance):
+        """As a later version of this library has it."""
+
+        def encode(self) -> bytes:
+            return b'{"stars":1}'
+
+    signs, key, now = site.desk.authority, authority.new_key().public_key(), files.now()
+    made = authority.process_certificate(
+        worker(0), key, signs.certificate, signs.key, now + timedelta(days=1), now, "ana", Later(memory=1)
+    )
+    with pytest.raises(WrongNameError, match="in a way that is not known here"):
+        site.trust().check(made)
 
 
 def test_the_latest_login_of_an_account_counts(site: Site) -> None:
@@ -324,6 +344,8 @@ def test_the_command_leaves_what_a_worker_needs(site: Site, tmp_path: Path, caps
     assert main([*given, "--token-file", str(secret), "--count", "2"]) == 0
     assert capsys.readouterr().out.startswith("logged in as ana (trainer): gpu/0, gpu/1, good until ")
     assert Credentials.of(Files.under(folder, worker(1))).peer.account == "ana"
+    assert main([*given, "--account", "bob", "--token-file", str(secret)]) == 1  # whose key that is not
+    assert "gpu-worker-0.pem is of account ana, and this is a login of bob" in capsys.readouterr().err
     secret.chmod(0o644)
     assert main([*given, "--token-file", str(secret)]) == 1 and "can be read by others" in capsys.readouterr().err
 

@@ -22,6 +22,7 @@ from whale_nebula.datasets.reading import Remote, Wish, open_remote
 from whale_nebula.datasets.service import serve
 from whale_nebula.datasets.usage import Usage
 from whale_nebula.security import Credentials, Files, Identity, authority, files
+from whale_nebula.security.allowance import UNLIMITED
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.authority import Authority
 
@@ -80,7 +81,9 @@ def certify(owner: Owner, account: str, folder: Path, *, signs: Authority | None
     key, now = authority.new_key(), files.now() + timedelta(days=given.get("begins", 0))
     paths = Files.under(folder, identity)
     until = now + timedelta(days=given["days"])
-    made = authority.process_certificate(identity, key.public_key(), by.certificate, by.key, until, now, account)
+    made = authority.process_certificate(
+        identity, key.public_key(), by.certificate, by.key, until, now, account, given.get("allowance", UNLIMITED)
+    )
     files.write(paths.cert, authority.certificate_bytes(made), files.PUBLIC)
     files.write(paths.key, authority.key_bytes(key), files.SECRET)
     files.write(paths.ca, authority.certificate_bytes(owner.signs.certificate), files.PUBLIC)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,10 @@ import pytest
 
 from tests.unit.gateway.town import CLUSTERS, GPU, NPU, SOON, Town, certificates, key, town, written
 from whale_nebula.cli import arguments
+from whale_nebula.cli.gateway import start_together
 from whale_nebula.cli.main import main
 from whale_nebula.config import load
+from whale_nebula.errors import ConfigError
 from whale_nebula.gateway.site import Site
 from whale_nebula.launch.gateways import at_hand, sites, start
 from whale_nebula.launch.placement import Placement
@@ -117,6 +120,25 @@ class TestTheCommand:
         assert err.decode().splitlines()[0].startswith("whale-nebula: INSECURE: TRUE.")
         log = written(tmp_path / "audit/gpu-gateway.jsonl")
         assert [each["action"] for each in log] == ["genesis", "listen", "end"]
+
+    def test_several_runs_have_one(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        paths = [tmp_path / run / "clusters.yaml" for run in ("a", "b")]
+        for path in paths:
+            path.parent.mkdir()
+            path.write_text(self.CONFIG.replace("run: mt", f"run: {path.parent.name}"))
+        sites = [replace(Site.of(load(path), "gpu", path), listen="127.0.0.1:0") for path in paths]
+        found = start_together(sites)
+        try:
+            assert {each.site.run for each in found} == {"a", "b"} and found[0].address != found[1].address
+            assert found[0]._routes["npu"].pacer is found[1]._routes["npu"].pacer
+        finally:
+            for each in found:
+                each.stop("a test")
+        with pytest.raises(ConfigError, match="do not say the same of the line from gpu to npu: no rate and 8mbit"):
+            start_together([sites[0], replace(sites[1], rates={"npu": 1e6})])
+        with pytest.raises(ConfigError, match="would write the same audit log"):
+            start_together([sites[0], replace(sites[1], audit=sites[0].audit)])
+        assert [each["action"] for each in written(sites[0].audit)][-1] == "end"  # which was not left behind
 
     def test_keys_of_others_beside_its_own_are_warned_of(self, tmp_path: Path) -> None:
         (tmp_path / "clusters.yaml").write_text(self.CONFIG.replace("true", "false"))

@@ -17,6 +17,7 @@ from tests.unit.transport.cable import GPU, NPU, SOON, close_all, step
 from tests.unit.transport.crossing import free_address
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.gateway.gateway import Gateway
+from whale_nebula.gateway.route import Lines
 from whale_nebula.gateway.site import Site
 from whale_nebula.security import Credentials, Files, ephemeral
 from whale_nebula.transport.deadlines import Deadlines
@@ -65,8 +66,9 @@ class Town:
         workers: tuple[str, ...] = (GPU, NPU),
         rate: float | None = None,
         deadlines: Deadlines = QUICK,
+        lines: Lines | None = None,
     ) -> None:
-        self.files, self.deadlines = files, deadlines
+        self.files, self.deadlines, self.lines = files, deadlines, lines
         found: set[str] = set()
         while len(found) < len(workers) + len(CLUSTERS):
             found.add(free_address())
@@ -93,7 +95,7 @@ class Town:
         """Start gateways, all unless some are named."""
         for cluster in clusters or CLUSTERS:
             self.sites[cluster] = replace(self.sites[cluster], **changed)
-            gateway = Gateway(self.sites[cluster], deadlines=self.deadlines)
+            gateway = Gateway(self.sites[cluster], deadlines=self.deadlines, lines=self.lines)
             gateway.start()
             self.gateways[cluster] = gateway
 

@@ -2,10 +2,12 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -21,6 +23,7 @@ from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
 from whale_nebula.launch.placement import Placement
 from whale_nebula.launch.processes import Sink
 from whale_nebula.security import Files
+from whale_nebula.security.tenant import Tenant
 
 SOON = 60.0
 TWO = {"gpu/0": "gpu", "npu/0": "npu"}
@@ -174,6 +177,18 @@ def started(code: str, output: Path, workers: Mapping[str, Identity] | None = No
         sinks = {"out": Sink(os.dup(out.fileno())), "err": Sink(os.dup(err.fileno()))}
     told = workers or identities(PLACEMENT, CONFIG, {})
     return start_placed(["-c", "import os" + START + code], told, output=Output(sinks), **options)  # type: ignore[arg-type]
+
+
+def test_what_a_run_of_an_account_writes_is_for_its_user_alone(tmp_path: Path) -> None:
+    alone = Placement(("gpu/0",), {"gpu/0": "127.0.0.1:7101"})
+    tenant, code = Tenant("ana", "gpu", "aa"), "print(me.tenant.account)\nopen('weights', 'w')\nos.mkdir('runs')"
+    told = {
+        name: replace(each, tenant=tenant, home=str(tmp_path)) for name, each in identities(alone, CONFIG, {}).items()
+    }
+    with started(code, tmp_path, told, cwd=tmp_path) as job:
+        job.wait(SOON).check()
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("weights", "runs")]
+    assert modes == [0o600, 0o700] and (tmp_path / "out").read_text() == "ana\n"
 
 
 class TestWhatTheyAreTold:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.datasets.conftest import Owner, certify, owner  # noqa: F401 - a fixture
 from whale_nebula.config import load
-from whale_nebula.errors import CredentialsError, IdentityError, NebulaError, WrongNameError
+from whale_nebula.errors import AccountError, CredentialsError, IdentityError, NebulaError, WrongNameError
 from whale_nebula.launch.gateways import (
     PREFIX,
     check_names,
@@ -62,6 +64,18 @@ def test_files_of_somebody_else_are_told_before_anything_starts() -> None:
         check({"npu/0": files["gpu/0"]}, "mt")
     assert refused.value.what == "this is npu/0, and its certificate is that of gpu/0"
     assert "copy npu-worker-0.pem and npu-worker-0.key" in refused.value.mend
+
+
+def test_one_start_is_of_one_account(owner: Owner, tmp_path: Path) -> None:  # noqa: F811
+    found = {f"gpu/{n}": certify(owner, who, tmp_path / who, index=n) for n, who in enumerate(("ana", "ana", "bob"))}
+    for each in found.values():
+        shutil.copy(owner.home / "certs/revoked.json", each.ca.parent)
+    bobs = found.pop("gpu/2")
+    tenant = check(found, "mt")
+    assert tenant is not None and tenant.account == "ana"
+    with pytest.raises(AccountError, match="not of one account") as refused:
+        check({**found, "gpu/2": bobs}, "mt")
+    assert refused.value.why == "gpu/0 is of account ana of gpu, and gpu/2 of account bob of gpu"
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 from tests.unit.transport.cable import GPU, NPU, SOON, close_all, step  # the later name dials
 from whale_nebula.launch.ports import free_port
-from whale_nebula.security import Credentials, Files, Identity
-from whale_nebula.security.authority import Authority, create
+from whale_nebula.security import Credentials, Files, Identity, files
+from whale_nebula.security.allowance import Allowance
+from whale_nebula.security.authority import Authority, certificate_bytes, create, process_certificate
 from whale_nebula.security.issue import issue
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
@@ -35,6 +37,16 @@ class Certificates:
 
     def issue(self, *workers: str, days: float = 1.0) -> None:
         issue(self.folder, self.authority, [self.identity(worker) for worker in workers], days)
+
+    def certify(self, worker: str, account: str, allowance: Allowance) -> None:
+        """A certificate of an account, for the key that a worker has."""
+        paths, now, signs = Files.under(self.folder, self.identity(worker)), files.now(), self.authority
+        key = files.private_key(paths.key.read_bytes(), "").public_key()
+        until = now + timedelta(days=1)
+        made = process_certificate(
+            self.identity(worker), key, signs.certificate, signs.key, until, now, account, allowance
+        )
+        files.write(paths.cert, certificate_bytes(made), files.PUBLIC)
 
     def of(self, worker: str) -> Credentials:
         return Credentials.of(Files.under(self.folder, self.identity(worker)))

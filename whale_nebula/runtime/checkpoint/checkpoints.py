@@ -16,18 +16,21 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
+from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.interval import Pace, guess_between_failures
 from whale_nebula.checkpoint.manifest import Position
 from whale_nebula.config import Checkpointing
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
+from whale_nebula.launch.attach import Attachment
 from whale_nebula.launch.ending import departure
 from whale_nebula.runtime.checkpoint.apart import capture_rounds, list_copies, must_meet
 from whale_nebula.runtime.checkpoint.copies import Copies, admit_copies, find_ring, hand_over_parts
@@ -40,6 +43,7 @@ from whale_nebula.runtime.checkpoint.slices import Source
 from whale_nebula.runtime.checkpoint.spent import Spent
 from whale_nebula.runtime.checkpoint.writing import Snapshot
 from whale_nebula.runtime.local_sgd.step import BetweenClusters, TrainsApart
+from whale_nebula.security.tenant import check_folder, check_room, claim_folder
 from whale_nebula.site import script_site
 
 if TYPE_CHECKING:
@@ -401,6 +405,23 @@ def fingerprint(tensors: Sequence[Any]) -> str:
     return found.hexdigest()[:32]
 
 
+def find_own(path: str, attachment: Attachment | None) -> str:
+    """Where a run keeps what it saves: that of an account in its own folder, unless the path is absolute; what is
+    another's is refused.
+    """
+    if not files.is_local(path):
+        return path
+    path = path if attachment is None or attachment.home is None else os.path.join(attachment.home, path)
+    check_folder(Path(path), None if attachment is None else attachment.tenant)
+    return path
+
+
+def check_own_room(attachment: Attachment | None, path: str, need: int) -> None:
+    """Whether the account of this run may write so many bytes more to a folder of its own."""
+    if attachment is not None and attachment.tenant is not None and files.is_local(path):
+        check_room(attachment.tenant, [Path(each) for each in (attachment.home, path) if each is not None], need)
+
+
 def _check_folders(folders: Mapping[str, str]) -> None:
     """Workers that share a host write parts of one checkpoint, so to one folder."""
     first = next(iter(folders))
@@ -416,7 +437,9 @@ def _check_folders(folders: Mapping[str, str]) -> None:
 def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     """The checkpoints of a run that has just met its other processes."""
     group, now = Group(run), time.monotonic()
-    path = os.path.expanduser(options.folder).rstrip("/") or "/"
+    path = find_own(os.path.expanduser(options.folder).rstrip("/") or "/", run.attachment)
+    if run.attachment is not None and run.attachment.tenant is not None and files.is_local(path):
+        claim_folder(Path(path), run.attachment.tenant)
     several = options.keep if not group.label else max(2, options.keep)
     memory = None if run.attachment is None or options.memory is False else run.attachment.memory
     if not run.alone:
@@ -425,9 +448,11 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     _check_folders({worker: str(told[worker][2]) for worker in group.members})
     in_memory = all(has for has, *_ in told.values())
     overhead = options.overhead / (1 + in_memory)
-    levels = [
-        Level(Folder(path, group.label), group, Pace(options.steps, options.seconds, overhead, saved_time=now), several)
-    ]
+    disk = Level(
+        Folder(path, group.label), group, Pace(options.steps, options.seconds, overhead, saved_time=now), several,
+        check_room=partial(check_own_room, run.attachment, path),
+    )  # fmt: skip
+    levels = [disk]
     if in_memory and memory is not None:
         beside = os.path.join(memory, hashlib.sha256(f"{os.getcwd()}\n{path}".encode()).hexdigest()[:16])
         pace = Pace(options.memory_steps, options.memory_seconds, overhead, saved_time=now, first=_MEMORY_FIRST)

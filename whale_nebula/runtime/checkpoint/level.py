@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,12 +14,12 @@ from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.interval import Pace
 from whale_nebula.checkpoint.manifest import Manifest, Part
-from whale_nebula.errors import CheckpointError, NebulaWarning
+from whale_nebula.errors import AccountError, CheckpointError, NebulaWarning
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.faults import failpoint
 from whale_nebula.runtime.checkpoint.copies import Copies
 from whale_nebula.runtime.checkpoint.group import Group
-from whale_nebula.runtime.checkpoint.writing import Snapshot, Writer, commit_parts, write_part
+from whale_nebula.runtime.checkpoint.writing import Snapshot, Writer, commit_parts, count_bytes, write_part
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
@@ -35,7 +35,8 @@ class _Pending:
 
 @dataclass
 class Level:
-    """Writes checkpoints to a folder, as often as its `pace` says, and keeps the newest.
+    """Writes checkpoints to a folder, as often as its `pace` says, and keeps the newest. Where an account may keep so
+    much and no more, `check_room` raises if that many bytes are too many.
 
     One on a disk is `durable`. One in memory that has no room is given up (`usable`); on a disk it is tried again. What
     a host has in memory may have `copies` in that of another one.
@@ -49,6 +50,7 @@ class Level:
     usable: bool = True
     due: bool = False
     copies: Copies | None = None
+    check_room: Callable[[int], None] = lambda need: None
     _writer: Writer = field(default_factory=Writer)
     _pending: _Pending | None = None
     _committing: Future[None] | None = None
@@ -109,10 +111,10 @@ class Level:
             self._pending = None
 
     def _write_part(self, snapshot: Snapshot) -> Part:
-        if not self.durable:
-            need = sum(entry.held.numbers * (entry.value.dtype.size or 1) for entry in snapshot.entries)
-            if not self.folder.has_room((self.keep + 1) * need * len(self.group.members)):
-                raise CheckpointError("there is no room for checkpoints in this host's memory", where=self.folder.path)
+        need = count_bytes(snapshot.entries) * len(self.group.members)
+        if not self.durable and not self.folder.has_room((self.keep + 1) * need):
+            raise CheckpointError("there is no room for checkpoints in this host's memory", where=self.folder.path)
+        self.check_room(need)
         return write_part(self.folder, snapshot)
 
     def drain(self) -> None:
@@ -197,6 +199,6 @@ def _digest_of(part: Future[Part]) -> str:
 def _explain(error: BaseException) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    if isinstance(error, CheckpointError):
+    if isinstance(error, CheckpointError | AccountError):
         return error.what
     return str(getattr(error, "message", "") or error).partition("\n")[0]

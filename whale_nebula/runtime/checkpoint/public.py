@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from whale_nebula.checkpoint.folder import Folder, Found
 from whale_nebula.checkpoint.manifest import Position
-from whale_nebula.errors import CheckpointError, OptionError
+from whale_nebula.errors import AccountError, CheckpointError, OptionError
+from whale_nebula.runtime.checkpoint.checkpoints import check_own_room, find_own
 from whale_nebula.runtime.checkpoint.fitting import variables_of
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
 from whale_nebula.runtime.checkpoint.slices import Source
-from whale_nebula.runtime.checkpoint.writing import Snapshot, commit_parts, write_part
+from whale_nebula.runtime.checkpoint.writing import Snapshot, commit_parts, count_bytes, write_part
 from whale_nebula.runtime.run import current_run
 from whale_nebula.scopes.options import check_signature
 from whale_nebula.site import calling_site, short_traceback
@@ -75,12 +76,15 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
     run, variables = current_run(), variables_of(_check_model("save", model))
     run.settle()
     group, telling = Group(run), run.ledger.tell_failures if not run.alone else contextlib.nullcontext
-    folder = Folder(os.fspath(path), group.label, single=True)
+    folder = Folder(find_own(os.fspath(path), run.attachment), group.label, single=True)
     entries = list(group.list_entries(variables))
     snapshot = Snapshot(begin_manifest(run, Position(), {}), group.worker, entries, {})
     with telling():
         try:
+            check_own_room(run.attachment, folder.path, count_bytes(entries) * len(group.members))
             said = write_part(folder, snapshot).digest
+        except AccountError as error:
+            said = f"!{error.what}"
         except (OSError, tf.errors.OpError) as error:
             said = f"!{error}"
     told = group.exchange("the parts of a checkpoint", said)
@@ -102,7 +106,7 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
     """
     group = Group(current_run())
     _check_model("restore", model)
-    source = _find_source(group, os.fspath(path).rstrip("/"))
+    source = _find_source(group, find_own(os.fspath(path).rstrip("/"), current_run().attachment))
     optimizer = getattr(model, "optimizer", None)
     slots = any(name.endswith("/iteration") for name in source.tensors)
     if optimizer is not None and not optimizer.built and slots:

@@ -116,12 +116,17 @@ def write_part(folder: Folder, snapshot: Snapshot) -> Part:
     return part
 
 
+def count_bytes(entries: Sequence[Entry]) -> int:
+    """The bytes of tensors, but for what strings hold."""
+    return sum(each.held.numbers * (each.value.dtype.size or 1) for each in entries)
+
+
 def _divide_entries(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
     """Entries by the bundle that they are written to: so many that their copies do not take much memory."""
     some: list[Entry] = []
     for entry in entries:
         some.append(entry)
-        if sum(each.held.numbers * (each.value.dtype.size or 1) for each in some) >= _BUNDLE:
+        if count_bytes(some) >= _BUNDLE:
             yield some
             some = []
     if some:

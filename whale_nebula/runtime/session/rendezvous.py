@@ -194,7 +194,7 @@ def _sheet(attachment: Attachment, seed: int | None, config: Config) -> dict[str
         "whale_nebula": whale_nebula.__version__,
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
-        "host": host_digest(attachment.run_id, attachment.worker),
+        "host": host_digest(attachment.run_id, attachment.worker, attachment.home),
         **config_sheet(config),
         "seed": seed,
         "launched": attachment.seed,
@@ -242,15 +242,17 @@ def _agree_on_config(worker: str, own: Mapping[str, Any], told: Mapping[str, Map
             )
 
 
-def host_digest(run: str, worker: str) -> str:
-    """What a worker says of its host and folder: processes that share a file system write a file once.
+def host_digest(run: str, worker: str, home: str | None = None) -> str:
+    """What a worker says of its host and folder: processes that share a file system write a file once. Those of an
+    account have its `home` in common, and with others nothing.
 
     It names neither, and the random number that a kernel draws when it starts keeps anybody from guessing them. Who is
     here can make the digest of every worker, and who is elsewhere that of none: to repeat what another says proves
     nothing.
     """
-    folder = os.stat(".")  # by its numbers, too: two containers of one host may have a name and a path in common
-    place = f"{_boot_number()}\n{socket.gethostname()}\n{os.path.realpath('.')}\n{folder.st_dev} {folder.st_ino}"
+    path = os.path.realpath(home or ".")
+    folder = os.stat(path)  # by its numbers, too: two containers of one host may have a name and a path in common
+    place = f"{_boot_number()}\n{socket.gethostname()}\n{path}\n{folder.st_dev} {folder.st_ino}"
     return hashlib.sha256(f"{run}\n{worker}\n{place}".encode()).hexdigest()[:32]
 
 
@@ -261,8 +263,10 @@ def _host(attachment: Attachment, peer: str, sheet: Mapping[str, Any]) -> str:
     or that are of the same cluster.
     """
     near = attachment.everywhere or attachment.peers[peer] == attachment.cluster
-    proven = sheet.get("host") == host_digest(attachment.run_id, peer) and (near or bool(_boot_number()))
-    return host_digest(attachment.run_id, attachment.worker) if proven else ""
+    proven = sheet.get("host") == host_digest(attachment.run_id, peer, attachment.home) and (
+        near or bool(_boot_number())
+    )
+    return host_digest(attachment.run_id, attachment.worker, attachment.home) if proven else ""
 
 
 def _boot_number() -> str:

@@ -1,0 +1,67 @@
+"""Where a run of an account keeps what it saves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+from whale_nebula.errors import AccountError, CheckpointError
+from whale_nebula.launch.attach import Attachment
+from whale_nebula.runtime.checkpoint.checkpoints import find_own
+from whale_nebula.security.allowance import Allowance
+from whale_nebula.security.tenant import Tenant, count_kept, open_home
+
+
+def test_it_is_in_its_folder_unless_the_path_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    homes = {name: open_home(tmp_path, Tenant(name, "gpu", "aa")) for name in ("ana", "bob")}
+    ana = Attachment("gpu/0", "gpu", {}, tenant=Tenant("ana", "gpu", "aa"), home=str(homes["ana"]))
+    assert find_own("runs/a", ana) == str(homes["ana"] / "runs/a")
+    assert find_own("/data/runs", ana) == "/data/runs" and find_own("gs://runs/a", ana) == "gs://runs/a"
+    assert find_own("runs/a", None) == "runs/a"
+    for path in (homes["bob"] / "runs", os.path.join("..", "bob", "runs")):
+        with pytest.raises(AccountError, match="is of account bob of gpu, and this run is of account ana of gpu"):
+            find_own(str(path), ana)
+    with pytest.raises(AccountError, match="and this run is of no account"):
+        find_own("accounts/gpu/ana/runs/a", None)
+
+
+def test_no_more_is_written_than_the_account_may_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of about 5 KiB: the first one fits, and the one that does not is left out, with a warning."""
+    tenant = Tenant("ana", "gpu", "aa", Allowance(disk=1 << 20))
+    home = open_home(tmp_path, tenant)
+    told = Attachment("gpu/0", "gpu", {}, tenant=tenant, home=str(home))
+    monkeypatch.setattr("whale_nebula.runtime.run.attach", lambda: told)
+    monkeypatch.chdir(tmp_path)
+    nb.shutdown()
+    with nb.init(checkpoint={"folder": "runs/a", "every": 1}):
+        inputs = keras.Input((4,))
+        with nb.cluster(), nb.stage(cluster="gpu"):
+            outputs = keras.layers.Dense(32)(inputs)
+        model = keras.Model(inputs, outputs)
+        model.compile("adam", "mse")
+        model.fit(np.ones((8, 4)), np.ones((8, 32)), batch_size=4, verbose=0)
+        nb.save("by-hand", model)
+        (home / "other").write_bytes(os.urandom(1 << 20))
+        with pytest.raises(CheckpointError, match="could not be saved") as refused:
+            nb.save("by-hand-2", model)
+        with pytest.warns(nb.errors.NebulaWarning, match="may keep 1 MiB on the disk of a host, and keeps"):
+            model.fit(np.ones((8, 4)), np.ones((8, 32)), batch_size=4, verbose=0)
+            nb.shutdown()
+    assert "gpu/0: account ana of gpu may keep 1 MiB" in (refused.value.why or "")
+    assert [*(home / "runs/a").glob("step-*/manifest.json")] and (home / "by-hand/manifest.json").exists()
+    assert not [*tmp_path.glob("runs")] and not (home / "by-hand-2").exists()
+
+
+def test_what_is_kept_is_counted_once_and_not_by_its_length(tmp_path: Path) -> None:
+    (tmp_path / "block").write_bytes(os.urandom(256 << 10))
+    os.link(tmp_path / "block", tmp_path / "again")
+    (tmp_path / "holes").touch()
+    os.truncate(tmp_path / "holes", 1 << 30)
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert 256 << 10 <= count_kept([tmp_path, tmp_path]) < 300 << 10

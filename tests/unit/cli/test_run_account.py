@@ -1,0 +1,61 @@
+"""`whale-nebula run` under certificates of an account: its folder, its limits, what is told, and its log."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.unit.datasets.conftest import Owner, certify, owner  # noqa: F401 - a fixture
+from tests.unit.transport.crossing import free_address
+from whale_nebula.cli import arguments
+from whale_nebula.cli.main import main
+from whale_nebula.security.allowance import Allowance
+
+SCRIPT = """
+import pathlib, time
+from whale_nebula.launch import attach
+me = attach()
+pathlib.Path(me.home, "note").write_text(f"{me.worker} {me.tenant.account}")
+block = bytearray(b"a" * (MIB << 20))
+time.sleep(LONG)
+"""
+
+
+def run(folder: Path, mib: int, long: int) -> int:
+    (folder / "train.py").write_text(SCRIPT.replace("MIB", str(mib)).replace("LONG", str(long)))
+    return main(["run", "--config", str(folder / "clusters.yaml"), "--cluster", "gpu", str(folder / "train.py")])
+
+
+def test_a_run_of_an_account(owner: Owner, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    (tmp_path / "clusters.yaml").write_text(
+        f'run: mt\nclusters: {{gpu: {{workers: ["{free_address()}"]}}, npu: {{workers: ["10.77.0.2:7101"]}}}}\n'
+        "restarts: 3\n"
+    )
+    certify(owner, "ana", tmp_path / "certs", allowance=Allowance(memory=200 << 20, cpus=1, disk=1 << 30))
+    shutil.copy(owner.home / "certs/revoked.json", tmp_path / "certs")
+    home = tmp_path / "accounts/gpu/ana"
+    assert run(tmp_path, mib=1, long=0) == arguments.DONE
+    told = capfd.readouterr().err
+    assert (
+        f"account ana of gpu: its folder is {home}, and may use memory 200 MiB, cpus 1, disk 1 GiB on this host" in told
+    )
+    assert "not isolated: memory: looked at four times a second; cpus: not limited" in told
+    assert (home / "note").read_text() == "gpu/0 ana" and (home / "note").stat().st_mode & 0o777 == 0o600
+    assert run(tmp_path, mib=400, long=300) == 137  # and three restarts would not help
+    assert "failed first: it was killed: account ana of gpu may have 200 MiB of memory" in capfd.readouterr().err
+    log = [json.loads(line) for line in (home / "audit/gpu-worker-0.jsonl").read_text().splitlines()]
+    said = [(each["action"], each["decision"]) for each in log if each["action"].endswith("run")]
+    assert said == [("start run", "allow"), ("end run", ""), ("start run", "allow"), ("end run", "deny")]
+    assert [each["reason"] for each in log if each["action"] == "end run"][1].startswith(
+        "account ana of gpu may have 200 MiB"
+    )
+    (home / "much").write_bytes(b"a" * (1 << 20))
+    certify(owner, "ana", tmp_path / "certs", allowance=Allowance(disk=1 << 20))
+    assert run(tmp_path, mib=1, long=0) == arguments.CONFIG
+    assert "account ana of gpu may keep 1 MiB on the disk of a host, and keeps 1.0" in capfd.readouterr().err
+    log = [json.loads(line) for line in (home / "audit/gpu-worker-0.jsonl").read_text().splitlines()]
+    assert [each["decision"] for each in log if each["action"] == "start run"] == ["allow", "allow", "deny"]
+    assert main(["audit", "verify", str(home / "audit/gpu-worker-0.jsonl")]) == arguments.DONE

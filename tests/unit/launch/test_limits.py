@@ -1,0 +1,175 @@
+"""What an account may use on a host: what the kernel holds, and what is looked at."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.gateway.town import until
+from tests.unit.launch.test_job import SOON, started
+from whale_nebula.config import load
+from whale_nebula.errors import AccountError
+from whale_nebula.launch import Outcome, Result
+from whale_nebula.launch import limits as limits_module
+from whale_nebula.launch.failures import find_failure
+from whale_nebula.launch.limits import Limits, find_hierarchy
+from whale_nebula.launch.placed import identities
+from whale_nebula.launch.placement import Placement
+from whale_nebula.launch.pulse import vitals
+from whale_nebula.launch.starts import Starts
+from whale_nebula.launch.tenancy import list_unisolated
+from whale_nebula.security.allowance import Allowance
+from whale_nebula.security.tenant import Tenant, open_home
+
+ALLOWED = Allowance(memory=1 << 30, cpus=1.5, processes=200)
+ANA = Tenant("ana", "gpu", "aabbccddee", ALLOWED)
+GROUP = "whale-nebula/gpu-ana-aabbccdd"
+FILES = ("memory.max", "memory.swap.max", "cpu.max", "pids.max", "cgroup.procs")
+
+
+@pytest.fixture
+def hierarchy(tmp_path: Path) -> Path:
+    """The files that the kernel makes in a hierarchy of version 2, with a group of the account in it."""
+    (tmp_path / GROUP).mkdir(parents=True)
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    for folder in (tmp_path, tmp_path / "whale-nebula"):
+        (folder / "cgroup.subtree_control").touch()
+    for name in FILES:
+        (tmp_path / GROUP / name).touch()
+    (tmp_path / GROUP / "memory.events").write_text("low 0\noom 1\noom_kill 1\n")
+    return tmp_path
+
+
+def test_a_control_group_is_told_what_the_account_may_use(hierarchy: Path) -> None:
+    limits = Limits(ANA, hierarchy)
+    limits.admit(4711)
+    assert [(hierarchy / GROUP / name).read_text() for name in FILES] == [
+        "1073741824",
+        "0",
+        "150000 100000",
+        "200",
+        "4711",
+    ]
+    assert (limits.held, list(limits.list_unheld())) == (("memory", "cpus", "processes"), [])
+    assert limits.find_excess([os.getpid()]) == "" == limits.explain_kill()
+    (hierarchy / GROUP / "memory.events").write_text("oom_kill 2\n")
+    assert limits.explain_kill() == (
+        "account ana of gpu may have 1 GiB of memory on a host, and its workers would have used more"
+    )
+    assert limits.explain_kill() == ""
+
+
+def test_what_the_kernel_cannot_hold_is_looked_at_or_told(hierarchy: Path) -> None:
+    (hierarchy / GROUP / "memory.max").unlink()
+    (hierarchy / GROUP / "cpu.max").unlink()
+    limits = Limits(ANA, hierarchy)
+    assert limits.held == ("processes",)
+    assert list(limits.list_unheld()) == [
+        "memory: looked at four times a second", "cpus: not limited"
+    ]  # fmt: skip
+    assert next(iter(Limits(ANA, None).list_unheld())).startswith("memory and processes: looked at")
+    assert Limits(replace(ANA, allowance=Allowance()), hierarchy).held == ()
+
+
+def test_a_group_that_takes_no_process_lets_none_start(hierarchy: Path) -> None:
+    limits = Limits(ANA, hierarchy)
+    (hierarchy / GROUP / "cgroup.procs").unlink()
+    with pytest.raises(AccountError, match="cannot be held to what it may use"):
+        limits.admit(os.getpid())
+
+
+def test_the_kernel_moves_a_process_into_the_group() -> None:
+    """Where this host has such a hierarchy and lets this user write it, with whatever controllers it has."""
+    root = find_hierarchy()
+    if root is None or not os.access(root / "cgroup.procs", os.W_OK):
+        pytest.skip("no control groups of version 2 that can be written")
+    group = root / "whale-nebula-test"
+    limits = Limits(ANA, None)
+    group.mkdir()
+    limits.group = group
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        limits.admit(process.pid)
+        where = Path(f"/proc/{process.pid}/cgroup").read_text()
+        process.communicate(b"\n", SOON)
+    limits.close()
+    assert "0::/whale-nebula-test" in where and not group.exists()
+
+
+TAKE = "import os, subprocess\nblock = bytearray(os.urandom(1 << 20) * 400)\ntime.sleep(300)"
+IN_CHILD = (
+    "import subprocess\ncode = 'import os, time; block = bytearray(os.urandom(1 << 20) * 400); time.sleep(300)'\n"
+    "print(subprocess.Popen([sys.executable, '-c', code], start_new_session=True).pid, flush=True)\ntime.sleep(300)"
+)
+BOMB = "import threading\nfor _ in range(40): threading.Thread(target=time.sleep, args=(300,), daemon=True).start()\n"
+EXCESSES = {
+    "memory": (TAKE, Allowance(memory=300 << 20), "may have 300 MiB of memory on a host, and its workers use "),
+    "memory of a child in another session": (IN_CHILD, Allowance(memory=300 << 20), "may have 300 MiB of memory"),
+    "threads": (BOMB + "time.sleep(300)", Allowance(processes=30), "may have 30 processes and threads on a host, and"),
+}
+
+
+@pytest.mark.parametrize(("code", "allowed", "said"), EXCESSES.values(), ids=EXCESSES)
+def test_who_uses_more_is_killed_with_all_that_it_has_started(
+    code: str, allowed: Allowance, said: str, tmp_path: Path
+) -> None:
+    config = load({"run": "mt", "security": {"insecure": True}})
+    told = identities(Placement(("gpu/0",), {"gpu/0": "127.0.0.1:7101"}), config, {})
+    notices: list[str] = []
+    limits = Limits(replace(ANA, allowance=allowed), None)
+    with started(code, tmp_path, told, keeper=limits, notice=notices.append) as job:
+        result = job.wait(SOON)
+    assert said in result.excess and f"{result.excess}: they are killed" in notices
+    failure = find_failure(result)
+    assert failure is not None and str(failure) == f"worker gpu/0 failed first: it was killed: {result.excess}"
+    assert failure.recurring == "NB-431"  # so it is not started again
+    children = (tmp_path / "out").read_text().split()
+    until(lambda: not any(vitals(int(child)) and vitals(int(child)).state not in "ZX" for child in children))
+
+
+def test_several_starts_do_not_get_more_and_the_latest_ends(tmp_path: Path) -> None:
+    code = "import os; block = bytearray(os.urandom(1 << 20) * 200); print(1, flush=True); input()"
+    command, pipes = [sys.executable, "-c", code], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as one, subprocess.Popen(command, **pipes) as other:  # type: ignore[call-overload]
+        for each in (one, other):
+            assert each.stdout.readline()
+        tenant = replace(ANA, allowance=Allowance(memory=300 << 20))
+        first, latest = (Limits(tenant, None, Starts(tmp_path / "starts")) for _ in range(2))
+        assert first.find_excess([one.pid]) == ""
+        assert "may have 300 MiB of memory on a host, and its workers use 4" in latest.find_excess([other.pid])
+        first._next_scan = 0.0
+        said = [first.find_excess([one.pid]) for _ in range(10)]
+        assert said[:8] == [""] * 8 and "may have 300 MiB" in said[-1]  # the latest one may be stopped, and end nothing
+        latest.close()
+        first._next_scan = 0.0
+        assert first.find_excess([one.pid]) == ""
+        first.close()
+        for each in (one, other):
+            each.communicate(b"\n", SOON)
+
+
+def test_a_process_that_hides_its_maps_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one can that is not dumpable; to root nothing is hidden, so the files are not looked for here."""
+    read = limits_module._read_all
+    monkeypatch.setattr(
+        limits_module, "_read_all", lambda pids, name: read((), name) if name == "smaps_rollup" else read(pids, name)
+    )
+    found = Limits(replace(ANA, allowance=Allowance(memory=1 << 20)), None).find_excess([os.getpid()])
+    assert "may have 1 MiB of memory" in found
+
+
+def test_a_kill_of_another_reason_is_told_as_that() -> None:
+    result = Result({"gpu/0": Outcome("gpu/0", -9, "", "")}, "gpu/0", late=False)
+    assert str(find_failure(result)).endswith("ended by SIGKILL")
+
+
+def test_accounts_of_the_same_user_are_told(tmp_path: Path) -> None:
+    home = open_home(tmp_path, ANA)
+    open_home(tmp_path, replace(ANA, account="bob"))
+    said = list(list_unisolated(home, Limits(ANA, None)))
+    assert said[0].endswith("(there is no control group, version 2, that this user can make)")
+    assert said[1].startswith("bob of gpu and this account are the same user of this host")

@@ -1,0 +1,102 @@
+"""The folder of an account: nobody else's run reads or writes in it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.unit.security.made import GPU, Home
+from whale_nebula.errors import AccountError, CredentialsError
+from whale_nebula.security import authority, files
+from whale_nebula.security.tenant import MARK, Tenant, check_folder, claim_folder, open_home
+
+ANA = Tenant("ana", "gpu", "aa")
+BOB = replace(ANA, account="bob")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_it_is_made_for_its_user_alone(tmp_path: Path) -> None:
+    home = open_home(tmp_path, ANA)
+    assert (home, mode(home)) == (tmp_path / "accounts/gpu/ana", 0o700)
+    assert open_home(tmp_path, ANA) == home
+    claim_folder(home / "runs", ANA)  # which is in it, so needs no mark
+    assert not (home / "runs").exists() and open_home(tmp_path, BOB) != home
+
+
+def link(tmp: Path, home: Path) -> Path:
+    (tmp / "link").symlink_to(home)
+    return tmp / "link" / "runs"
+
+
+def spoil(tmp: Path, home: Path) -> Path:
+    (home / MARK).write_text("ana?")
+    return home
+
+
+def swap(tmp: Path, home: Path) -> Path:
+    """Bob's own folder is a link to that of Ana."""
+    BOB.home(tmp).symlink_to(home)
+    return BOB.home(tmp)
+
+
+ATTACKS: dict[str, tuple[Callable[[Path, Path], Path], Tenant | None]] = {
+    "another account": (lambda tmp, home: home, BOB),
+    "deep inside": (lambda tmp, home: home / "runs/a/step-00000001", BOB),
+    "a path that goes up": (lambda tmp, home: tmp / "accounts/gpu/bob/../ana/runs", BOB),
+    "a link": (link, BOB),
+    "a folder that is a link": (swap, BOB),
+    "an account of that name in another cluster": (lambda tmp, home: home, replace(ANA, cluster="npu")),
+    "an account of that name by another owner": (lambda tmp, home: home, replace(ANA, authority="bb")),
+    "no account": (lambda tmp, home: home, None),
+    "a mark that is spoilt": (spoil, ANA),
+}
+
+
+@pytest.mark.parametrize(("way", "who"), ATTACKS.values(), ids=ATTACKS)
+def test_nobody_else_takes_it_up(way: Callable[[Path, Path], Path], who: Tenant | None, tmp_path: Path) -> None:
+    folder = way(tmp_path, open_home(tmp_path, ANA))
+    with pytest.raises(AccountError, match="and this run is of") as refused:
+        check_folder(folder, who)
+    assert "whale-nebula login --account" in refused.value.mend
+    if who is not None:
+        with pytest.raises(AccountError, match="and this run is of"):
+            claim_folder(folder, who)
+
+
+def test_one_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+    home = open_home(tmp_path, ANA)
+    home.chmod(0o750)
+    with pytest.raises(AccountError, match="others can enter") as refused:
+        open_home(tmp_path, ANA)
+    assert "chmod 700" in refused.value.mend
+
+
+def test_a_mark_counts_if_it_is_by_the_owner_of_the_folder(tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give files away")
+    claim_folder(tmp_path / "shared", ANA)
+    os.chown(tmp_path / "shared" / MARK, 12345, -1)
+    check_folder(tmp_path / "shared", BOB)
+
+
+def test_what_a_certificate_names_cannot_lead_elsewhere(tmp_path: Path) -> None:
+    home, key, now = Home.at(tmp_path), authority.new_key().public_key(), files.now()
+
+    def certify(account: str) -> files.Peer:
+        signs, until = home.authority, now + timedelta(days=1)
+        return files.peer(authority.process_certificate(GPU, key, signs.certificate, signs.key, until, now, account))
+
+    found = Tenant.of(certify("ana"))
+    assert found is not None and (found.account, found.cluster, len(found.authority)) == ("ana", "gpu", 40)
+    for name in ("..", "../bob", "a/b", "Ana", "ana\n"):
+        with pytest.raises(CredentialsError, match="which is no account"):
+            Tenant.of(certify(name))

@@ -1,0 +1,84 @@
+"""What an account may use. Its owner says it, and the certificates of the account carry it, signed: so whoever is shown
+one knows it, on hosts that have no registry.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from cryptography.x509 import ObjectIdentifier
+
+from whale_nebula.security.chain import canonical
+
+OID = ObjectIdentifier("2.25.216046748900487350867445607681924750072")
+"""The extension of a certificate in which it stands."""
+SIZES = ("memory", "disk", "line")
+"""The limits that are bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What an account may use, where None is as much as there is: on each host `memory` in bytes, `cpus`, `processes`
+    with their threads, and bytes on `disk`, of all its workers there together; and bytes a day over the `line`, of all
+    its workers behind a gateway together.
+
+    >>> some = Allowance(memory=4 << 30, cpus=1.5)
+    >>> some.encode()
+    b'{"cpus":1.5,"memory":4294967296}'
+    >>> Allowance.decode(some.encode()) == some, str(some), bool(Allowance())
+    (True, 'memory 4 GiB, cpus 1.5', False)
+    """
+
+    memory: int | None = None
+    cpus: float | None = None
+    processes: int | None = None
+    disk: int | None = None
+    line: int | None = None
+
+    @property
+    def limits(self) -> dict[str, int | float]:
+        """What is limited."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def __bool__(self) -> bool:
+        return bool(self.limits)
+
+    def __str__(self) -> str:
+        words = (
+            f"{name} {format_bytes(value) if name in SIZES else f'{value:g}'}" for name, value in self.limits.items()
+        )
+        return ", ".join(words) + " a day" * (self.line is not None)
+
+    def encode(self) -> bytes:
+        """How it stands in a registry and in certificates."""
+        return canonical(self.limits)
+
+    @classmethod
+    def decode(cls, data: bytes | str) -> Allowance:
+        """Read what `encode` wrote; anything else is a `ValueError`: a limit that is not known must not be none."""
+        said = json.loads(data)
+        if not isinstance(said, Mapping) or not said.keys() <= set(cls.__slots__):
+            raise ValueError("limits of an account that are not known here")
+        for name, value in said.items():
+            right = type(value) is int or (name == "cpus" and type(value) is float and math.isfinite(value))
+            if not right or value <= 0:
+                raise ValueError(f"{value!r} limits no {name}")
+        return cls(**said)
+
+
+UNLIMITED = Allowance()
+
+
+def format_bytes(count: float) -> str:
+    """Bytes for people.
+
+    >>> format_bytes(1536), format_bytes(20 << 30), format_bytes(999)
+    ('1.5 KiB', '20 GiB', '999 bytes')
+    """
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.3g} {unit}"
+    return f"{count:g} bytes"

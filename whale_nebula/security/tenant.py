@@ -1,0 +1,169 @@
+"""The account under which a run is started, and its folder on a host.
+
+A folder of an account bears a mark, and all that lies in it, however deep, belongs to that account: runs of another
+one, and of none, do not read or write there. Users of the host are kept out by its mode: who is the same user is not
+kept from anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+
+from whale_nebula.errors import AccountError, CredentialsError
+from whale_nebula.errors.text import escape_foreign_text
+from whale_nebula.security import files
+from whale_nebula.security.allowance import UNLIMITED, Allowance, format_bytes
+from whale_nebula.security.chain import canonical
+from whale_nebula.security.files import Peer
+
+ACCOUNT = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+"""What an account may be called."""
+FOLDER, MARK = "accounts", ".account"
+_PRIVATE = 0o700
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """An account: its name, the cluster in which it trains, the key of the authority that says so, and what it may use.
+
+    >>> ana = Tenant("ana", "gpu", "7a")
+    >>> str(ana), ana.home(Path("/srv")).as_posix()
+    ('account ana of gpu', '/srv/accounts/gpu/ana')
+    """
+
+    account: str
+    cluster: str
+    authority: str
+    allowance: Allowance = UNLIMITED
+
+    @classmethod
+    def of(cls, peer: Peer) -> Tenant | None:
+        """The account that a certificate names; None where it names none."""
+        if not peer.account:
+            return None
+        if not ACCOUNT.fullmatch(peer.account):
+            said = escape_foreign_text(peer.account, 64)
+            raise CredentialsError(f"the certificate of {peer.identity.worker} names {said!r}, which is no account")
+        signer = files.extension(peer.certificate, x509.AuthorityKeyIdentifier)
+        key = b"" if signer is None else signer.key_identifier or b""
+        return cls(peer.account, peer.identity.cluster, key.hex(), peer.allowance)
+
+    def __str__(self) -> str:
+        return f"account {self.account} of {self.cluster}"
+
+    def home(self, base: Path) -> Path:
+        """Where the account's folder is, beside a config in the folder `base`."""
+        return base / FOLDER / self.cluster / self.account
+
+    @property
+    def mark(self) -> dict[str, str]:
+        """What stands in the mark of its folders."""
+        return {"account": self.account, "cluster": self.cluster, "authority": self.authority}
+
+
+def open_home(base: Path, tenant: Tenant) -> Path:
+    """The folder of an account, made if there is none yet; one that others can enter is refused."""
+    home = tenant.home(base)
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        home.mkdir(_PRIVATE, exist_ok=True)
+        found = home.stat()
+    except OSError as error:
+        mend = f"install -d -m 700 -o USER {home}, or a config in a folder of your own"
+        raise AccountError(f"{tenant} has no folder", where=str(home), why=error.strerror, mend=mend) from None
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & ~_PRIVATE:
+        raise AccountError(
+            f"others can enter the folder of {tenant}",
+            where=str(home),
+            why=f"its mode is {stat.S_IMODE(found.st_mode):04o}, and it is of user {found.st_uid}",
+            mend=f"chmod 700 {home}, and chown it to the user who starts the run",
+        )
+    claim_folder(home, tenant)
+    return home
+
+
+def claim_folder(folder: Path, tenant: Tenant) -> None:
+    """Take a folder for an account, unless it is another's; one of nobody gets its mark."""
+    check_folder(folder, tenant)
+    if _find_mark(folder) is not None:
+        return
+    try:
+        folder.mkdir(_PRIVATE, parents=True, exist_ok=True)
+        files.write(folder / MARK, canonical(tenant.mark), files.PUBLIC, replace=False)
+    except (OSError, CredentialsError) as error:
+        if _find_mark(folder) is None:  # another process of this run was no quicker
+            mend = f"ls -ld {folder}; or name another folder"
+            raise AccountError(f"{tenant} cannot mark {folder} as its own", why=str(error), mend=mend) from None
+        check_folder(folder, tenant)
+
+
+def check_folder(folder: Path, tenant: Tenant | None) -> None:
+    """Whether a run of an account, or of none, may read and write in a folder."""
+    found = _find_mark(folder)
+    if found is None:
+        return
+    place, mark = found
+    if tenant is None or mark != tenant.mark:
+        whose = " of ".join(escape_foreign_text(mark.get(part, "?"), 64) for part in ("account", "cluster"))
+        raise AccountError(
+            f"{folder} is of account {whose}, and this run is of {tenant or 'no account'}",
+            where=str(place),
+            why="what an account keeps is read and written by its own runs alone",
+            mend="name another folder; or log in as that account: whale-nebula login --account",
+        )
+
+
+def check_room(tenant: Tenant, folders: Iterable[Path], need: int = 0) -> None:
+    """Whether an account that keeps what is in these folders may write so many bytes more."""
+    most = tenant.allowance.disk
+    if most is None:
+        return
+    kept = count_kept(folders)
+    if kept + need > most or kept >= most:
+        raise AccountError(
+            f"{tenant} may keep {format_bytes(most)} on the disk of a host, and keeps {format_bytes(kept)}"
+            + f"; this takes {format_bytes(need)} more" * bool(need),
+            where=", ".join(map(str, folders)),
+            mend="whale-nebula checkpoints prune FOLDER, or ask the owner: whale-nebula accounts limit --disk",
+        )
+
+
+def count_kept(folders: Iterable[Path]) -> int:
+    """The bytes that all files in some folders take on the disk, each file once."""
+    sizes: dict[tuple[int, int], int] = {}
+    for folder in folders:
+        for place, _, names in os.walk(folder):
+            for name in names:
+                with contextlib.suppress(OSError):  # gone meanwhile
+                    found = os.lstat(os.path.join(place, name))
+                    sizes[found.st_dev, found.st_ino] = found.st_blocks * 512
+    return sum(sizes.values())
+
+
+def _find_mark(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The nearest mark above what lies in a folder, wherever links lead, by who owns the folder that it is in; one that
+    cannot be read is nobody's.
+    """
+    real = folder.resolve()
+    for place in (real, *real.parents):
+        path = place / MARK
+        try:
+            if path.lstat().st_uid != place.stat().st_uid:  # anybody could have put it there
+                continue
+            said = json.loads(path.read_bytes()[:4096])
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError, RecursionError):
+            said = None
+        return path, {str(k): str(v) for k, v in said.items()} if isinstance(said, dict) else {}
+    return None
