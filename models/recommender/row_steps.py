@@ -83,7 +83,7 @@ class RowSteps:
             raise NotYetError(
                 "a table of rows of which each cluster trains a copy",
                 why="clusters that meet exchange variables, and rows are none",
-                mend="keras.layers.Embedding there, or the table in a stage of its own, without sync_every= and exchange=",
+                mend="keras.layers.Embedding there, or stages without sync_every= and exchange=",
             )
         if self._pushed and self._pulls == len(self._pushed) and run is not None and not run.alone:
             raise NotYetError(
