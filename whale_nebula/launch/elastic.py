@@ -159,8 +159,9 @@ class Sizes:
         away = missed in self.listed and missed not in self.own
         worker = failure.lost if away else failure.worker
         self.needed = set() if further else self.needed
+        who = missed if away else worker  # of a site that is away another worker may be missed first each time
         before = [] if further else self._failed[-1:]
-        self._failed = [*self._failed, worker] if worker in before else [worker]
+        self._failed = [*self._failed, who] if who in before else [who]
         cluster = cluster_of(worker)
         limits = self.config.elastic.get(cluster)
         left = 0 if away else self.asked[cluster] - 1

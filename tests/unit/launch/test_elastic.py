@@ -69,8 +69,8 @@ def ended_with(**counts: int) -> Result:
 
 def test_a_cluster_of_another_launcher_that_is_missed_twice_is_gone_on_without() -> None:
     found = by_launcher_of("gpu")
-    missed = Failure("gpu/0", "", lost="npu/2")
-    assert [found.note_failure(each) for each in (missed, missed)] == [
+    missed = [Failure("gpu/0", "", lost=worker) for worker in ("npu/0", "npu/2")]
+    assert [found.note_failure(each) for each in missed] == [
         "",
         "npu/2 does not come back: it goes on without npu",
     ]
