@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from whale_nebula.errors import NotYetError, OptionError, WeightsError
 from whale_nebula.runtime.run import opened_run
+from whale_nebula.tf.failures import carry_errors
 
 from .distinct import Distinct, find_distinct, gather_rows
 from .row_optimizers import get_optimizer, make_row_optimizer
@@ -91,13 +92,13 @@ class HashedEmbedding(keras.layers.Layer):
     def look_up(self, inputs: Any, training: bool | None) -> tuple[Any, Any]:
         """The rows of the distinct ids, and the place of each id among them; their gradient is pushed to the table."""
         flat = tf.reshape(tf.cast(inputs, tf.int64), [-1])
-        pull = self.steps.pull if training else self._read_rows
+        pull = carry_errors()(self.steps.pull if training else self._read_rows)
         ids, places, pulled = tf.numpy_function(pull, [flat], [tf.int64, tf.int32, tf.float32])
 
         @tf.custom_gradient
         def connect(anchor: Any) -> Any:
             def push(gradient: Any) -> Any:
-                return tf.ensure_shape(tf.numpy_function(self._push, [ids, gradient], tf.float32), [])
+                return tf.ensure_shape(tf.numpy_function(carry_errors()(self._push), [ids, gradient], tf.float32), [])
 
             return tf.ensure_shape(pulled, [None, self.width]), push
 

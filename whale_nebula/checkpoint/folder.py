@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from whale_nebula.errors import CheckpointError, RemoteProtocolError, StateError
 _STEP = re.compile(r"step-(\d{8,})")
 _MANIFEST = re.compile(rf"{NAME}(?:\.([\w.-]+))?\.json")
 LOCK = ".lock"
+_TRIES, _TURN_SECONDS = 20, 0.05
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,13 @@ def _check_files(path: str, manifest: Manifest, digests: bool) -> Iterator[str]:
 @dataclass
 class Folder:
     """A folder of checkpoints, or of a `single` one. `group` names the host among those of a run; it is empty where
-    there is but one.
+    there is but one. `run` tells the run from others, on all its hosts alike.
     """
 
     path: str
     group: str = ""
     single: bool = False
+    run: str = ""
     _locks: list[int] = field(default_factory=list)
 
     def step_path(self, step: int) -> str:
@@ -168,14 +171,12 @@ class Folder:
         if not files.is_local(self.path):
             return
         files.make_folder(self.path)
-        names = (
-            {LOCK: fcntl.LOCK_EX} if not self.group else {LOCK: fcntl.LOCK_SH, f"{LOCK}.{self.group}": fcntl.LOCK_EX}
-        )
-        for name in names:
+        for name in [LOCK, f"{LOCK}.{self.group}"] if self.group else [LOCK]:
             self._locks.append(os.open(files.join(self.path, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
         try:
-            for opened, kind in zip(self._locks, names.values(), strict=True):
-                fcntl.flock(opened, kind | fcntl.LOCK_NB)
+            fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self.group:
+                _share_lock(self._locks[0], self.run.encode())
         except OSError:
             self.unlock()
             raise StateError(
@@ -188,6 +189,23 @@ class Folder:
         """Let others write here."""
         while self._locks:
             os.close(self._locks.pop())
+
+
+def _share_lock(opened: int, run: bytes) -> None:
+    """Hold a lock together with other processes of a run. In its file stands whose it is: whoever has it alone for a
+    moment writes that, and the others read it.
+    """
+    for tried in range(_TRIES):
+        time.sleep(_TURN_SECONDS * (tried > 0))
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.truncate(opened, 0)
+            os.pwrite(opened, run, 0)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if os.pread(opened, len(run) + 1, 0) == run:
+                return
+    raise BlockingIOError
 
 
 def _remove_strangers(found: Found, start: str = "") -> None:

@@ -164,7 +164,7 @@ class Call:
     def password(self) -> str | None:
         """The password in the file that was given."""
         path = self.given.password_file
-        return None if path is None else read_secret(path, "the password")
+        return None if path is None else read_secret(path, "password")
 
     def invite(self) -> tuple[str, str]:
         """A new invitation, and what to do with it."""
@@ -304,9 +304,10 @@ def _serve(given: argparse.Namespace, made: Parser, desk: Desk) -> int:
     return arguments.DONE
 
 
-def read_secret(path: str, what: str) -> str:
-    """The first line of a file that only its owner can read."""
-    lines = files.read(path, what, secret=True).decode("utf-8", "replace").splitlines()
+def read_secret(path: str, noun: str) -> str:
+    """The first line of a file that only its owner can read: a password or a token."""
+    mend = f"--{noun}-file FILE: the file in which you keep the {noun}"
+    lines = files.read(path, f"the {noun}", secret=True, mend=mend).decode("utf-8", "replace").splitlines()
     return lines[0] if lines else ""
 
 

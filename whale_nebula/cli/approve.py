@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import os
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +20,8 @@ from whale_nebula.cli import arguments as exits
 from whale_nebula.cli.arguments import Options, Parser, Words, read_script, remark, tell, user_name
 from whale_nebula.cli.certs import find_folder, load_config
 from whale_nebula.config import Config
-from whale_nebula.errors import ConfigError, CredentialsError, NebulaError, PlanError
+from whale_nebula.errors import ConfigError, CredentialsError, NebulaError, NotApprovedError, PlanError
+from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import approval, authority, files, issue
 from whale_nebula.security.approval import DAYS, Found
 from whale_nebula.security.authority import Authority
@@ -29,13 +36,17 @@ depends, the files of the script, and the installed packages. Workers whose conf
 every other program, with the first difference from what was approved.
 
 The script runs as under "whale-nebula show --all": its steps are planned and answered with zeros, nothing is trained.
-Sign where the authority's key is ("whale-nebula certs init"), with the packages that the workers have."""
+It runs in a process of its own, which has no key and no terminal; this one shows and signs what that has found. Sign
+where the authority's key is ("whale-nebula certs init"), with the packages that the workers have; or plan where the
+packages are, and sign elsewhere, by --record."""
 
 _EPILOG = """\
 examples:
   whale-nebula approve train.py --config clusters.yaml            show it, ask, and sign
   whale-nebula approve train.py --config clusters.yaml --yes --why "reviewed on Monday"
   whale-nebula approve train.py --config clusters.yaml --dry      show it, and sign nothing
+  whale-nebula approve train.py --dry --record train.json         on a host without a key: keep what was found
+  whale-nebula approve train.py --record train.json               where the key is: show and sign that; nothing runs
   whale-nebula approve --list --config clusters.yaml
   whale-nebula approve --withdraw 1f3a --config clusters.yaml     put it on the deny list, revoked.json
 
@@ -55,6 +66,7 @@ _OPTIONS: Options = {
     "--steps": ("N", "look at the first N steps that differ; at all of them, until the script ends, if not given"),
     "--yes": (None, "sign without asking"),
     "--dry": (None, "sign nothing"),
+    "--record": ("FILE", "with --dry, write there what was found; else sign what it says, and do not run the script"),
     "--list": (None, "the approvals that there are"),
     "--withdraw": ("HEX", "an approval, by the first digits of its serial number"),
     "--json": (None, "print one JSON object"),
@@ -80,6 +92,8 @@ def main(argv: Sequence[str]) -> int:
         if given.list:
             return _list(given)
         return _withdraw(given) if given.withdraw is not None else _approve(given, words, days)
+    except NotApprovedError as error:
+        return tell(error, as_json=given.json, code=exits.FAILED)
     except PlanError as error:
         return tell(error, as_json=given.json, code=exits.NO_DATA)
     except NebulaError as error:
@@ -94,41 +108,54 @@ def _places(given: argparse.Namespace) -> tuple[Config, Path, Path]:
 
 
 # ---------------------------------------------------------------------- approve
-def _approve(given: argparse.Namespace, words: Words, days: float) -> int:
-    from whale_nebula.cli.show_script import Onlooker, collect_plans, tell_nothing
-    from whale_nebula.security import code
+@dataclass(frozen=True)
+class Program:
+    """What is found of a program, and signed: the digests of its files, its packages, and the text of each plan."""
 
+    files: Mapping[str, str]
+    packages: Mapping[str, str]
+    plans: Sequence[str]
+
+    def parse_plans(self, where: str) -> Sequence[Plan]:
+        """The plans of its steps."""
+        from whale_nebula.plan.file import parse
+        from whale_nebula.plan.plan import Plan
+
+        return [parse(Plan, text, where) for text in self.plans]
+
+
+RECORD = "whale_nebula program 1"
+
+
+def _approve(given: argparse.Namespace, words: Words, days: float) -> int:
     path = words.script or ""
     if not Path(path).is_file():
         mend = "whale-nebula approve path/to/train.py"
         return tell(PlanError(f"there is no file {path!r}", mend=mend), as_json=given.json, code=exits.NO_FILE)
     config, folder, approvals = _places(given)
-    signs = None if given.dry else authority.load(folder)
+    signs = None if given.dry else _load_signer(folder, config, days)
+    planned = _plan_script if given.dry else _plan_apart
+    program = planned(path, words, given) if given.dry or given.record is None else read_record(Path(given.record))
+    if isinstance(program, int):
+        return program
+    plans, name = program.parse_plans(given.record or path), Path(path).name
+    if given.dry and given.record is not None:
+        write_record(Path(given.record), program)
     if signs is not None:
-        authority.check_current(signs)
-        authority.span(days)
-        if config.run not in (None, signs.run):
-            what = f"the config is of run {config.run!r}, and the authority of {signs.run!r}"
-            raise CredentialsError(what, where=str(folder), mend="--folder with the authority of this run")
-    onlooker = Onlooker(math.inf if given.steps is None else int(given.steps), given.config, None)
-    ending = collect_plans(path, words.arguments, onlooker)
-    if not onlooker.plans or ending.error is not None:
-        return tell_nothing(path, ending, onlooker, given.json, "approve")
-    plans, own, packages = onlooker.plans, code.list_files(path), code.list_packages()
-    document = {"script": Path(path).name, "files": own, "packages": dict(packages), "plans": [p.digest for p in plans]}
+        _check_unchanged(path, program, beside_only=given.record is not None)
     if not given.json:
-        print(describe(plans, own, packages))
+        print(describe(plans, program))
+    digests = [plan.digest for plan in plans]
+    document = {"script": name, "files": program.files, "packages": program.packages, "plans": digests}
     if signs is None or not (given.yes or _ask(path)):
         if given.json:
             print(json.dumps({**document, "signed": False}, indent=1))
         else:
             remark("nothing was signed")
         return exits.DONE if given.dry else exits.FAILED
-    from whale_nebula.plan.file import to_text
-
-    texts = {plan.name: to_text(plan).encode() for plan in plans}
-    who, name = user_name(), Path(path).name
-    made = approval.save(approvals, signs, name, (own, packages), texts, days=days, by=who, why=given.why or "")
+    texts = {plan.name: text.encode() for plan, text in zip(plans, program.plans, strict=True)}
+    code, who = (program.files, program.packages), user_name()
+    made = approval.save(approvals, signs, name, code, texts, days=days, by=who, why=given.why or "")
     if given.json:
         print(json.dumps({**document, "signed": True, **_document(made)}, indent=1))
     else:
@@ -136,6 +163,99 @@ def _approve(given: argparse.Namespace, words: Words, days: float) -> int:
         if config.approvals is None:
             print(f"they ask for it by a line in the config: approvals: {approvals.name}")
     return exits.DONE
+
+
+def _load_signer(folder: Path, config: Config, days: float) -> Authority:
+    """The authority, which must be able to sign for so many days."""
+    signs = authority.load(folder)
+    authority.check_current(signs)
+    authority.span(days)
+    if config.run not in (None, signs.run):
+        what = f"the config is of run {config.run!r}, and the authority of {signs.run!r}"
+        raise CredentialsError(what, where=str(folder), mend="--folder with the authority of this run")
+    return signs
+
+
+def _plan_script(path: str, words: Words, given: argparse.Namespace) -> Program | int:
+    """What is found as the script runs in this process; the exit status where it makes no step."""
+    from whale_nebula.cli.show_script import Onlooker, collect_plans, tell_nothing
+    from whale_nebula.plan.file import to_text
+    from whale_nebula.security import code
+
+    onlooker = Onlooker(math.inf if given.steps is None else int(given.steps), given.config, None)
+    ending = collect_plans(path, words.arguments, onlooker)
+    if not onlooker.plans or ending.error is not None:
+        return tell_nothing(path, ending, onlooker, given.json, "approve")
+    return Program(code.list_files(path), code.list_packages(), [to_text(plan) for plan in onlooker.plans])
+
+
+def _plan_apart(path: str, words: Words, given: argparse.Namespace) -> Program | int:
+    """What a process of its own finds; its exit status where it finds nothing. It cannot answer for who is asked here,
+    and what it has started ends with it.
+    """
+    options = [f"--{name}={value}" for name in ("config", "steps") if (value := getattr(given, name)) is not None]
+    with tempfile.TemporaryDirectory() as folder:
+        record, said = Path(folder) / "program.json", Path(folder) / "said"
+        command = [sys.executable, "-m", "whale_nebula", "approve", "--dry", f"--record={record}", *options]
+        command += ["--json"] * given.json + [path, "--", *words.arguments]
+        with (
+            said.open("wb") as out,
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, start_new_session=True) as child,
+        ):
+            try:
+                status = child.wait()
+            except KeyboardInterrupt:
+                status = exits.INTERRUPTED
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+        if status == exits.DONE:
+            return read_record(record)
+        print(said.read_text("utf-8", "replace"), end="")
+    return exits.shell_code(status)
+
+
+def write_record(path: Path, program: Program) -> None:
+    """Write what was found of a program."""
+    try:
+        path.write_text(json.dumps({"format": RECORD, **asdict(program)}, indent=1), "utf-8")
+    except OSError as error:
+        raise PlanError(f"{path} cannot be written", why=error.strerror, mend="--record train.json") from None
+
+
+def read_record(path: Path) -> Program:
+    """What was found of a program, by whoever has written it."""
+    mend = "whale-nebula approve train.py --dry --record train.json"
+    try:
+        said = json.loads(path.read_bytes())
+        if said.pop("format") != RECORD:
+            raise ValueError(f"its format is not {RECORD!r}")
+        program = Program(**said)
+        texts = [text for table in (program.files, program.packages) for pair in table.items() for text in pair]
+        if not all(isinstance(text, str) for text in (*texts, *program.plans)):
+            raise TypeError("plans")
+        return program
+    except OSError as error:
+        raise PlanError(f"the record {path} cannot be read", why=error.strerror, mend=mend) from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise PlanError(f"{path} holds no record of a program", mend=mend) from None
+
+
+def _check_unchanged(path: str, program: Program, *, beside_only: bool) -> None:
+    """Refuse a record of another script, or of other packages, than there are here: who wrote it has run the script."""
+    from whale_nebula.security import code
+
+    here, found = code.list_beside(path, program.files), program.files
+    if not beside_only:
+        here, found = {**here, **code.list_packages()}, {**found, **program.packages}
+    other = next((name for name, value in here.items() if found.get(name) != value), None)
+    if other is not None:
+        raise NotApprovedError(
+            f"{path} is not the program that was found: nothing is signed",
+            where="the script" if other == code.SCRIPT else other,
+            why=f"it is {here[other][:12]} here, and {found.get(other, 'nothing')[:12]} in what was found",
+            mend="whale-nebula approve again; or read what the script does to what looks at it",
+        )
 
 
 def _ask(path: str) -> bool:
@@ -146,7 +266,7 @@ def _ask(path: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def describe(plans: Sequence[Plan], own: Any, packages: Any) -> str:
+def describe(plans: Sequence[Plan], program: Program) -> str:
     """What a program is, as text: its plans, on which inputs what crosses depends, its files and packages."""
     from whale_nebula.plan.text import list_dependences
 
@@ -161,9 +281,10 @@ def describe(plans: Sequence[Plan], own: Any, packages: Any) -> str:
             *(f"  {row}".rstrip() for row in table),
             "",
         ]
-    lines += ["files of the script", *(f"  {name}  {value[:12]}" for name, value in own.items()), ""]
-    installed = ", ".join(f"{name} {value.split()[0]}" for name, value in packages.items())
-    return "\n".join([*lines, f"{len(packages)} packages: {installed}"])
+    lines += ["files of the script", *(f"  {name}  {value[:12]}" for name, value in program.files.items()), ""]
+    installed = ", ".join(f"{name} {value.partition(' ')[0]}" for name, value in program.packages.items())
+    lines.append(f"{len(program.packages)} packages: {installed}")
+    return escape_foreign_text("\n".join(lines), 1 << 24, lines=True)
 
 
 # ---------------------------------------------------------------------- list, withdraw

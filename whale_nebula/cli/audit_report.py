@@ -91,7 +91,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _read_period(given: argparse.Namespace) -> Period:
     since = datetime(1970, 1, 1, tzinfo=UTC) if given.since is None else parse_moment(given.since, "--since")
-    return Period(since, datetime.now(UTC) if given.until is None else parse_moment(given.until, "--until"))
+    until = datetime.now(UTC) if given.until is None else parse_moment(given.until, "--until")
+    if since >= until:
+        raise AuditError(
+            f"--since is not before --until: {files.format_time(since)} and {files.format_time(until)}",
+            why="what is at --until is not in the period any more, so nothing is",
+            mend="--since 2026-11-01 --until 2026-12-01",
+        )
+    return Period(since, until)
 
 
 def _verify(path: Path, folder: Path) -> Verdict:

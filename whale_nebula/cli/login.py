@@ -190,12 +190,12 @@ def keep(login: Login, until: datetime | None, wait: Callable[[float], bool], no
 def _ask(given: argparse.Namespace) -> tuple[str, str, str | None]:
     """The kind of the secret, the secret, and a new password where there is one."""
     if given.token_file is not None:
-        return TOKEN, read_secret(given.token_file, "the token").strip(), None
+        return TOKEN, read_secret(given.token_file, "token").strip(), None
     if given.invitation:
         invitation, password = ask_password("Invitation: "), ask_password("New password: ")
         if password != ask_password("The same again: "):
             raise AccountError("the two passwords differ", mend="type the same one twice")
         return INVITATION, invitation, password
     if given.password_file is not None:
-        return PASSWORD, read_secret(given.password_file, "the password"), None
+        return PASSWORD, read_secret(given.password_file, "password"), None
     return PASSWORD, ask_password(f"Password of {given.account or user_name()}: "), None

@@ -328,12 +328,8 @@ def _start(
 
     rule, is_stopped = Rule(config.restarts, config.patience), lambda: asking.first is not None
 
-    def find_change(result: Result, left: bool) -> str:
-        asked, heard = asking.take_change() if left else "", sizes.hear(result)
-        return asked or heard
-
     attempts = Attempts(
-        rule, start, rest=asking.rest, is_stopped=is_stopped, tell=remark, changes=find_change,
+        rule, start, rest=asking.rest, is_stopped=is_stopped, tell=remark, changes=sizes.hear,
         is_left=lambda: not any(sizes.asked[cluster] for cluster in sizes.own), note_failure=sizes.note_failure,
     )  # fmt: skip
     metrics = partial(_render_metrics, reports, sizes, asking)
@@ -371,7 +367,7 @@ def _listen(
 
     def resize(given: Mapping[str, str]) -> Answer:
         if sizes.ask(read_sizes(given)):
-            asking.change(sizes.describe_change())
+            asking.change()
         return sizes.describe()
 
     def preempt(given: Mapping[str, str]) -> Answer:
@@ -415,7 +411,6 @@ class Asking:
     first: int | None = None
     second: int | None = None
     rested: bool = False
-    changed: str = ""
     ended: float | None = None
     starts: int = 0
     _resting: queue.SimpleQueue[int] | None = None
@@ -444,16 +439,10 @@ class Asking:
             self.second = number
             self.job.kill_now()
 
-    def change(self, why: str) -> None:
-        """Let the workers leave after their next step, to be started again otherwise."""
-        self.changed = why
-        if self.job is not None:
+    def change(self) -> None:
+        """Let workers that have taken no step leave at once, to be started again otherwise; others tell it with one."""
+        if self.job is not None and not self.job.stepped:
             self.job.ask(signal.SIGTERM, self.patience)
-
-    def take_change(self) -> str:
-        """Why workers that have left are started again; nothing where they are not."""
-        found, self.changed = self.changed, ""
-        return found
 
     def rest(self, seconds: float) -> bool:
         """Wait so long, unless a signal comes; whether none did."""

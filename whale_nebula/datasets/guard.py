@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,7 @@ class Guard:
         self.grants, self.usage, self.log = grants, usage, log
         self._pacer, self._refusals = Pacer(), Buckets(_REFUSALS, _REFUSALS_RATE)
         self._lock = threading.Lock()
+        self._opening: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._opened: dict[str, tuple[Dataset, Opened]] = {}
         self._left_out: dict[str, int] = {}
         self._versions: set[tuple[str, str, str, str]] = set()
@@ -130,8 +132,10 @@ class Guard:
         return dataset, grant.number, grant.purpose
 
     def _open(self, dataset: Dataset) -> Opened:
-        """The dataset as it was published last: then its files are looked at again."""
+        """The dataset as it was published last: then its files are looked at again, and only its own readers wait."""
         with self._lock:
+            opening = self._opening[dataset.name]
+        with opening:
             published, opened = self._opened.get(dataset.name, (None, None))
             if opened is None or published != dataset:
                 opened = open_dataset(dataset.parse(), Path(dataset.folder))

@@ -85,14 +85,17 @@ def escape_foreign_text(text: object, limit: int = LIMIT, *, lines: bool = False
     ('x\\x1b[2J\\ny', 'aaaa... (5 characters more)', 'señal')
     """
     whole = str(text)
-    kept, taken = "", 0
+    kept: list[str] = []
+    length = 0
     for character in whole:
         plain = character.isprintable() or (lines and character in "\n\t")
         shown = character if plain else character.encode("unicode_escape").decode("ascii")
-        if len(kept) + len(shown) > limit:
+        if length + len(shown) > limit:
             break
-        kept, taken = kept + shown, taken + 1
-    return kept if taken == len(whole) else f"{kept}... ({len(whole) - taken} characters more)"
+        kept.append(shown)
+        length += len(shown)
+    left = len(whole) - len(kept)
+    return "".join(kept) + f"... ({left} characters more)" * (left > 0)
 
 
 def remove_folders(text: str, known: Iterable[str] = ()) -> str:

@@ -30,8 +30,9 @@ _LOST = 2
 class Sizes:
     """The number of workers of each cluster: `now`, and as it is `asked` for, which counts from the next start on.
 
-    `listed` is how many the config names, `needed` are those who have what nobody else has. To the file `path` is
-    written what workers that are asked to leave tell others.
+    `listed` is how many the config names, `needed` are those who have what nobody else has. What is `wished` here is
+    asked for once workers have told it those of other launchers: it is written to the file `path`, from which workers
+    tell it with a step, until all have agreed on it.
     """
 
     config: Config
@@ -40,6 +41,7 @@ class Sizes:
     listed: dict[str, int] = field(default_factory=dict)
     needed: set[str] = field(default_factory=set)
     asked: dict[str, int] = field(default_factory=dict)
+    wished: dict[str, int] = field(default_factory=dict)
     now: dict[str, int] = field(default_factory=dict)
     _failed: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -96,28 +98,33 @@ class Sizes:
         for cluster, count in counts.items():
             self._check_asked(cluster, count)
         with self._lock:
-            asked = {**self.asked, **counts}
-            if not any(asked.values()):
+            if not any({**self.asked, **self.wished, **counts}.values()):
                 raise OptionError("no worker would be left in any cluster", mend=f"{next(iter(counts))}=1")
-            self.asked = asked
+            self.wished = {**self.wished, **counts}
+            if self.own == self.listed.keys():
+                self.asked = {**self.asked, **counts}
             self._write()
-            return self.asked != self.now
+            return any(count != self.now[cluster] for cluster, count in self.wished.items())
 
     def _write(self) -> None:
-        """Leave word for the workers, which tell it to others as they leave."""
+        """Leave word for the workers, which tell it with their next step."""
         if self.path is not None:
             with open(f"{self.path}.new", "w", encoding="utf-8") as file:
-                json.dump({name: count for name, count in self.asked.items() if count != self.now[name]}, file)
+                json.dump({name: count for name, count in self.wished.items() if count != self.now[name]}, file)
             os.replace(file.name, self.path)
 
     def hear(self, result: Result) -> str:
-        """Take in with how many workers the others go on, as workers have told; gives a sentence, if that is news."""
+        """Take in with how many workers the others go on, as workers have told, and what is wished here where they took
+        no step to tell it; gives a sentence, if that is news.
+        """
         told: dict[str, int] = {}
         for outcome in result.outcomes.values():
             needs = self.config.elastic.keys() & set(outcome.told.needs or ())
             self.needed |= needs
             told.update({**(outcome.told.counts or {}), **{name: self.listed[name] for name in needs}})
         with self._lock:
+            if result.trained is None and result.culprit is not None:
+                told = {**self.wished, **told}
             for cluster, count in told.items():
                 limits = self.config.elastic.get(cluster)
                 if limits is not None:
@@ -152,8 +159,9 @@ class Sizes:
         away = missed in self.listed and missed not in self.own
         worker = failure.lost if away else failure.worker
         self.needed = set() if further else self.needed
+        who = missed if away else worker  # of a site that is away another worker may be missed first each time
         before = [] if further else self._failed[-1:]
-        self._failed = [*self._failed, worker] if worker in before else [worker]
+        self._failed = [*self._failed, who] if who in before else [who]
         cluster = cluster_of(worker)
         limits = self.config.elastic.get(cluster)
         left = 0 if away else self.asked[cluster] - 1
@@ -170,6 +178,7 @@ class Sizes:
         """The workers of the next start: of each cluster the first ones."""
         with self._lock:
             self.now = dict(self.asked)
+            self.wished = {cluster: count for cluster, count in self.wished.items() if count != self.now[cluster]}
             self._write()
         kept = {worker: address for worker, address in self.placement.addresses.items() if self._runs(worker)}
         return Placement(tuple(worker for worker in self.placement.here if worker in kept), kept)
@@ -184,4 +193,4 @@ class Sizes:
     def describe(self) -> Mapping[str, object]:
         """What there is, as JSON has it."""
         limits = {name: [each.least, each.most] for name, each in self.config.elastic.items()}
-        return {"workers": dict(self.now), "asked": dict(self.asked), "limits": limits}
+        return {"workers": dict(self.now), "asked": {**self.asked, **self.wished}, "limits": limits}

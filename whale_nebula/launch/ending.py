@@ -44,7 +44,7 @@ class Leaving(SystemExit):
         return self.why
 
 
-_ARRIVED = "ARRIVED"
+_OTHERS = "OTHERS"
 _LONGEST_WORD = 4096
 _COUNT = re.compile(r"([A-Za-z0-9][\w.-]*)=(\d{1,9})")
 
@@ -86,13 +86,19 @@ class Departure:
     def note_arrival(self, counts: Mapping[str, int]) -> None:
         """Workers have come without which the run goes on: leave after a step, to be started again with them."""
         self._arrived.update(counts)
-        self.asked = self.asked or _ARRIVED
 
     @property
     def word(self) -> str | None:
-        """What others are told: why this process was asked, and with how many workers the run shall go on."""
-        counts = {**self._arrived, **self.find_counts()} if self.asked else {}
-        return self.asked and " ".join([self.asked, *(f"{cluster}={count}" for cluster, count in counts.items())])
+        """What others are told: why this process was asked, and with how many workers the run shall go on.
+
+        >>> departure = Departure()
+        >>> departure.note_arrival({"npu": 1})
+        >>> departure.word
+        'OTHERS npu=1'
+        """
+        counts = {**self._arrived, **self.find_counts()}
+        why = self.asked or (_OTHERS if counts else None)
+        return why and " ".join([why, *(f"{cluster}={count}" for cluster, count in counts.items())])
 
     def begin(self) -> None:
         """A step is about to begin, which is where one leaves."""

@@ -133,6 +133,11 @@ class Job:
         """Process ids by worker."""
         return {name: process.pid for name, process in self._processes.items()}
 
+    @property
+    def stepped(self) -> bool:
+        """Whether a worker has taken its first step."""
+        return any(each.stepped is not None for each in self._ward.told.values())
+
     def signal(self, worker: str, number: int) -> None:
         """Send a signal to one worker (and not to what it started)."""
         self._processes[worker].send_signal(number)

@@ -103,7 +103,7 @@ class Attempts:
 
     `start` gives the job of an epoch; `rest` waits so many seconds, and says whether to go on; `is_stopped` whether
     somebody has asked for the end; `tell` is told in a line of each failure after which it goes on. `changes` says in
-    words why workers that left (the second argument: all that ended so) are started again, or nothing; `is_left`
+    words why workers are started again at once, as others than before, or nothing; `is_left`
     whether no worker is to be started here any more. `note_failure` is told of each failure, and whether that start got
     further than those before; it gives a line where the next start is of other workers.
     """
@@ -116,7 +116,7 @@ class Attempts:
         rest: Callable[[float], bool],
         is_stopped: Callable[[], bool],
         tell: Callable[[str], None],
-        changes: Callable[[Result, bool], str] = lambda result, left: "",
+        changes: Callable[[Result], str] = lambda result: "",
         is_left: Callable[[], bool] = lambda: False,
         note_failure: Callable[[Failure, bool], str] = lambda failure, further: "",
     ) -> None:
@@ -132,8 +132,7 @@ class Attempts:
             joined = [outcome.told.epoch for outcome in result.outcomes.values()]
             epoch = max([epoch, *(each for each in joined if each is not None)])
             failure = find_failure(result)
-            left = failure is None and result.culprit is not None
-            changed = "" if self._is_stopped() else self._changes(result, left)
+            changed = "" if self._is_stopped() else self._changes(result)
             if changed and self._is_left():
                 self._tell(changed)
                 return Ended(result, epoch)

@@ -24,14 +24,15 @@ from whale_nebula.datasets.reading import About, Direct, Reading, Wish, open_rem
 from whale_nebula.datasets.schema import STRING, Column
 from whale_nebula.datasets.service import AUDIT
 from whale_nebula.datasets.usage import Usage
-from whale_nebula.errors import AuditError, ConfigError, IdentityError, NebulaError, OptionError
+from whale_nebula.errors import AuditError, ConfigError, IdentityError, OptionError
 from whale_nebula.errors.text import did_you_mean
-from whale_nebula.runtime.run import FAILURE, Run, current_run, opened_run, shut_down_at_exit
+from whale_nebula.runtime.run import Run, current_run, shut_down_at_exit
 from whale_nebula.scopes.options import check_signature, integer
 from whale_nebula.security import Credentials, Identity, authority, code, files
 from whale_nebula.security.audit import TAKEN, AuditLog
 from whale_nebula.site import calling_site, short_traceback
 from whale_nebula.tf import datasets as tf_datasets
+from whale_nebula.tf.failures import carry_errors
 
 _URL = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)://([a-z0-9_-]+)")
 _AHEAD = 4
@@ -111,7 +112,7 @@ class Batches(tf_datasets.Same):
             number = next(passes)
             if self._first < plan.batches:
                 found = read_ahead(lambda: plan.read_pass(number, self._first), _AHEAD)
-                with contextlib.closing(found), _keep_failure():  # type: ignore[type-var]
+                with contextlib.closing(found), carry_errors():  # type: ignore[type-var]
                     for columns in found:
                         yield {each.name: _to_value(each, columns[each.name]) for each in schema}
 
@@ -123,18 +124,6 @@ class Batches(tf_datasets.Same):
     def skip(self, count: Any, name: str | None = None) -> tf.data.Dataset:
         """The same from another batch on; what is left out is not read."""
         return Batches(self._plan, self._first + max(0, int(count)))
-
-
-@contextlib.contextmanager
-def _keep_failure() -> Iterator[None]:
-    """Keep why a batch could not be read: TensorFlow would tell it with a traceback around it."""
-    try:
-        yield
-    except NebulaError as error:
-        run = opened_run()
-        if run is not None:
-            run.data[FAILURE] = error
-        raise
 
 
 def _to_value(column: Column, array: Any) -> Any:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.surroundings import foreign_strategy
 from whale_nebula.errors import UnsupportedError
-from whale_nebula.runtime.run import FAILURE, current_run
+from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, positional
 from whale_nebula.runtime.variables.reads import make_collective, remember_results
 from whale_nebula.site import script_site, short_traceback
@@ -25,28 +25,13 @@ def training(run: Run, model: Any) -> Callable[[Iterator[Any]], Any]:
     """What Keras calls with its iterator, to train or to evaluate."""
 
     def execute(iterator: Iterator[Any]) -> Any:
-        batches = _explain(islice(iterator, model.steps_per_execution))
+        batches = islice(iterator, model.steps_per_execution)
         results = run(next(batches))
         for batch in batches:
             results = run(batch)
         return results
 
     return execute
-
-
-def _explain(batches: Iterator[Any]) -> Iterator[Any]:
-    """The same batches; where one could not be read that `nb.data` gives, the error says why, and not TensorFlow's."""
-    while True:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        except tf.errors.OpError:
-            failure = current_run().data.pop(FAILURE, None)
-            if failure is None:
-                raise
-            raise failure from None
-        yield batch
 
 
 def predicting(run: Run) -> Callable[[Sequence[Any]], Any]:

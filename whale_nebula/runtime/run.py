@@ -32,9 +32,6 @@ from whale_nebula.scopes.options import check_signature, scope
 from whale_nebula.security.approved import check_process, read_approvals
 from whale_nebula.site import calling_site, script_site, short_traceback
 
-FAILURE = "failure"
-"""What stands in `Run.data` where a batch of `nb.data` could not be read."""
-
 
 @dataclass(frozen=True)
 class Here:

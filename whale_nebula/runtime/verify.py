@@ -42,6 +42,7 @@ from whale_nebula.runtime.step.step import declared_inputs
 from whale_nebula.scopes.options import check_signature
 from whale_nebula.site import calling_site, short_traceback
 from whale_nebula.tf import private as tf_private
+from whale_nebula.tf.failures import leave_errors
 
 _NUDGES = 3
 _HALVES = {"fp16": "float16", "bf16": "bfloat16"}
@@ -147,7 +148,7 @@ def _as_tensor(leaf: Any) -> Any:
 
 def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, measured: bool) -> Runs:
     """The uncut step and the planned one, each from the variables as they are; these are put back."""
-    with gathered():
+    with gathered(), leave_errors():
         before = _values(engine)
 
         def again() -> None:

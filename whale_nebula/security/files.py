@@ -91,8 +91,12 @@ def _path(text: str, identity: Identity, base: str | os.PathLike[str]) -> Path:
     return Path(base) / os.path.expanduser(text)
 
 
-def read(path: str | os.PathLike[str], what: str, *, secret: bool = False, most: int | None = _MOST) -> bytes:
-    """The bytes of a file; a secret that others can read is refused, with the line that mends it."""
+def read(
+    path: str | os.PathLike[str], what: str, *, secret: bool = False, most: int | None = _MOST, mend: str | None = None
+) -> bytes:
+    """The bytes of a file; a secret that others can read is refused, with the line that mends it. `mend` is said of a
+    file that cannot be read and is none of those that `certs` makes.
+    """
     try:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
@@ -105,8 +109,8 @@ def read(path: str | os.PathLike[str], what: str, *, secret: bool = False, most:
                 )
             return file.read(most)
     except OSError as error:
-        mend, beside = None, Path("certs") / Path(path).name  # where `certs` was called
-        if beside.exists() and not Path(path).exists():
+        beside = Path("certs") / Path(path).name  # where `certs` was called
+        if mend is None and beside.exists() and not Path(path).exists():
             folder = beside.parent.absolute()
             mend = (
                 f"it lies in {beside.absolute()}: move that folder to {Path(path).parent}, or name it in the config: "

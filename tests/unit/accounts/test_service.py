@@ -348,6 +348,8 @@ def test_the_command_leaves_what_a_worker_needs(site: Site, tmp_path: Path, caps
     assert "gpu-worker-0.pem is of account ana, and this is a login of bob" in capsys.readouterr().err
     secret.chmod(0o644)
     assert main([*given, "--token-file", str(secret)]) == 1 and "can be read by others" in capsys.readouterr().err
+    assert main([*given, "--token-file", str(tmp_path / "gone")]) == 1
+    assert "--token-file FILE: the file in which you keep the token" in capsys.readouterr().err
 
 
 def test_a_login_that_is_kept_renews_and_brings_the_deny_lists(site: Site, tmp_path: Path) -> None:

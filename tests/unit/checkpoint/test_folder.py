@@ -131,7 +131,7 @@ def test_a_second_run_in_the_same_folder_is_refused(folder: Folder) -> None:
     folder.unlock()
     for host in hosts:  # those of one run may share it
         host.lock()
-    for other in (folder, Folder(folder.path, "npu-0")):
+    for other in (folder, Folder(folder.path, "npu-0"), Folder(folder.path, "tpu-0", run="another")):
         with pytest.raises(StateError, match="another run writes"):
             other.lock()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -307,15 +309,50 @@ def test_a_script_in_no_file_is_refused(site: Path) -> None:
     assert "what runs here is no script in a file" in done.stderr
 
 
-def test_nothing_is_signed_unless_somebody_says_so(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = sorted((site / "approved").iterdir())
-    dry = call(site, "approve", "train.py", "--config", "clusters.yaml", "--dry", "--json")
-    assert dry[0] == 0 and json.loads(dry[1])["signed"] is False
-    status, _, err = call(site, "approve", "train.py", "--config", "clusters.yaml")
-    assert status == 1 and "there is nobody to ask: --yes signs" in err
+def test_nothing_is_signed_unless_somebody_says_so(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record is made where there is no key, and signed where the script does not run, as long as it is of that."""
+    before, given = sorted((site / "approved").iterdir()), ["train.py", "--config", "clusters.yaml"]
+    shutil.move(site / "certs" / "ca.key", site / "key")
+    dry = call(site, "approve", *given, "--dry", "--json", "--record", "found.json")
+    assert dry[0] == 0 and json.loads(dry[1])["signed"] is False, dry
+    shutil.move(site / "key", site / "certs" / "ca.key")
+    monkeypatch.chdir(site)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert main([*given, "--record", "found.json"]) == 1
+    assert "there is nobody to ask: --yes signs" in capsys.readouterr().err
+    edit("helper.py", "3", "5")(site)
+    assert main([*given, "--record", "found.json", "--yes"]) == 1
+    assert "train.py is not the program that was found: nothing is signed (helper)" in capsys.readouterr().err
     assert sorted((site / "approved").iterdir()) == before
     assert main(["--list", "--config", str(site / "clusters.yaml")]) == 0
     assert "seen" in capsys.readouterr().out
+    edit("helper.py", "5", "3")(site)
+    assert main([*given, "--record", "found.json", "--yes"]) == 0
+    assert len(list((site / "approved").iterdir())) == len(before) + 1
+
+
+def test_a_script_does_not_run_where_the_key_is(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no terminal, what it starts ends with it, and what it says of itself is held against what there is."""
+    forged = {"format": "whale_nebula program 1", "files": {"__main__": "ab" * 32}, "packages": {}, "plans": []}
+    (site / "train.py").write_text(
+        f"import json, os, subprocess, sys\n"
+        f"open('started', 'w').write(str(subprocess.Popen(['sleep', '60']).pid))\n"
+        f"assert os.getpgrp() == os.getsid(0) == os.getpid() and not sys.stdin.read()\n"
+        f"path = next(word[9:] for word in open('/proc/self/cmdline').read().split(chr(0)) if '--record=' in word)\n"
+        f"open(path, 'w').write({json.dumps(forged)!r})\n"
+        f"os._exit(0)\n"
+    )
+    monkeypatch.chdir(site)
+    assert main(["train.py", "--config", "clusters.yaml", "--yes"]) == 1
+    assert "is not the program that was found: nothing is signed (the script)" in capsys.readouterr().err
+    state, by = Path("/proc", (site / "started").read_text(), "stat"), time.monotonic() + 10
+    while state.exists() and state.read_text().split()[2] not in "ZX":
+        assert time.monotonic() < by
+    assert len(list((site / "approved").iterdir())) == 1
 
 
 @pytest.mark.parametrize(
@@ -328,6 +365,8 @@ def test_nothing_is_signed_unless_somebody_says_so(site: Path, capsys: pytest.Ca
         (["train.py", "--folder", "nowhere"], "there is no authority here"),
         (["train.py", "--days", "0"], "no life of a certificate"),
         (["missing.py"], "there is no file 'missing.py'"),
+        (["train.py", "--record", "missing.json"], "the record missing.json cannot be read"),
+        (["train.py", "--record", "train.py"], "train.py holds no record of a program"),
         (["--withdraw", "zz"], "no approval of this authority begins with the serial 'zz'"),
         (["train.py", "--config", "clusters.yml"], "the config cannot be read"),
     ],

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.unit.datasets.conftest import Owner, Site, certify
@@ -338,6 +342,27 @@ def test_files_are_looked_at_again_when_they_are_published_again(site: Site) -> 
     site.owner.pass_days(0.1)
     site.owner.publish()
     assert site.rows("ana") == list(range(101))
+
+
+def test_who_reads_does_not_wait_for_another_dataset_to_open(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    opens, goes_on = threading.Event(), threading.Event()
+
+    def open_rows() -> dict[str, Any]:
+        opens.set()
+        return {"age": np.arange(3)} if goes_on.wait(20) else {}
+
+    module = types.ModuleType("slowcorpus")
+    module.__dict__["open_rows"] = open_rows
+    monkeypatch.setitem(sys.modules, "slowcorpus", module)
+    site.owner.publish()
+    site.owner.publish(name="slow", source={"factory": "slowcorpus:open_rows"}, transform=[])
+    reader = Reader("", "gpu")
+    with ThreadPoolExecutor(2) as beside:
+        slow = [beside.submit(site.guard.open, reader, "slow") for _ in range(2)]
+        assert opens.wait(20)
+        assert site.guard.open(reader, "corpus").count == 100 and not slow[0].done()
+        goes_on.set()
+        assert slow[0].result(20) is slow[1].result(20)
 
 
 def test_limits_are_of_each_account(site: Site) -> None:

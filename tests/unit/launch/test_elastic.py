@@ -64,13 +64,13 @@ def by_launcher_of(cluster: str, path: str | None = None, **limits: Mapping[str,
 
 
 def ended_with(**counts: int) -> Result:
-    return Result({"gpu/0": Outcome("gpu/0", 75, "", "", Told(counts=counts))}, "gpu/0", late=False)
+    return Result({"gpu/0": Outcome("gpu/0", 75, "", "", Told(counts=counts))}, "gpu/0", late=False, trained=1.0)
 
 
 def test_a_cluster_of_another_launcher_that_is_missed_twice_is_gone_on_without() -> None:
     found = by_launcher_of("gpu")
-    missed = Failure("gpu/0", "", lost="npu/2")
-    assert [found.note_failure(each) for each in (missed, missed)] == [
+    missed = [Failure("gpu/0", "", lost=worker) for worker in ("npu/0", "npu/2")]
+    assert [found.note_failure(each) for each in missed] == [
         "",
         "npu/2 does not come back: it goes on without npu",
     ]
@@ -88,8 +88,13 @@ def test_what_is_asked_of_one_launcher_is_written_for_its_workers_and_heard_by_t
     assert one.ask({"npu": 1}) and json.loads((tmp_path / "asked").read_text()) == {"npu": 1}
     assert other.hear(ended_with(npu=1)) == "the run goes on with 1 in gpu, 1 in npu"
     assert other.select().here == ("npu/0",) and other.hear(ended_with(npu=1)) == ""
+    assert one.hear(ended_with(gpu=1)) == "" and len(one.select().addresses) == 4  # another step was the last one
+    assert json.loads((tmp_path / "asked").read_text()) == {"npu": 1}
+    assert one.hear(ended_with(npu=1)) == "the run goes on with 1 in gpu, 1 in npu"
     one.select()
     assert json.loads((tmp_path / "asked").read_text()) == {}
+    assert one.ask({"npu": 0})
+    assert one.hear(Result({}, "gpu/0", late=False)) == "the run goes on with 1 in gpu, 0 in npu"  # before a step
     assert other.hear(ended_with(npu=9, gpu=5, tpu=1)) == "the run goes on with 1 in gpu, 3 in npu"
 
 

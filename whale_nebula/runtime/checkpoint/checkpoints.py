@@ -448,11 +448,10 @@ def open_checkpoints(run: Run, options: Checkpointing) -> Checkpoints:
     _check_folders({worker: str(told[worker][2]) for worker in group.members})
     in_memory = all(has for has, *_ in told.values())
     overhead = options.overhead / (1 + in_memory)
-    disk = Level(
-        Folder(path, group.label), group, Pace(options.steps, options.seconds, overhead, saved_time=now), several,
-        check_room=partial(check_own_room, run.attachment, path),
-    )  # fmt: skip
-    levels = [disk]
+    clusters = sorted({*run.workers.values(), *group.gone})
+    folder = Folder(path, group.label, run=f"{run.config.run_name}: {' '.join(clusters)}")
+    pace = Pace(options.steps, options.seconds, overhead, saved_time=now)
+    levels = [Level(folder, group, pace, several, check_room=partial(check_own_room, run.attachment, path))]
     if in_memory and memory is not None:
         beside = os.path.join(memory, hashlib.sha256(f"{os.getcwd()}\n{path}".encode()).hexdigest()[:16])
         pace = Pace(options.memory_steps, options.memory_seconds, overhead, saved_time=now, first=_MEMORY_FIRST)

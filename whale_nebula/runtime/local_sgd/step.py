@@ -34,7 +34,7 @@ class Asked:
     worker: str
     links: Mapping[str, Link]
     _at: dict[int, int] = field(default_factory=dict)
-    _why: dict[str, str] = field(default_factory=dict)
+    _why: dict[str, tuple[int, int, str]] = field(default_factory=dict)
     _told: bool = False
 
     def tell(self, program: int, at: int, why: str) -> None:
@@ -56,13 +56,16 @@ class Asked:
         """Whether so many steps of this program were the last."""
         return program in self._at and steps >= self._at[program]
 
-    def leave(self) -> None:
-        """All have met: the next step is not begun."""
-        departure.settle(self._why)
+    def leave(self, program: int) -> None:
+        """All have met after the last step of a program: the next one is not begun. What was said of a later step, or
+        of another program, some have not heard yet, so it counts for nobody.
+        """
+        last = program, self._at[program]
+        departure.settle({who: why for who, (*said, why) in self._why.items() if tuple(said) == last})
 
     def _take(self, who: str, program: int, at: int, why: str) -> None:
         self._at[program] = min(at, self._at.get(program, at))
-        self._why[who] = why
+        self._why[who] = program, at, why
 
 
 @dataclass
@@ -180,7 +183,7 @@ class TrainsApart(BetweenClusters):
         rounds.take()
         if self.leaving.now(rounds.steps):
             self.settle()
-            self.leaving.asked.leave()
+            self.leaving.asked.leave(self.leaving.program)
         return self.report(outcome, self.cluster, outcome.seconds + rounds.waited - waited)
 
 

@@ -49,6 +49,7 @@ from whale_nebula.runtime.step.results import Later, ScalarResults, scalar_resul
 from whale_nebula.runtime.step.rollback import Whereabouts, whole_step
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
+from whale_nebula.tf.failures import leave_errors
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.replan import PlanWatch
@@ -175,7 +176,7 @@ class Engine:
         now.number, now.micro_batches = now.number + 1, 1
         now.apart = self.captured.program.apart is not None
         try:
-            with annotation("whale_nebula", step_num=self.steps, _r=1), without_tape, failing:
+            with annotation("whale_nebula", step_num=self.steps, _r=1), without_tape, failing, leave_errors():
                 outcome = self._run(tensors)
         finally:
             now.micro_batches = 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from whale_nebula.errors import BatchCoupledError, OptionError, WeightsError
+from whale_nebula.errors import BatchCoupledError, DataError, OptionError, StageFailedError, WeightsError
 from whale_nebula.models.recommender import HashedEmbedding, dlrm, generated_clicks
 
 VALUES, ROWS = 40, 192
@@ -145,3 +145,10 @@ def test_what_is_no_id_is_refused() -> None:
         HashedEmbedding(4, most_rows=0)
     with pytest.raises(OptionError, match="no optimizer 'adagard'"):
         HashedEmbedding(4, optimizer="adagard")
+
+
+def test_a_table_that_is_too_small_says_so_in_a_fit() -> None:
+    """The error as it is in a model without scopes; what runs it says where, with scopes."""
+    for cut, error in ((False, DataError), (True, StageFailedError)):
+        with pytest.raises(error, match="distinct ids, and the table may have 2 rows"):
+            train(make_model(HashedEmbedding(4, name="table", most_rows=2)), "sgd", cut=cut)

@@ -13,10 +13,13 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.runtime.sessions import sessions
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import DeadlineError, RemoteProtocolError
 from whale_nebula.ir.outer_optimizer import Average, Nesterov, Outer
+from whale_nebula.launch.ending import Departure
 from whale_nebula.runtime.local_sgd.async_mode import Server
+from whale_nebula.runtime.local_sgd.step import Asked
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
 from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Flat
 from whale_nebula.schedule.rounds import GRAIN, Timetable
@@ -297,3 +300,17 @@ class TestServer:
         server.take("a", 1, push, last=True)
         assert len(waits) == 6
         server.close()
+
+
+def test_who_leaves_goes_by_what_all_have_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another worker asks as well, but of a later step: some do not know that yet when they leave."""
+    asked = {worker: Asked(worker, each.links) for worker, each in sessions(["gpu/0", "npu/0"]).items()}
+    asked["gpu/0"].tell(1, 8, "SIGTERM npu=1")
+    asked["npu/0"].hear()
+    asked["npu/0"].tell(1, 12, "SIGTERM npu=0")
+    for each in asked.values():
+        assert each.after(1, 8) and not each.after(1, 7)
+        departure = Departure()
+        monkeypatch.setattr("whale_nebula.runtime.local_sgd.step.departure", departure)
+        each.leave(1)
+        assert departure.counts == {"npu": 1}

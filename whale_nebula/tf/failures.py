@@ -1,0 +1,81 @@
+"""Errors of ours that are raised in functions which TensorFlow calls: it would tell them as text in an error of its
+own, below its own traceback. They come out as they are, wherever TensorFlow raises: in a loop over a dataset, in
+Keras's `fit` and in a `tf.function`. A contract test is in tests/contract.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from whale_nebula.errors import NebulaError
+from whale_nebula.tf import require_supported
+from whale_nebula.tf.patch import Patch, apply_patches
+
+require_supported()  # what follows is where it is in these versions only
+
+from tensorflow.python.eager import core  # noqa: E402
+from tensorflow.python.framework import error_interpolation  # noqa: E402
+
+_MOST = 16
+_carried: dict[str, NebulaError] = {}
+_running: set[object] = set()
+_lock = threading.Lock()
+_applied = contextlib.ExitStack()
+_make_exception, _parse_message = core._status_to_exception, error_interpolation.parse_message
+
+
+@contextlib.contextmanager
+def carry_errors() -> Iterator[None]:
+    """Around what TensorFlow calls: errors of ours that are raised inside come out of TensorFlow as they are."""
+    try:
+        yield
+    except NebulaError as error:
+        with _lock:
+            if not _carried:
+                _applied.enter_context(apply_patches(_PATCHES))
+            elif len(_carried) == _MOST:  # those that TensorFlow raised nowhere
+                del _carried[next(iter(_carried))]
+            _carried[str(error)] = copy.copy(error)  # without its traceback, which holds what its frames do
+        raise
+
+
+@contextlib.contextmanager
+def leave_errors() -> Iterator[None]:
+    """Around a step of ours, which says itself what has failed by TensorFlow's errors: they are not looked at."""
+    token = object()
+    _running.add(token)
+    try:
+        yield
+    finally:
+        _running.discard(token)
+
+
+def _find_carried(message: str) -> NebulaError | None:
+    """The error of ours that is told in a message of TensorFlow's; nothing where a step is to tell it."""
+    with _lock:
+        found = next((said for said in _carried if said in message), None)
+        error = None if found is None else _carried.pop(found)
+        if not _carried:
+            _applied.close()
+    return None if _running else error
+
+
+def _to_exception(status: Any) -> BaseException:
+    """What is raised for an op that has failed, also for that which reads a dataset."""
+    made: BaseException = _find_carried(status.message) or _make_exception(status)
+    return made
+
+
+def _parse(message: str) -> Any:
+    """What is called with the message of each error that leaves a `tf.function`."""
+    carried = _find_carried(message)
+    if carried is not None:
+        raise carried from None
+    return _parse_message(message)
+
+
+_PATCHES = (Patch(core, "_status_to_exception", _to_exception), Patch(error_interpolation, "parse_message", _parse))
