@@ -15,7 +15,7 @@ from whale_nebula.ir.cut import Fragment
 from whale_nebula.ir.graph import CAPTURE, HOLDER, INPUT, Op
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.codec_options import find_mask
-from whale_nebula.passes.effects import is_read, resources
+from whale_nebula.passes.effects import SHAPES, is_read, resources
 from whale_nebula.passes.owners import Homes
 from whale_nebula.passes.phases import FORWARD, PROLOGUE, UPDATE, Parts, is_small
 from whale_nebula.passes.readings import asks_rows
@@ -313,7 +313,7 @@ class Cutter:
     def _in_stage(self, key: Key, op: Op, value: Value) -> Key | None:
         backward = key.kind == "backward"
         if backward and self.program.request_of(op.index) is not None:
-            return None
+            return key._replace(kind="forward") if self._is_size_alone(op, key) else None
         if value in self.wholes:
             return Key("whole", 0, self.homes.worker_of(key.place))
         home = self._in_forward(op, key.phase, key.place)
@@ -337,6 +337,18 @@ class Cutter:
                 return Key("prologue", home, worker)
             home = phase
         return None if (home, label) == (phase, stage) else Key("forward", home, label)
+
+    def _is_size_alone(self, op: Op, key: Key) -> bool:
+        """Whether an op of a backward asks for the size of what its forward makes, and no other reads that: the forward
+        tells the size then, and keeps nothing for it.
+        """
+        graph, own = self.program.graph, key._replace(kind="forward")
+        if op.type not in SHAPES or any(graph.ops[value.op].role for value in op.inputs):
+            return False
+        readers = (reader for value in op.inputs for reader in graph.consumers(value))
+        behind = [each for each in readers if self.program.request_of(each.index) is not None]
+        makers = [self._in_stage(key, graph.ops[value.op], value) for value in op.inputs]
+        return all(each.type in SHAPES for each in behind) and all(home == own for home in makers)
 
     def _is_recomputed(self, op: Op) -> bool:
         """Whether a backward computes anew what its forward could keep for it."""
