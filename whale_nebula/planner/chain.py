@@ -132,17 +132,18 @@ class _Chaining:
         count = len(starts)
         variables = self._variables(order, weighted, count)
         there, back, cuttable, tensors = self._crossing(order, starts, weighted)
-        weights, slots, gradients, tied, apart = self._memory(variables, count)
-        held, transient = self._held(count)
+        weights, slots, gradients, largest, tied, apart = self._memory(variables, count)
+        homes = self._find_homes(count)
+        held, transient = self._held(homes, count)
         self._join_written(cuttable, apart)
         written = self._find_written(cuttable)
-        homes = self._find_homes(count)
         later, parted = self._find_later(homes, count)
         chain = Chain(
             self._names(variables, written), weights, slots, gradients, held, transient,
             there, back, tied, cuttable, parted,
             sent=np.array([len(each) for each in tensors], float),
             returned=np.array([sum(tensor.returns for tensor in each) for each in tensors], float),
+            largest=largest, put_off=self._find_put_off(homes, later, count),
         )  # fmt: skip
         ops = self._list_ops(homes, variables, count)
         forward, backward = self._work(ops.forward), self._work(ops.backward, later)
@@ -291,27 +292,32 @@ class _Chaining:
 
     def _memory(
         self, variables: Sequence[Sequence[tuple[str, int]]], count: int
-    ) -> tuple[Array, Array, Array, Array, dict[str, set[int]]]:
-        """By block bytes of weights, slots and gradients; by cut those of weights on both sides; and who reads what."""
+    ) -> tuple[Array, Array, Array, Array, Array, dict[str, set[int]]]:
+        """By block bytes of weights, slots, gradients and the largest gradient; by cut those of weights on both sides;
+        and who reads what.
+        """
         known = {v.path: v for v in self.program.variables}
         readers: dict[str, set[int]] = {}
         for block, each in enumerate(variables):
             for path, _ in each:
                 readers.setdefault(path, set()).add(block)
-        weights, gradients, tied = np.zeros(count), np.zeros(count), np.zeros(count + 1)
+        weights, gradients, largest, tied = np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count + 1)
         for path, blocks in readers.items():
             size = known[path].spec.nbytes()
             for block in blocks:
                 weights[block] += size
-                gradients[block] += size * bool(known[path].trainable and self.requests)
+                if known[path].trainable and self.requests:
+                    gradients[block] += size
+                    largest[block] = max(largest[block], size)
             if known[path].trainable and self.requests:
                 tied[min(blocks) + 1 : max(blocks) + 1] += size
         rest = sum(v.spec.nbytes() for v in self.program.variables if v.path not in readers and not v.metric)
         share = gradients / gradients.sum() if gradients.sum() else np.zeros(count)
-        return weights, rest * share, gradients, tied, readers
+        return weights, rest * share, gradients, largest, tied, readers
 
-    def _held(self, count: int) -> tuple[Array, Array]:
-        """By block bytes a row that its backward needs of its forward; and of its largest tensors while it runs. What
+    def _held(self, homes: Mapping[int, int], count: int) -> tuple[Array, Array]:
+        """By block bytes a row that its backward needs of its forward; and of what an op of it reads and gives besides,
+        at most, where that has rows: two of the forward's largest tensors, or what a gradient makes on its way. What
         shares its memory counts once. What only dead ops read, such as the gradient of a constant, or of which only the
         shape is asked for, is not kept.
         """
@@ -330,6 +336,11 @@ class _Chaining:
                 if kept and memory not in counted and memory.op not in self.program.leaf_ops:
                     counted.add(memory)
                     held[block] += nbytes
+        for index in behind & homes.keys():
+            own = self.graph.ops[index]
+            values = {memory_of(self.graph, value) for value in (*own.inputs, *own.values)}
+            made = [value for value in values if value.op in homes and self._has_rows(value)]
+            transient[homes[index]] = max(transient[homes[index]], sum(map(self.sizes.nbytes, made)) / self.rows)
         return held, transient
 
     def _join_written(self, cuttable: np.ndarray, readers: dict[str, set[int]]) -> None:
@@ -428,6 +439,18 @@ class _Chaining:
                     parted[homes[max(made)]] += variable.spec.nbytes()
         return later, parted
 
+    def _find_put_off(self, homes: Mapping[int, int], later: Collection[int], count: int) -> Array:
+        """By block bytes a row that these ops read of what others have made: it is kept until they run."""
+        found, seen = np.zeros(count), set[tuple[int, Value]]()
+        for op in later:
+            for value in self.graph.ops[op].inputs if self.graph.ops[op].type not in SHAPES else ():
+                memory = memory_of(self.graph, value)
+                made = memory.op in self.block or memory.op in homes
+                if made and memory.op not in later and (homes[op], memory) not in seen:
+                    seen.add((homes[op], memory))
+                    found[homes[op]] += self.sizes.nbytes(value) / self.rows
+        return found
+
     def _work(self, ops: Sequence[Sequence[int]], later: Container[int] = ()) -> tuple[tuple[OpWork, ...], ...]:
         return tuple(tuple(self._of(self.graph.ops[index], index in later) for index in own) for own in ops)
 
@@ -438,8 +461,11 @@ class _Chaining:
 
     def _list_shapes(self, op: Op) -> list[tuple[int, ...]]:
         """The shapes of what an op reads and gives that have rows of the batch."""
-        values = [value for value in (*op.inputs, *op.values) if None in (self.graph.spec(value).shape or (None,))]
-        return [self.sizes.shape(value) for value in values]
+        return [self.sizes.shape(value) for value in (*op.inputs, *op.values) if self._has_rows(value)]
+
+    def _has_rows(self, value: Value) -> bool:
+        """Whether the size of a value is open."""
+        return None in (self.graph.spec(value).shape or (None,))
 
 
 _FREE = frozenset({"Identity", "Reshape", "Shape", "ReadVariableOp", "Const", "Placeholder", "ExpandDims", "Squeeze",

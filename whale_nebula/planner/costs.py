@@ -26,6 +26,15 @@ def _sums(values: Array) -> Array:
     return np.concatenate([np.zeros((*total.shape[:-1], 1)), total], axis=-1)
 
 
+def _most(values: Array) -> Array:
+    """The largest value from each cut to each other one, a matrix."""
+    cuts = len(values) + 1
+    found = np.zeros((cuts, cuts))
+    for begin in range(cuts - 1):
+        found[begin, begin + 1 :] = np.maximum.accumulate(values[begin:])
+    return found
+
+
 @dataclass(frozen=True)
 class Costs:
     """The costs of a problem with so many micro-batches; with `recompute` the backward runs the forward again."""
@@ -96,13 +105,18 @@ class Costs:
 
     @cached_property
     def _resident(self) -> Array:
-        """Bytes that a worker holds all the time, up to each cut: weights, slots, and gradients as they are added."""
-        chain = self.problem.chain
-        return _sums(chain.weights + chain.slots + chain.gradients * (2 if self.micro_batches > 1 else 1))
+        """Bytes that a worker holds all the time, up to each cut: weights and slots."""
+        return _sums(self.problem.chain.weights + self.problem.chain.slots)
 
     @cached_property
     def _held(self) -> Array:
-        return _sums(self.problem.chain.held)
+        return _sums(self.problem.chain.held) * self.rows
+
+    @cached_property
+    def _put_off(self) -> Array:
+        """Bytes of a micro-batch that gradients of weights need which come later, up to each cut."""
+        chain = self.problem.chain
+        return _sums(chain.held if chain.put_off is None else chain.put_off) * self.rows
 
     @cached_property
     def there(self) -> Array:
@@ -237,26 +251,61 @@ class Costs:
 
     def bytes(self, in_flight: Any, shards: int = 1) -> Array:
         """What a worker needs for the blocks from each cut to each other one, with so many micro-batches in flight."""
-        held = self._count_held(self._held[None, :] - self._held[:, None], self.there[:, None], in_flight)
-        resident = self._resident[None, :] - self._resident[:, None]
-        return np.where(self.upper, resident / shards + held + self._transient, 0.0)
+        begin, end = np.ogrid[: len(self.upper), : len(self.upper)]
+        return np.where(self.upper, self._most_bytes(begin, end, shards, in_flight, in_flight), 0.0)
 
-    def _count_held(self, by_row: Any, came_in: Any, in_flight: int) -> Any:
-        """Bytes that are kept for backwards: where forwards are computed again, of each micro-batch in flight what came
-        in, and of one all that its backward needs.
+    def _most_bytes(self, begin: Any, end: Any, shards: int, in_flight: Any, came: Any, later: int = 0) -> Any:
+        """The most of two moments of a step, beside weights and slots.
+
+        In a backward there are what micro-batches in flight keep, what `came` in from before, the sum of gradients as
+        far as others have added to it, and the new ones, which are added one by one. A last stage has its forward and
+        backward in one function: there its activations go as gradients come. In an update there are the sums, and what
+        it makes meanwhile: TensorFlow begins with all variables before it ends with one, so where an optimizer has
+        slots there is a tensor for each, and else one in all.
         """
-        held = by_row * self.rows
-        return held + came_in * in_flight if self.recompute else held * in_flight
+        gradients, slots = ((each[end] - each[begin]) / shards for each in (self.gradients, self._slots))
+        largest = self._largest[begin, end] / shards
+        held = self._held[end] - self._held[begin]
+        sweep = self._after[begin] - self._held[begin] + self.gradients[end]
+        whole = (end == len(self.problem.chain)) & (shards == 1)
+        own = np.where(whole, sweep, held + gradients + self._transient[begin, end])
+        added = np.where(whole, 0.0, held) + 2 * gradients + largest
+
+        def others(number: Any) -> Any:
+            kept = 0.0 if self.recompute else held * (number - 1)
+            return kept + later * (self._put_off[end] - self._put_off[begin])
+
+        arrived = self.there[begin] * np.maximum(came, in_flight)
+        backward = others(in_flight) + own
+        if self.micro_batches > 1:  # the second one finds what the first has left
+            second = others(np.minimum(in_flight, self.micro_batches - 1))
+            backward = np.maximum(backward, second + np.maximum(own + gradients, added))
+        update = gradients + largest + np.where(slots > 0, gradients, 0.0)
+        return (self._resident[end] - self._resident[begin]) / shards + np.maximum(backward + arrived, update)
+
+    @cached_property
+    def _slots(self) -> Array:
+        return _sums(self.problem.chain.slots)
+
+    @cached_property
+    def _after(self) -> Array:
+        """Of a stage from each cut to the end, whose activations go as its gradients come, the most that there are of
+        both, less what is the same wherever it begins.
+        """
+        chain = self.problem.chain
+        at = self._held[1:] - self.gradients[:-1] + chain.transient * self.rows
+        return np.append(np.maximum.accumulate(at[::-1])[::-1], 0.0)
 
     @cached_property
     def _transient(self) -> Array:
         """The largest transient of the blocks from each cut to each other one."""
-        blocks = self.problem.chain.transient * self.rows
-        cuts = len(blocks) + 1
-        found = np.zeros((cuts, cuts))
-        for begin in range(cuts - 1):
-            found[begin, begin + 1 :] = np.maximum.accumulate(blocks[begin:])
-        return found
+        return _most(self.problem.chain.transient * self.rows)
+
+    @cached_property
+    def _largest(self) -> Array:
+        """The largest gradient of one variable in the blocks from each cut to each other one."""
+        chain = self.problem.chain
+        return _most(chain.gradients if chain.largest is None else chain.largest)
 
     def part_seconds(self, part: Part) -> tuple[float, float]:
         """Forward and backward of one micro-batch in one stage, with their calls; the last one has one for both."""
@@ -276,12 +325,11 @@ class Costs:
             return 0.0
         return float(seconds[part.site][part.end] - seconds[part.site][part.begin])
 
-    def part_bytes(self, part: Part, in_flight: int) -> float:
-        """What a worker of one stage needs."""
-        held = float(self._count_held(self._held[part.end] - self._held[part.begin], self.there[part.begin], in_flight))
-        resident = float(self._resident[part.end] - self._resident[part.begin])
-        transient = float(self.problem.chain.transient[part.begin : part.end].max()) * self.rows
-        return resident / part.shards + held + transient
+    def part_bytes(self, part: Part, in_flight: int, came: int = 0, later: int = 0) -> float:
+        """What a worker of one stage needs, with so many micro-batches in flight there, so many that `came` to it, and
+        so many whose gradients of weights come `later`.
+        """
+        return float(self._most_bytes(part.begin, part.end, part.shards, in_flight, came, later))
 
     def part_update(self, part: Part) -> float:
         """Seconds that the update of a stage takes, with the sum of its gradients over its replicas."""

@@ -41,6 +41,7 @@ def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
         ),
         sent=None if chain.sent is None else chain.sent[ends],
         returned=None if chain.returned is None else chain.returned[ends],
+        largest=None if chain.largest is None else np.maximum.reduceat(chain.largest, starts),
     )  # fmt: skip
     sites = tuple(
         replace(site, forward=add(site.forward), backward=add(site.backward), update=add(site.update), later=None)

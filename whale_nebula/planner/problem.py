@@ -89,7 +89,8 @@ class Chain:
     """The blocks of a program.
 
     By block: bytes of `weights`, of `slots` that the optimizer keeps for them, of their `gradients`; bytes a row that
-    the backward keeps of a forward (`held`), and that it needs besides while it runs (`transient`).
+    the backward keeps of a forward (`held`), and that it needs besides while it runs (`transient`); bytes of the
+    `largest` gradient of one variable, and bytes a row that gradients of weights read which come later (`put_off`).
     By cut, of which there is one before each block and one at the end: bytes a row that cross `there` and `back`, bytes
     that cross once a step because both sides hold a weight (`tied`), and whether one may cut there at all; how many
     tensors are `sent` there and `returned`.
@@ -111,6 +112,8 @@ class Chain:
     coded: tuple[Coded, ...] = ()
     sent: Array | None = None
     returned: Array | None = None
+    largest: Array | None = None
+    put_off: Array | None = None
 
     @cached_property
     def plain(self) -> Coded:

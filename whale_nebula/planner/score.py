@@ -14,7 +14,7 @@ import numpy as np
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import Array, Binding, Candidate, Excess, Part, Problem, Shape, Wire
 from whale_nebula.schedule.lines import Hop, Hops, Line, Work, pace
-from whale_nebula.schedule.schedules import PARTED, Pace, delays, limits
+from whale_nebula.schedule.schedules import PARTED, Pace, delays, eager_limit, limit_of, limits
 from whale_nebula.schedule.simulate import Timeline, simulate
 
 Crossing = tuple[float, float, Array]
@@ -55,7 +55,7 @@ def _score(problem: Problem, shape: Shape, costs: Costs, schedule: str, simulate
     hops = {(n, n + 1): _hop(problem, parts, n, there, back, costs) for n, (there, back, _) in enumerate(crossing)}
     sharing = _find_sharing(problem, parts)
     copies = [min(part.replicas, problem.sites[part.site].workers) for part in parts]
-    holding = _Holding(schedule, works, copies, pace(works, hops), count, shape.recompute)
+    holding = _Holding(schedule, works, copies, pace(works, hops).cautious, count, shape.recompute)
     fit = _fit_in_memory(problem, shape, costs, holding, sharing)
     if isinstance(fit, Excess):
         return fit
@@ -163,9 +163,9 @@ class _Holding:
     count: int
     recompute: bool
 
-    def count_held(self, in_flight: int | None) -> list[int]:
-        """By stage, with so many in flight, or as many as the schedule asks for; what waits for its gradients of
-        weights is held, too.
+    def count_held(self, in_flight: int | None) -> list[tuple[int, int]]:
+        """By stage, with so many in flight, or as many as the schedule asks for; and what waits for its gradients of
+        weights.
         """
         stages, replicas = len(self.works), [work.replicas for work in self.works]
         own = limits(
@@ -175,7 +175,7 @@ class _Holding:
         whole = [place == stages - 1 for place in range(stages)]
         later = delays(own, self.count, whole, pace=self.pace, in_flight=in_flight, recompute=self.recompute)
         return [
-            ceil(((1 if last else limit) + delay * (work.weights is not None)) / copies)
+            (ceil((1 if last else limit) / copies), ceil(delay * (work.weights is not None) / copies))
             for limit, delay, work, copies, last in zip(own, later, self.works, self.copies, whole, strict=True)
         ]
 
@@ -198,17 +198,23 @@ def _share(values: Sequence[float], sharing: Sequence[Sequence[Sequence[int]]]) 
 def _fit_in_memory(
     problem: Problem, shape: Shape, costs: Costs, holding: _Holding, sharing: Sequence[Sequence[Sequence[int]]]
 ) -> tuple[int | None, list[float]] | Excess:
-    """The limit that memory sets on what is in flight, or none where what the schedule asks for fits."""
+    """The limit that memory sets on what is in flight, or none where what the schedule asks for fits: also all, where
+    it would ask for these if trips took longer than predicted.
+    """
     allowed = [problem.sites[part.site].memory for part in shape.parts]
 
     def needed(in_flight: int | None) -> tuple[bool, list[float]]:
         held = holding.count_held(in_flight)
-        own = [costs.part_bytes(part, each) for part, each in zip(shape.parts, held, strict=True)]
+        came = [0, *(number * copies for (number, _), copies in zip(held, holding.copies, strict=True))]
+        own = [
+            costs.part_bytes(part, number, ceil(came[n] / holding.copies[n]), later)
+            for n, (part, (number, later)) in enumerate(zip(shape.parts, held, strict=True))
+        ]
         memory = _share(own, sharing)
         return all(has >= needs for has, needs in zip(allowed, memory, strict=True)), memory
 
     fits, memory = needed(None)
-    if fits:
+    if fits and (limit_of(holding.schedule) is not eager_limit or needed(shape.micro_batches)[0]):
         return None, memory
     limit = bisect_left(range(1, shape.micro_batches + 1), True, key=lambda limit: not needed(limit)[0])
     fits, memory = needed(max(limit, 1))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.unit.planner.problems import draw_problem
 from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import Chain, Part, Problem, Shape, Site
 from whale_nebula.planner.score import score
@@ -54,3 +55,36 @@ def test_what_a_stage_computes_is_told_without_what_crosses() -> None:
     silent = score(replace(problem, sites=quiet), found.shape)  # type: ignore[union-attr]
     assert found.compute == silent.compute  # type: ignore[union-attr]
     assert found.seconds > silent.seconds + STEP  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_every_range_needs_what_its_stage_needs(recompute: bool) -> None:
+    problem = draw_problem(5)
+    costs = Costs(problem, 4, recompute)
+    for number, shards in ((1, 1), (3, 1), (4, 2)):
+        found = costs.bytes(number, shards)
+        for begin, end in zip(*np.nonzero(costs.upper), strict=True):
+            assert found[begin, end] == pytest.approx(costs.part_bytes(Part(0, begin, end, 1, shards), number, number))
+
+
+def test_memory_is_the_most_of_a_backward_and_of_an_update() -> None:
+    none, ones = np.zeros(3), np.ones(2)
+    chain = Chain(
+        ("a", "b"), 100 * ones, 200 * ones, 100 * ones, 10 * ones, 4 * ones, np.array([0.0, 5, 0]), none, none,
+        np.ones(3, bool), largest=60 * ones, put_off=7 * ones,
+    )  # fmt: skip
+    site = Site("gpu", 2, np.ones((2, 2)), np.ones((2, 2)), ones)
+
+    def needed(count: int, part: Part, *numbers: int, slots: float = 200.0) -> float:
+        problem = Problem(replace(chain, slots=slots * ones), (site,), 8 * count)
+        return Costs(problem, count).part_bytes(part, *numbers)
+
+    first, last, both = Part(0, 0, 1), Part(0, 1, 2), Part(0, 0, 2)
+    # 8 rows: a block keeps 80; an update has the gradients, as many more where there are slots, and the largest
+    assert needed(1, both, 1) == 600 + 200 + 200 + 60
+    assert needed(1, both, 1, slots=0.0) == 200 + max(200 + 60, 160 + 100 + 32, 80 + 200 + 32)
+    # a second backward finds sums; all that it has made is there while they are added
+    assert needed(8, first, 3) == 300 + 3 * 80 + 2 * 100 + 60
+    assert needed(3, first, 3) == 300 + max(3 * 80 + 100 + 32, 2 * 80 + 2 * 100 + 60)
+    # the last one keeps nothing from a call to the next but what has come, and what comes later reads
+    assert needed(8, last, 1, 3, 2) == 300 + max(2 * 7 * 8 + 3 * 40 + max(80 + 32 + 200, 200 + 60), 260)

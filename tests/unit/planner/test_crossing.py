@@ -90,7 +90,7 @@ def test_of_its_own_it_takes_the_mildest_that_hides(line: str, expected: set[str
     assert len(found) == 2
 
 
-@pytest.mark.parametrize("seed", [13, 25, 59])
+@pytest.mark.parametrize("seed", [21, 25, 59])
 def test_with_a_milder_codec_a_step_takes_clearly_longer_than_with_the_best(seed: int) -> None:
     problem = draw_problem(seed)
     found = search(replace(problem, options=replace(problem.options, slack=0.02))).candidates

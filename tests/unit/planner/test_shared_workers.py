@@ -27,7 +27,7 @@ def make_problem() -> Problem:
         np.zeros(4), np.ones(4, bool),
     )  # fmt: skip
     seconds = np.stack([np.zeros(3), np.full(3, 1e-3)])
-    site = Site("gpu", 2, seconds, 2 * seconds, np.zeros(3), 1e-4, 25 * MIB, Wire(1e8, 1e-5))
+    site = Site("gpu", 2, seconds, 2 * seconds, np.zeros(3), 1e-4, 29 * MIB, Wire(1e8, 1e-5))
     return Problem(chain, (site,), 32, {}, Options(split=None))
 
 
@@ -38,7 +38,7 @@ def test_it_is_found_where_only_the_head_is_worth_dividing() -> None:
     divided = next(each for each in found if len(each.parts) == 1)
     assert copied.seconds < 0.9 * divided.seconds and found[0].parts[0].shards == 1
     assert problem.seat_parts(copied.parts) == [0, 0]  # on the same workers, which need memory and time for both
-    assert copied.memory[0] == copied.memory[1] <= 25 * MIB
+    assert copied.memory[0] == copied.memory[1] <= 29 * MIB
     assert copied.seconds >= copied.shape.micro_batches * (copied.compute[0] / 2 + copied.compute[1])
 
 
