@@ -43,6 +43,8 @@ from whale_nebula.runtime.step import clock
 
 CLUSTERS = ("gpu", "npu")
 SKIPPED = 3
+COUNTS_TENSORS = os.environ.get("TF_CPU_ALLOCATOR_USE_BFC") == "true"
+"""Whether TensorFlow counts what it allocates on a CPU, as it does on a GPU."""
 Made = tuple[keras.Model, Any, Any, str]
 """A model, a batch of inputs and targets, and its loss."""
 
@@ -131,6 +133,8 @@ class Timer(keras.callbacks.Callback):
         self.ends.append(time.perf_counter())
         if batch == SKIPPED:
             Path("/proc/self/clear_refs").write_text("5")
+            if COUNTS_TENSORS:
+                tf.config.experimental.reset_memory_stats("CPU:0")
 
 
 def main() -> None:
@@ -186,6 +190,7 @@ def main() -> None:
         "by_report": reports[-1].predicted_seconds,
         "memory_predicted": dict(decision.predicted.memory),
         "memory_measured": _memory("VmHWM") - base, "memory_most": _memory("VmHWM"),
+        "tensors_most": tf.config.experimental.get_memory_info("CPU:0")["peak"] if COUNTS_TENSORS else 0,
         "variables": {name: each.variable_bytes for name, each in reports[-1].workers.items()},
         "bytes_predicted": dict(chosen.bytes),
         "bytes_measured": {name: each.bytes for name, each in reports[-1].links.items()},
