@@ -38,7 +38,7 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     allow_reuse_address = daemon_threads = True
     request_queue_size = 64
-    low_priority = False
+    low_priority = closed = False
     connections = _CONNECTIONS
 
     def __init__(self, address: tuple[str, int], handler: type, desk: Desk, identity: Identity) -> None:
@@ -66,6 +66,9 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
             request.settimeout(SECONDS)
             with contextlib.suppress(OSError, ssl.SSLError), self._secure(request, client_address) as secured:
                 self.finish_request(secured, client_address)
+        except Exception:  # of a service that was closed, what a connection asked for is gone
+            if not self.closed:
+                raise
         finally:
             self.shutdown_request(request)
             self.open.release()
@@ -76,6 +79,11 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         except ssl.SSLError as error:
             self.note_refusal(error, str(client_address[0]))
             raise
+
+    def server_close(self) -> None:
+        """Let no connection begin; those that there are end by themselves."""
+        self.closed = True
+        super().server_close()
 
     def note_refusal(self, error: ssl.SSLError, address: str) -> None:
         """A handshake failed."""

@@ -248,7 +248,7 @@ def send(site: Site, data: bytes) -> bytes:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with (
-        socket.create_connection(("127.0.0.1", site.port), 10) as plain,
+        socket.create_connection(("127.0.0.1", site.port), 60) as plain,
         context.wrap_socket(plain) as secured,
     ):
         secured.sendall(data)
