@@ -227,7 +227,7 @@ def test_what_a_loop_is_given_stays_whole_beside_what_is_divided() -> None:
     keras.utils.set_random_seed(0)
     inputs = keras.Input((5, WIDTH))
     with nb.cluster(), nb.split(2):
-        outputs = layers.Dense(CLASSES)(layers.GRU(WIDTH)(inputs))
+        outputs = layers.Dense(CLASSES, name="dense")(layers.GRU(WIDTH, name="gru")(inputs))
     model = keras.Model(inputs, outputs)
     model.compile(
         keras.optimizers.SGD(1e-2, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
