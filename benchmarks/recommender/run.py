@@ -227,7 +227,7 @@ def measure_memory(quick: bool) -> Rows:
 
 
 # ---------------------------------------------------------------------- pace beside parameter servers
-ROUNDS = 1
+ROUNDS = 3
 
 
 def measure_pace(quick: bool) -> Rows:
