@@ -27,7 +27,7 @@ import whale_nebula as nb
 from whale_nebula.models import Sizes, transformer
 
 SIZES, BATCH = Sizes(vocabulary=64, length=32, width=64, heads=4, blocks=4), 64
-CLUSTERS = {"gpu": {"flops": "20G", "memory": "40MiB"}, "npu": {"flops": "10G", "memory": "40MiB"}}
+CLUSTERS = {"gpu": {"flops": "20G", "memory": "30MiB"}, "npu": {"flops": "10G", "memory": "30MiB"}}
 random = np.random.default_rng(0)
 start, stride = random.integers(0, 64, (512, 1)), random.integers(1, 9, (512, 1))
 tokens = ((start + stride * np.arange(SIZES.length + 1)) % 64).astype("int32")
@@ -73,10 +73,10 @@ def plan_for(rate, memory, **limits):
 
 
 rates = [2, 10, 30, 60, 120, 1000]
-seconds = [plan_for(rate, "40MiB") for rate in rates]
+seconds = [plan_for(rate, "30MiB") for rate in rates]
 alone = plan_for(60, "1GiB", clusters=["gpu"])
 figure, axes = plt.subplots(figsize=(6, 3.5))
-axes.semilogx(rates, seconds, "o-", label="both clusters, 40 MiB each")
+axes.semilogx(rates, seconds, "o-", label="both clusters, 30 MiB each")
 axes.axhline(alone, linestyle="--", color="gray", label="gpu alone, if it had the memory")
 axes.set_xlabel("rate of the line, Mbit/s")
 axes.set_ylabel("predicted seconds a step")
