@@ -218,13 +218,13 @@ def spawn(
         raise ConfigError("a job needs at least one worker", mend='workers={"gpu/0": "gpu", "npu/0": "npu"}')
     with contextlib.ExitStack() as stack:
         ports = stack.enter_context(free_ports(len(workers) + gateways * len(set(workers.values()))))
-        addresses = [f"127.0.0.1:{port}" for port in ports]
-        placement = Placement(tuple(workers), dict(zip(workers, addresses, strict=False)))
+        addresses = (f"127.0.0.1:{port}" for port in ports)
+        placement = Placement(tuple(workers), {worker: next(addresses) for worker in workers})
         clusters: dict[str, dict[str, Any]] = {}
         for worker, cluster in workers.items():
             clusters.setdefault(cluster, {"workers": []})["workers"].append(placement.addresses[worker])
         if gateways:
-            clusters = {name: {**each, "gateway": addresses.pop()} for name, each in clusters.items()}
+            clusters = {name: {**each, "gateway": next(addresses)} for name, each in clusters.items()}
         config = load({"run": run_id, "clusters": clusters, **({} if seed is None else {"seed": seed})})
         owners = [*workers, *gateway_processes.names(config)]
         security = stack.enter_context(gateway_processes.for_one_run(config, owners))

@@ -69,10 +69,7 @@ class Town:
         lines: Lines | None = None,
     ) -> None:
         self.files, self.deadlines, self.lines = files, deadlines, lines
-        found: set[str] = set()
-        while len(found) < len(workers) + len(CLUSTERS):
-            found.add(free_address())
-        *ends, one, other = found
+        *ends, one, other = (free_address() for _ in (*workers, *CLUSTERS))
         self.workers = dict(zip(workers, ends, strict=True))
         at = dict(zip(CLUSTERS, (one, other), strict=True))
         self.sites = {
