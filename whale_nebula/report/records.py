@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -151,7 +150,13 @@ class LinkReport:
         return self.bytes / self.raw_bytes if self.raw_bytes else 0.0
 
     def __add__(self, other: LinkReport) -> LinkReport:
-        return LinkReport(*map(operator.add, astuple(self), astuple(other)))
+        return LinkReport(
+            self.payload_bytes + other.payload_bytes,
+            self.bytes + other.bytes,
+            self.raw_bytes + other.raw_bytes,
+            self.frames + other.frames,
+            self.seconds + other.seconds,
+        )
 
 
 class Scalars(Mapping[str, float]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -150,11 +150,15 @@ class LinkTotals:
     raw_bytes: int = 0
     frames: int = 0
 
+    def counts(self) -> tuple[int, int, int, int]:
+        """The fields, in order."""
+        return self.payload_bytes, self.bytes, self.raw_bytes, self.frames
+
     def __add__(self, other: LinkTotals) -> LinkTotals:
-        return LinkTotals(*map(operator.add, astuple(self), astuple(other)))
+        return LinkTotals(*map(operator.add, self.counts(), other.counts()))
 
     def __sub__(self, other: LinkTotals) -> LinkTotals:
-        return LinkTotals(*map(operator.sub, astuple(self), astuple(other)))
+        return LinkTotals(*map(operator.sub, self.counts(), other.counts()))
 
 
 Sent: TypeAlias = Callable[[Key, int, float, float], None]

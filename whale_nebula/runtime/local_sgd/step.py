@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -130,7 +130,7 @@ class BetweenClusters(Runner):
         """An outcome with what crossed between the clusters since the step before, and where this one stands."""
         before, self._sent = self._sent, count_sent(self.rounds)
         since = {name: now - before.get(name, LinkTotals()) for name, now in self._sent.items()}
-        links = {name: LinkReport(*astuple(sent)) for name, sent in since.items()}
+        links = {name: LinkReport(*sent.counts()) for name, sent in since.items()}
         meetings = self._count_step(self.rounds[cluster], seconds)
         return replace(outcome, seconds=seconds, links={**outcome.links, **links}, meetings=meetings)
 

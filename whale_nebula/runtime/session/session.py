@@ -294,7 +294,7 @@ class Session:
 
     def _say(self, about: str, doing: str, sheet: Sheet, peers: Collection[str] | None = None) -> None:
         site = script_site()
-        self._line, line = str(site), str(site._replace(file=Path(site.file).name))
+        self._line, line = str(site), str(site._replace(file=os.path.basename(site.file)))
         for peer, link in self._links_of(peers):
             with self._name_lost_peer(doing, peer):
                 link.post(build_message(SESSION, about, **sheet, doing=doing, line=line))

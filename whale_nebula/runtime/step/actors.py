@@ -12,7 +12,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -156,7 +156,7 @@ class ActorStep(Runner):
         for pair, link in self.links.items():
             sent = link.totals() - before[pair]
             if (name := self._line(*pair)) and sent.frames:
-                found[name] = found.get(name, LinkReport()) + LinkReport(*astuple(sent))
+                found[name] = found.get(name, LinkReport()) + LinkReport(*sent.counts())
         held = clocks.lines.seconds()
         return {name: report + LinkReport(seconds=held.get(name, 0.0)) for name, report in found.items()}
 
