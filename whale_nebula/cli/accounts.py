@@ -72,7 +72,8 @@ _TEXT = {
     "passwd": "Make an invitation to set a new password; or set it from a file, which ends tokens of before.",
     "token": "Make a token: who has it logs in with it until it ends. It is shown once.",
     "log": "Print what was decided and changed, as JSON lines, once all of it is found to be as it was written.",
-    "serve": "Serve logins until SIGTERM or Ctrl-C.",
+    "serve": "Serve logins until SIGTERM or Ctrl-C. They come in at --listen, and at the port of a gateway of this "
+    "host that has --services.",
 }
 _OPTIONS: Options = {
     "--role": ("ROLE", f"{', '.join(ROLES)}; trainer if it is not given"),
@@ -86,6 +87,7 @@ _OPTIONS: Options = {
     "--password-file": ("FILE", "a file whose first line is the password, that only you can read"),
     "--cluster": ("NAME", "the cluster whose service it is"),
     "--listen": ("HOST:PORT", "where; 127.0.0.1:7200 if it is not given"),
+    "--services": ("FOLDER", "where a gateway of this host finds it, by its --services; that of --folder if not given"),
     "--folder": ("FOLDER", 'where the authority is; "certs" if it is not given'),
     "--json": (None, "print one JSON object"),
 }
@@ -96,7 +98,7 @@ _TAKES = {
     "limit": ("--workers", *_LIMITS, *_ALWAYS),
     "passwd": ("--days", "--password-file", *_ALWAYS),
     "token": ("--days", *_ALWAYS),
-    "serve": ("--cluster", "--listen", "--folder"),
+    "serve": ("--cluster", "--listen", "--services", "--folder"),
 }
 _NAMED = ("add", "show", "disable", "enable", "limit", "remove", "passwd", "token")
 
@@ -298,7 +300,7 @@ def _serve(given: argparse.Namespace, made: Parser, desk: Desk) -> int:
     over = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: over.set())
-    with serve(desk, cluster, host, port) as bound:
+    with serve(desk, cluster, host, port, Path(given.services or desk.folder)) as bound:
         print(f"whale-nebula: accounts of {cluster} log in at {host}:{bound}", file=sys.stderr, flush=True)
         over.wait()
     return arguments.DONE

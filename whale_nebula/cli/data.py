@@ -65,7 +65,8 @@ _TEXT = {
     "withdraw": "Let nobody read a dataset any more. Grants end; a new publication needs new ones.",
     "grants": "List what accounts have asked for, and what became of it; or answer.",
     "serve": "Let accounts read what they were granted, until SIGTERM or Ctrl-C. What they read stands in "
-    "audit/data-CLUSTER.jsonl in the folder of the authority.",
+    "audit/data-CLUSTER.jsonl in the folder of the authority. Reads come in at --listen, and at the port of a gateway "
+    "of this host that has --services.",
     "request": "Ask the owner of a dataset to let this account read it, for a purpose.",
 }
 _OPTIONS: Options = {
@@ -78,13 +79,14 @@ _OPTIONS: Options = {
     "--cluster": ("NAME", "the cluster whose data it is"),
     "--listen": ("HOST:PORT", "where; 127.0.0.1:7300 if it is not given"),
     "--purpose": ("TEXT", "what the rows are for"),
+    "--services": ("FOLDER", "where a gateway of this host finds it, by its --services; that of --folder if not given"),
     "--folder": ("FOLDER", 'where the authority is, or the certificates of an account; "certs" if it is not given'),
     "--json": (None, "print one JSON object"),
 }
 _ALWAYS = ("--folder", "--json")
 _TAKES = {
     "grants": ("--grant", "--deny", "--withdraw", "--days", "--why", *_ALWAYS),
-    "serve": ("--cluster", "--listen", "--folder"),
+    "serve": ("--cluster", "--listen", "--services", "--folder"),
     "list": ("--at", "--cluster", *_ALWAYS),
     "request": ("--at", "--purpose", *_ALWAYS),
 }
@@ -173,7 +175,7 @@ def _serve(given: argparse.Namespace, made: Parser, folder: Path) -> int:
     over = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: over.set())
-    with open_service(folder, signs, cluster, host, port) as bound:
+    with open_service(folder, signs, cluster, host, port, Path(given.services or folder)) as bound:
         print(f"whale-nebula: data of {cluster} is read at {host}:{bound}", file=sys.stderr, flush=True)
         over.wait()
     return arguments.DONE

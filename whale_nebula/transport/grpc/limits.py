@@ -114,7 +114,7 @@ def parse_end(peer: str) -> End | None:
     """
     kind, _, address = unquote(peer).partition(":")
     host, _, port = address.rpartition(":")
-    return End(_plain(host.strip("[]")), int(port)) if kind.startswith("ipv") and port.isdigit() else None
+    return End(plain_address(host.strip("[]")), int(port)) if kind.startswith("ipv") and port.isdigit() else None
 
 
 def find_surplus(
@@ -252,7 +252,7 @@ def _other_end(file: int, port: int) -> End | None:
     with socket.socket(fileno=os.dup(file)) as one:
         if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:
             host, number, *_ = one.getpeername()
-            return End(_plain(host), number)
+            return End(plain_address(host), number)
     return None
 
 
@@ -260,11 +260,11 @@ def _shut_connection(file: int, port: int, end: End) -> None:
     """End a connection, if the file still is this one: its number may be another's by now."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(file)) as one:
         host, number, *_ = one.getpeername()
-        if one.getsockname()[1] == port and End(_plain(host), number) == end:
+        if one.getsockname()[1] == port and End(plain_address(host), number) == end:
             one.shutdown(socket.SHUT_RDWR)
 
 
-def _plain(host: str) -> str:
+def plain_address(host: str) -> str:
     """An address as it is written shortest; one of IPv4 within IPv6 as the former."""
     address = ipaddress.ip_address(host.partition("%")[0])
     return str(getattr(address, "ipv4_mapped", None) or address)
