@@ -202,7 +202,7 @@ _AT = "--at HOST:PORT of its service, or of its gateway"
 
 def _find_refusal(where: str, protocol: str, error: ssl.SSLError) -> AccountError | None:
     """What the gateway at an address says of a connection that it hands over to nobody."""
-    reason, noun = error.reason or "", NOUNS[protocol]
+    reason, noun = str(error).upper().replace(" ", "_"), NOUNS[protocol]  # Python has no name for some of them
     if "NO_APPLICATION_PROTOCOL" in reason:
         what = f"the gateway at {where} has no {noun} behind it"
         return AccountError(what, mend="whale-nebula gateway --services FOLDER there; or --at HOST:PORT of the service")

@@ -273,5 +273,5 @@ def open_remote(at: str, folder: Path, run: str | None, cluster: str, reader: Re
     host, _, port = at.rpartition(":")
     identity, paths = find_account(folder, run, cluster)
     if not port.isdecimal() or not 0 < int(port) < 65536 or not host:
-        raise AccessError(f"{at!r} is no address", mend="gpu.example.org:7300")
+        raise AccessError(f"{at!r} is no address", mend="gpu.example.org:7100")
     return Remote(host.strip("[]"), int(port), paths, identity, reader)

@@ -64,6 +64,10 @@ def receive_connections(path: Path, take: Take) -> Iterator[None]:
 
 
 def _listen(path: Path) -> socket.socket:
+    if not path.parent.is_dir():
+        raise ConfigError(
+            "there is no such folder", where=str(path.parent), mend="--services FOLDER, as at the gateway"
+        )
     listening = socket.socket(socket.AF_UNIX)
     try:
         with lock_folder(path.parent), _named(path) as name:
@@ -86,6 +90,12 @@ def _listen(path: Path) -> socket.socket:
         listening.close()
         raise
     return listening
+
+
+def is_served(path: Path) -> bool:
+    """Whether a service takes connections at a path."""
+    with _named(path) as name:
+        return _is_taken(name)
 
 
 def _is_taken(name: str) -> bool:
