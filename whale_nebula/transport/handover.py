@@ -38,7 +38,7 @@ def socket_path(folder: Path, protocol: str, cluster: str) -> Path:
 
 def hand_over(line: socket.socket, path: Path) -> None:
     """Hand a connection over to the service at a path. Waits for nothing: an `OSError` says that nobody takes it."""
-    with _named(path) as name, socket.socket(socket.AF_UNIX) as door:
+    with _shorten_path(path) as name, socket.socket(socket.AF_UNIX) as door:
         door.setblocking(False)
         door.connect(name)
         socket.send_fds(door, [b"\0"], [line.fileno()])
@@ -70,7 +70,7 @@ def _listen(path: Path) -> socket.socket:
         )
     listening = socket.socket(socket.AF_UNIX)
     try:
-        with lock_folder(path.parent), _named(path) as name:
+        with lock_folder(path.parent), _shorten_path(path) as name:
             if _is_taken(name):
                 raise ConfigError(
                     "another service is there already",
@@ -94,7 +94,7 @@ def _listen(path: Path) -> socket.socket:
 
 def is_served(path: Path) -> bool:
     """Whether a service takes connections at a path."""
-    with _named(path) as name:
+    with _shorten_path(path) as name:
         return _is_taken(name)
 
 
@@ -111,7 +111,7 @@ def _is_taken(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[str]:
+def _shorten_path(path: Path) -> Iterator[str]:
     """A name of a path that the kernel takes for a socket, which has 107 bytes at most."""
     if len(os.fsencode(path)) < 108:
         yield str(path)
