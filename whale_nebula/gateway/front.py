@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import queue
 import select
 import shutil
@@ -63,7 +64,7 @@ class Front:
         self._pipes: set[Pipe] = set()
         self._peers: dict[str, str] = {}  # the other end of each connection to gRPC, by the name of ours
         self._notes: queue.Queue[tuple[str, NebulaError] | None] = queue.Queue(_NOTES)
-        self._folder, self._inside = "", ""
+        self._folder, self._door = "", -1  # the door is the socket at which gRPC listens behind
         self._most, self._lost, self._paused = 0, 0, 0.0
         self._over = threading.Event()
         self._threads = [
@@ -78,11 +79,12 @@ class Front:
         self._most = most
         self._listening = _listen(host.strip("[]"), int(asked))
         self._folder = tempfile.mkdtemp(prefix="whale-nebula-")
-        self._inside = str(Path(self._folder, "links"))
-        return f"unix:{self._inside}", int(self._listening[0].getsockname()[1])
+        return f"unix:{self._folder}/links", int(self._listening[0].getsockname()[1])
 
     def start(self) -> None:
-        """Let connections in from now on."""
+        """Let connections in from now on. The door loses its name: nobody else opens it, and nothing is left behind."""
+        self._door = os.open(f"{self._folder}/links", os.O_PATH)
+        shutil.rmtree(self._folder, ignore_errors=True)
         for each in self._listening:
             each.setblocking(False)
             self._poll.watch(each, select.EPOLLIN, partial(self._accept, each))
@@ -103,7 +105,11 @@ class Front:
         self._poll.close()
         for each in self._listening:
             each.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._door >= 0:
+            os.close(self._door)
+            self._door = -1
+        elif self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     # ------------------------------------------------------------------ the thread
     def _run(self) -> None:
@@ -212,7 +218,7 @@ class Front:
             inner.bind("")  # the kernel gives it a name, by which gRPC knows it
             name = f"unix-abstract:{inner.getsockname()[1:].decode('ascii')}"
             self._peers[name] = guest.peer
-            inner.connect(self._inside)
+            inner.connect(f"/proc/self/fd/{self._door}")
             guest.line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
             self._peers.pop(name, None)

@@ -249,7 +249,7 @@ class ConnectionGuard:
 
 def _other_end(file: int, port: int) -> End | None:
     """Where an accepted connection of a port comes from; None for every other socket."""
-    with socket.socket(fileno=os.dup(file)) as one:
+    with _copy_socket(file) as one:
         if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:
             host, number, *_ = one.getpeername()
             return End(plain_address(host), number)
@@ -258,10 +258,20 @@ def _other_end(file: int, port: int) -> End | None:
 
 def _shut_connection(file: int, port: int, end: End) -> None:
     """End a connection, if the file still is this one: its number may be another's by now."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(file)) as one:
+    with contextlib.suppress(OSError), _copy_socket(file) as one:
         host, number, *_ = one.getpeername()
         if one.getsockname()[1] == port and End(plain_address(host), number) == end:
             one.shutdown(socket.SHUT_RDWR)
+
+
+def _copy_socket(file: int) -> socket.socket:
+    """The socket of an open file, by a file of its own; an `OSError` if it is none that can be used."""
+    copy = os.dup(file)
+    try:
+        return socket.socket(fileno=copy)
+    except BaseException:
+        os.close(copy)
+        raise
 
 
 def plain_address(host: str) -> str:
