@@ -100,7 +100,8 @@ class Front:
         self._over.set()
         if self._threads[0].ident is not None:
             self._threads[0].join(2 * _STOP_SECONDS + _TICK_SECONDS)
-            self._notes.put(None)
+            with contextlib.suppress(queue.Full):  # the disk stands still, and so does who writes there
+                self._notes.put(None, timeout=_STOP_SECONDS)
             self._threads[1].join(_STOP_SECONDS)
         self._poll.close()
         for each in self._listening:

@@ -229,6 +229,7 @@ class Listener:
         try:
             return self._front.open(options.most_connections(self._connections, _FILES_BEHIND))
         except (OSError, UnicodeError) as error:
+            self._front.stop()
             raise self._port_error(getattr(error, "strerror", None) or str(error)) from None
 
     def _refuse_taken(self) -> None:
