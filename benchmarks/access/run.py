@@ -5,16 +5,20 @@
 
 The registry has 1,000 accounts with 10 secrets each. A decision is the median of many; what waits for scrypt on purpose
 stands apart. The step is that of a small model, in one process; the service runs in another one of the same machine,
-and a third, with the lowest priority, opens a connection for each guess. Steps with and without guesses take turns.
+and a third, with the lowest priority, opens a connection for each guess, at the service's own port or at that of a
+gateway. An exchange is what two workers send each other through their gateways, at 60 Mbit/s. Steps and exchanges with
+and without guesses take turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import socket
 import ssl
 import statistics
@@ -28,19 +32,26 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
 from common import machine, verdict, write
 
 from whale_nebula.accounts import service
 from whale_nebula.accounts.login import Desk
 from whale_nebula.accounts.registry import PASSWORD, TOKEN, Registry
 from whale_nebula.accounts.service import serve
-from whale_nebula.errors import LoginError
-from whale_nebula.security import authority
+from whale_nebula.errors import AccountError, LoginError
+from whale_nebula.gateway.site import Site
+from whale_nebula.launch.gateways import start
+from whale_nebula.security import Credentials, authority, ephemeral
 from whale_nebula.security.authority import Authority
+from whale_nebula.transport.grpc.links import GrpcLinks, Place
+from whale_nebula.transport.handover import LOGIN
+from whale_nebula.transport.protocol import Key
 
 ACCOUNTS, SECRETS = 1000, 10
 DECISION_BAR_MS, STEP_BAR = 1.0, 1.05
 GUESSES_A_SECOND = 50
+RATE = 60e6
 GOOD = "a sentence to remember"
 
 
@@ -98,8 +109,9 @@ def _serve(folder: str, pipe: Any) -> None:
     home = Path(folder)
     signs = authority.load(home)
     with contextlib.closing(Registry(home, signs)) as registry:
-        registry.add("ana", password=GOOD)
-        with serve(Desk(registry, signs, home), "gpu", "127.0.0.1", 0) as port:
+        with contextlib.suppress(AccountError):  # it is there from the time before
+            registry.add("ana", password=GOOD)
+        with serve(Desk(registry, signs, home), "gpu", "127.0.0.1", 0, home) as port:
             pipe.send(port)
             pipe.recv()
 
@@ -108,6 +120,7 @@ def _guess(port: int, going: Any, over: Any, count: Any) -> None:
     os.nice(19)  # it would be on another machine
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols([LOGIN])
     body = json.dumps({"account": "ana", "kind": "password", "secret": "guess", "requests": []}).encode()
     data = f"POST {service.LOGIN} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
@@ -133,10 +146,9 @@ def _guess(port: int, going: Any, over: Any, count: Any) -> None:
         time.sleep(max(0.0, due - time.monotonic()))
 
 
-def steps(folder: Path, rounds: int, a_round: int) -> dict[str, Any]:
+def steps(folder: Path, rounds: int, a_round: int, gateway: bool) -> dict[str, Any]:
     """A step beside guesses, as a multiple of one without."""
     import keras
-    import numpy as np
 
     import whale_nebula as nb
 
@@ -150,34 +162,124 @@ def steps(folder: Path, rounds: int, a_round: int) -> dict[str, Any]:
     model.compile("sgd", "mse")
     x, y = np.ones((512, 256), "float32"), np.ones((512, 1), "float32")
     model.train_on_batch(x, y)
-    with _attacked(folder) as (going, count):
-        found: dict[bool, list[float]] = {False: [], True: []}
+    at = "at a gateway's port" if gateway else "at the service's port"
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(joined(folder, None))[0] if gateway else None
+        return _take_turns(folder, port, lambda: model.train_on_batch(x, y), rounds, a_round, f"a step, guesses {at}")
+
+
+def _take_turns(
+    folder: Path, port: int | None, act: Callable[[], object], rounds: int, a_round: int, what: str
+) -> dict[str, Any]:
+    """The time of an act beside guesses, as a multiple of one without."""
+    found: dict[bool, list[float]] = {False: [], True: []}
+    with _attacked(folder, port) as (going, count):
         for number in range(2 * rounds):
             attacked = bool(number % 2)
             (going.set if attacked else going.clear)()
             time.sleep(0.2)
             started = time.perf_counter()
             for _ in range(a_round):
-                model.train_on_batch(x, y)
+                act()
             found[attacked].append((time.perf_counter() - started) / a_round)
         made = count.value
     quiet, busy = (statistics.median(found[which]) for which in (False, True))
-    what = f"a step beside {GUESSES_A_SECOND} guesses a second ({made} answered)"
     ratio = round(busy / quiet, 3)
-    return {"what": what, "ms": round(1e3 * busy, 2), "without_ms": round(1e3 * quiet, 2), "ratio": ratio,
-            "bar": STEP_BAR, "verdict": verdict(ratio, STEP_BAR)}  # fmt: skip
+    return {"what": f"{what}: {GUESSES_A_SECOND} a second ({made} answered)", "ms": round(1e3 * busy, 2),
+            "without_ms": round(1e3 * quiet, 2), "ratio": ratio, "bar": STEP_BAR,
+            "verdict": verdict(ratio, STEP_BAR)}  # fmt: skip
+
+
+# ---------------------------------------------------------------------- through gateways
+@contextlib.contextmanager
+def joined(folder: Path, rate: float | None, front: bool = True) -> Iterator[tuple[int, Callable[[int], None]]]:
+    """Two gateways in processes of their own, and a worker behind each; gives the port of the first one, and what makes
+    both workers send so many bytes to each other. With a `front` logins come in there, too.
+    """
+    names = ("gpu/0", "npu/0", "gpu/gateway", "npu/gateway")
+    made = ephemeral("mt", names)
+    where = dict(zip(names, (f"127.0.0.1:{port}" for port in free_ports(4)), strict=True))
+    workers = {name: where[name] for name in names[:2]}
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, made[names[0]].cert.parent)
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for cluster, other in (("gpu", "npu"), ("npu", "gpu")):
+            name = f"{cluster}/gateway"
+            site = Site(
+                "mt", cluster, where[name], workers, {other: where[f"{other}/gateway"]}, {other: rate}, made[name],
+                home / f"{cluster}.jsonl", services=folder if front else None,
+            )  # fmt: skip
+            process = start(site)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            assert process.stdout is not None and process.stdout.readline()
+        links = {
+            name: stack.enter_context(contextlib.closing(GrpcLinks(Place(
+                "mt", name, {each: at for each, at in workers.items() if each != name}, workers[name],
+                where[f"{name[:3]}/gateway"], Credentials.of(made[name]),
+            ))))
+            for name in workers
+        }  # fmt: skip
+        ends = [(links[one].links[other], one, other) for one, other in (names[:2], names[1::-1])]
+        numbers = itertools.count()
+
+        def exchange(size: int) -> None:
+            tensor, slot = np.ones(size // 4, np.float32), next(numbers)
+            for link, one, other in ends:
+                link.send(Key("forward", 1, 0, 0, -1, slot, one, other), tensor)
+            for link, one, other in ends:
+                link.receive(Key("forward", 1, 0, 0, -1, slot, other, one), 60.0)
+
+        for link, *_ in ends:
+            link.post({"kind": "SESSION", "about": "STEP", "program": 1, "step": 0, "rows": 1, "inputs": {}})
+        for link, *_ in ends:
+            link.take("SESSION", 60.0)
+        exchange(1 << 12)
+        yield int(where["gpu/gateway"].rpartition(":")[2]), exchange
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has."""
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(each.getsockname()[1]) for each in held]
+
+
+def exchanges(folder: Path, rounds: int, a_round: int) -> list[dict[str, Any]]:
+    """An exchange beside guesses; and what the front costs links, beside gateways without one."""
+    with joined(folder, RATE / 8) as (port, exchange):
+        what = "an exchange of 256 KiB at 60 Mbit/s, guesses at the gateway's port"
+        rows = [_take_turns(folder, port, lambda: exchange(256 << 10), rounds, a_round, what)]
+    found: dict[tuple[int, bool], list[float]] = {}
+    for _ in range(max(1, rounds // 3)):
+        for front in (False, True):
+            with joined(folder, None, front) as (_, exchange):
+                for size in (1 << 12, 1 << 20):
+                    started = time.perf_counter()
+                    for _ in range(4 * a_round):
+                        exchange(size)
+                    taken = (time.perf_counter() - started) / (4 * a_round)
+                    found.setdefault((size, front), []).append(taken)
+    for size, name in ((1 << 12, "4 KiB"), (1 << 20, "1 MiB")):
+        without, beside = (statistics.median(found[size, front]) for front in (False, True))
+        rows.append({"what": f"an exchange of {name} on loopback, through a port that logins share",
+                     "ms": round(1e3 * beside, 2), "without_ms": round(1e3 * without, 2),
+                     "ratio": round(beside / without, 3)})  # fmt: skip
+    return rows
 
 
 @contextlib.contextmanager
-def _attacked(folder: Path) -> Iterator[tuple[Any, Any]]:
-    """A service and somebody who guesses, in processes of their own; he does so while the event is set."""
+def _attacked(folder: Path, port: int | None) -> Iterator[tuple[Any, Any]]:
+    """A service and somebody who guesses, in processes of their own; he does so while the event is set, at the port of
+    a gateway if one is given.
+    """
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     going, over, count = spawn.Event(), spawn.Event(), spawn.Value("i", 0)
     serving = spawn.Process(target=_serve, args=(str(folder), theirs), daemon=True)
     serving.start()
-    port = ours.recv()
-    guessing = spawn.Process(target=_guess, args=(port, going, over, count), daemon=True)
+    own = ours.recv()
+    guessing = spawn.Process(target=_guess, args=(port or own, going, over, count), daemon=True)
     guessing.start()
     try:
         yield going, count
@@ -200,7 +302,8 @@ def main() -> int:
         for each in (large, small):
             authority.create(each, Authority.fresh("mt", {}, bound=["gpu"]))
         rows = decisions(large, 50 if quick else ACCOUNTS, 50 if quick else 1000)
-        rows.append(steps(small, *((1, 5) if quick else (12, 60))))
+        rows += [steps(small, *((1, 5) if quick else (12, 60)), gateway) for gateway in (False, True)]
+        rows += exchanges(small, *((1, 5) if quick else (12, 20)))
     for row in rows:
         print(row)
     if not quick:
@@ -211,7 +314,8 @@ def main() -> int:
 
 def _describe(row: dict[str, Any]) -> tuple[str, ...]:
     if "ratio" in row:
-        return row["what"], f"{row['ratio']:.3f} x", "", f"{row['bar']} x", row["verdict"]
+        bar = f"{row['bar']} x" if "bar" in row else ""
+        return row["what"], f"{row['ratio']:.3f} x", "", bar, row.get("verdict", "")
     bar = f"{row['bar_ms']:g} ms" if "bar_ms" in row else ""
     worst = f"{row['worst_ms']:g} ms" if "worst_ms" in row else ""
     return row["what"], f"{row['ms']:g} ms", worst, bar, row.get("verdict", "")

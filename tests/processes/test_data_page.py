@@ -8,16 +8,21 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.processes import zygote
+from tests.unit.gateway.test_process import ended, listens
 from whale_nebula.accounts.login import Desk
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.accounts.service import serve as serve_accounts
 from whale_nebula.cli.main import main
+from whale_nebula.config import load
 from whale_nebula.datasets.service import open_service
+from whale_nebula.gateway.site import Site
+from whale_nebula.launch.gateways import start
 from whale_nebula.security import authority
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text("utf-8")
@@ -39,7 +44,7 @@ class Walk:
     def run(self, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
         words = shlex.split(self.translate(line), comments=False)
         if words[-1] == "&":
-            return self.serve(words, line.split()[-2])
+            return self.serve(words)
         if words[0] in ("mkdir", "cp"):
             subprocess.run(words, check=True)
             return ""
@@ -61,17 +66,24 @@ class Walk:
             self.invitation = self.invitation or found[1]
         return said
 
-    def serve(self, words: list[str], at: str) -> str:
-        """A service of the page, at another port."""
+    def serve(self, words: list[str]) -> str:
+        """A service or a gateway of the page; a gateway is at another port."""
+        if words[1] == "gateway":
+            path, services = words[words.index("--config") + 1], Path(words[words.index("--services") + 1])
+            config, cluster = load(path), words[words.index("--cluster") + 1]
+            process = start(replace(Site.of(config, cluster, path, "127.0.0.1:0"), services=services))
+            self.services.enter_context(ended(process))
+            at = listens(process).partition("listens on ")[2].partition(";")[0]
+            self.said_for[str(config.gateway_of(cluster))] = at
+            return ""
         folder, cluster = Path(words[words.index("--folder") + 1]), words[words.index("--folder") + 1].split("/")[0]
         signs = authority.load(folder)
         if words[1] == "data":
-            port = self.services.enter_context(open_service(folder, signs, cluster, "127.0.0.1", 0))
+            self.services.enter_context(open_service(folder, signs, cluster, "127.0.0.1", 0, folder))
         else:
             registry = self.services.enter_context(contextlib.closing(Registry(folder, signs)))
             desk = Desk(registry, signs, folder)
-            port = self.services.enter_context(serve_accounts(desk, cluster, "127.0.0.1", 0))
-        self.said_for[at] = f"127.0.0.1:{port}"
+            self.services.enter_context(serve_accounts(desk, cluster, "127.0.0.1", 0, folder))
         return ""
 
 

@@ -100,16 +100,19 @@ class Accounts(SignedRows):
             except sqlite3.IntegrityError:
                 mend = f"whale-nebula accounts show {name}"
                 raise AccountError(f"there is an account {name!r} already", mend=mend) from None
-            self.set_note(_LIMITS + name, allowance.encode().decode("ascii"))
-            self.note_event("add", name, "", "", {"role": role, "workers": workers, **allowance.limits})
+            self._note_limits("add", name, allowance, {"role": role, "workers": workers})
 
     def limit(self, name: str, workers: int, allowance: Allowance) -> None:
         """How many workers an account may have, and what these may use: from the next login on."""
         self.find(name)
         with self.change():
             self.database.execute("update account set workers = ? where name = ?", (workers, name))
-            self.set_note(_LIMITS + name, allowance.encode().decode("ascii"))
-            self.note_event("limit", name, "", "", {"workers": workers, **allowance.limits})
+            self._note_limits("limit", name, allowance, {"workers": workers})
+
+    def _note_limits(self, action: str, name: str, allowance: Allowance, said: dict[str, Any]) -> None:
+        """Keep what an account may use, and that it was said."""
+        self.set_note(_LIMITS + name, allowance.encode().decode("ascii"))
+        self.note_event(action, name, "", "", {**said, **allowance.limits})
 
     def set_state(self, name: str, state: str) -> None:
         """Enable or disable an account. The certificates of a disabled one must be revoked: `Desk.end_certificates`."""

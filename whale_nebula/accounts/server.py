@@ -14,6 +14,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from cryptography import x509
@@ -24,6 +25,7 @@ from whale_nebula.security import Files, Identity, files, issue
 from whale_nebula.security.authority import certificate_bytes
 from whale_nebula.security.trust import DenyList, Trust
 from whale_nebula.transport.grpc.limits import Buckets
+from whale_nebula.transport.handover import COMMANDS, NOUNS, receive_connections, socket_path
 
 DAYS = 30.0
 SECONDS = 10.0
@@ -34,8 +36,11 @@ _NICE = 15
 
 
 class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """A server with a thread for each connection. Those of `low_priority` let what trains here go first."""
+    """A server with a thread for each connection, which speaks one `protocol` (ALPN). Those of `low_priority` let what
+    trains here go first.
+    """
 
+    protocol: str
     allow_reuse_address = daemon_threads = True
     request_queue_size = 64
     low_priority = closed = False
@@ -97,6 +102,7 @@ class TlsServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
                 context.minimum_version = ssl.TLSVersion.TLSv1_2
                 context.load_cert_chain(found.cert, found.key)
+                context.set_alpn_protocols([self.protocol])
                 self.restrict(context)
                 self._context = context
                 self._until = files.peer(files.certificate(found.cert.read_bytes(), str(found.cert))).not_after
@@ -114,8 +120,12 @@ def certify_service(desk: Desk, identity: Identity) -> Files:
 
 
 @contextlib.contextmanager
-def run_server(make: Callable[[tuple[str, int]], TlsServer], host: str, port: int, name: str) -> Iterator[int]:
-    """Serve while this is open; gives the port."""
+def run_server(
+    make: Callable[[tuple[str, int]], TlsServer], host: str, port: int, name: str, services: Path | None = None
+) -> Iterator[int]:
+    """Serve while this is open; gives the port. Where a folder `services` is given, a gateway of this host finds the
+    service there, and hands connections over to it.
+    """
     try:
         server = make((host, port))
     except (OSError, TypeError, UnicodeError) as error:  # the last two of what is no name of a host
@@ -129,18 +139,23 @@ def run_server(make: Callable[[tuple[str, int]], TlsServer], host: str, port: in
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), name=name, daemon=True)
     thread.start()
     try:
-        yield int(server.server_address[1])
+        with contextlib.ExitStack() as stack:
+            if services is not None:
+                path = socket_path(services, server.protocol, server.identity.cluster)
+                stack.enter_context(receive_connections(path, server.process_request))
+            yield int(server.server_address[1])
     finally:
         server.shutdown()
         server.server_close()
 
 
 # ---------------------------------------------------------------------- the client
-def make_client_context(ca: bytes) -> tuple[ssl.SSLContext, list[x509.Certificate]]:
-    """TLS that takes certificates of these authorities; and the authorities."""
+def make_client_context(ca: bytes, protocol: str) -> tuple[ssl.SSLContext, list[x509.Certificate]]:
+    """TLS for a protocol that takes certificates of these authorities; and the authorities."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    context.set_alpn_protocols([protocol])
     known = files.certificates(ca, "ca.pem")
     context.load_verify_locations(cadata=b"".join(map(certificate_bytes, known)).decode("ascii"))
     return context, known
@@ -148,9 +163,14 @@ def make_client_context(ca: bytes) -> tuple[ssl.SSLContext, list[x509.Certificat
 
 @contextlib.contextmanager
 def dial(
-    host: str, port: int, context: ssl.SSLContext, known: Sequence[x509.Certificate], expected: Identity
+    host: str,
+    port: int,
+    context: ssl.SSLContext,
+    known: Sequence[x509.Certificate],
+    expected: Identity,
+    protocol: str,
 ) -> Iterator[ssl.SSLSocket]:
-    """A connection to a service that has proven who it is."""
+    """A connection to a service that has proven who it is, and that it speaks this protocol."""
     where = f"{host}:{port}"
     try:
         plain = socket.create_connection((host, port), SECONDS)
@@ -160,6 +180,9 @@ def dial(
         try:
             secured = context.wrap_socket(plain, server_hostname=expected.dns)
         except ssl.SSLError as error:
+            found = _find_refusal(where, protocol, error)
+            if found is not None:
+                raise found from None
             why = getattr(error, "verify_message", "") or error.reason or str(error)
             mend = f"is this the service of {expected.cluster}? Compare ca.pem with the owner's"
             what = f"{where} does not prove that it is {expected.worker}"
@@ -169,9 +192,26 @@ def dial(
         with secured:
             shown = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
             Trust(known, DenyList(None)).check(files.certificate(shown, where), expected, whose=where)
+            if secured.selected_alpn_protocol() != protocol:
+                raise AccountError(f"{where} is another service of {expected.cluster}", mend=_AT)
             yield secured
+
+
+_AT = "--at HOST:PORT of its service, or of its gateway"
+
+
+def _find_refusal(where: str, protocol: str, error: ssl.SSLError) -> AccountError | None:
+    """What the gateway at an address says of a connection that it hands over to nobody."""
+    reason, noun = str(error).upper().replace(" ", "_"), NOUNS[protocol]  # Python has no name for some of them
+    if "NO_APPLICATION_PROTOCOL" in reason:
+        what = f"the gateway at {where} has no {noun} behind it"
+        return AccountError(what, mend="whale-nebula gateway --services FOLDER there; or --at HOST:PORT of the service")
+    if "INTERNAL_ERROR" in reason:
+        mend = f"its owner starts it: {COMMANDS[protocol]}"
+        return AccountError(f"the service of {noun} behind the gateway at {where} is not there", mend=mend)
+    return None
 
 
 def unreachable_error(where: str, error: Exception) -> AccountError:
     """The error about a service that does not answer."""
-    return AccountError(f"{where} cannot be asked", why=str(error), mend="--at HOST:PORT of its service")
+    return AccountError(f"{where} cannot be asked", why=str(error), mend=_AT)

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from whale_nebula.accounts.login import Asked, Desk, read_lists
@@ -27,6 +28,7 @@ from whale_nebula.accounts.server import (
 from whale_nebula.errors import AccountError, LoginError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import OPERATOR, Identity
+from whale_nebula.transport import handover
 from whale_nebula.transport.grpc.limits import Buckets, TokenBucket
 
 LOGIN, LISTS = "/login", "/lists"
@@ -38,6 +40,7 @@ _LOG = logging.getLogger("whale_nebula.accounts")
 
 
 class _Server(TlsServer):
+    protocol = handover.LOGIN
     low_priority = True
 
     def __init__(self, address: tuple[str, int], desk: Desk, identity: Identity) -> None:
@@ -110,10 +113,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serve(desk: Desk, cluster: str, host: str, port: int) -> Iterator[int]:
-    """Serve logins while this is open; gives the port."""
+def serve(desk: Desk, cluster: str, host: str, port: int, services: Path | None = None) -> Iterator[int]:
+    """Serve logins while this is open; gives the port. A gateway that has the folder `services` hands over to it."""
     identity = Identity(desk.authority.run, cluster, OPERATOR)
-    with run_server(lambda address: _Server(address, desk, identity), host, port, "nebula-accounts") as bound:
+    made = run_server(lambda address: _Server(address, desk, identity), host, port, "nebula-accounts", services)
+    with made as bound:
         yield bound
 
 
@@ -142,8 +146,9 @@ class Service(NamedTuple):
 
     def _ask(self, method: str, path: str, content: str | None = None) -> dict[str, Any]:
         where = f"{self.host}:{self.port}"
-        context, known = make_client_context(self.ca)
-        with dial(self.host, self.port, context, known, Identity(self.run, self.cluster, OPERATOR)) as secured:
+        context, known = make_client_context(self.ca, handover.LOGIN)
+        expected = Identity(self.run, self.cluster, OPERATOR)
+        with dial(self.host, self.port, context, known, expected, handover.LOGIN) as secured:
             try:
                 connection = http.client.HTTPConnection(self.host, timeout=SECONDS)
                 connection.sock = secured

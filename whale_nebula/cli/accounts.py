@@ -19,7 +19,7 @@ from whale_nebula.accounts.members import DISABLED, ENABLED, ROLES, TRAINER, Acc
 from whale_nebula.accounts.registry import INVITATION, INVITATION_DAYS, TOKEN, TOKEN_DAYS, Registry
 from whale_nebula.accounts.service import serve
 from whale_nebula.cli import arguments
-from whale_nebula.cli.arguments import Options, Parser, split, tell
+from whale_nebula.cli.arguments import Options, Parser, remark, split, tell
 from whale_nebula.config import quantities
 from whale_nebula.config.place import Place
 from whale_nebula.errors import AccountError, ConfigError, NebulaError
@@ -27,6 +27,7 @@ from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security import authority, files
 from whale_nebula.security.allowance import SIZES, UNLIMITED, Allowance
 from whale_nebula.security.authority import Authority
+from whale_nebula.transport.handover import LOGIN, is_served, socket_path
 
 _DESCRIPTION = """\
 Accounts say who may train in the clusters of an owner. They are kept beside his authority ("whale-nebula certs init"),
@@ -72,7 +73,8 @@ _TEXT = {
     "passwd": "Make an invitation to set a new password; or set it from a file, which ends tokens of before.",
     "token": "Make a token: who has it logs in with it until it ends. It is shown once.",
     "log": "Print what was decided and changed, as JSON lines, once all of it is found to be as it was written.",
-    "serve": "Serve logins until SIGTERM or Ctrl-C.",
+    "serve": "Serve logins until SIGTERM or Ctrl-C. They come in at --listen, and at the port of a gateway of this "
+    "host that has --services.",
 }
 _OPTIONS: Options = {
     "--role": ("ROLE", f"{', '.join(ROLES)}; trainer if it is not given"),
@@ -86,6 +88,7 @@ _OPTIONS: Options = {
     "--password-file": ("FILE", "a file whose first line is the password, that only you can read"),
     "--cluster": ("NAME", "the cluster whose service it is"),
     "--listen": ("HOST:PORT", "where; 127.0.0.1:7200 if it is not given"),
+    "--services": ("FOLDER", "where a gateway of this host finds it, by its --services; that of --folder if not given"),
     "--folder": ("FOLDER", 'where the authority is; "certs" if it is not given'),
     "--json": (None, "print one JSON object"),
 }
@@ -96,7 +99,7 @@ _TAKES = {
     "limit": ("--workers", *_LIMITS, *_ALWAYS),
     "passwd": ("--days", "--password-file", *_ALWAYS),
     "token": ("--days", *_ALWAYS),
-    "serve": ("--cluster", "--listen", "--folder"),
+    "serve": ("--cluster", "--listen", "--services", "--folder"),
 }
 _NAMED = ("add", "show", "disable", "enable", "limit", "remove", "passwd", "token")
 
@@ -298,10 +301,21 @@ def _serve(given: argparse.Namespace, made: Parser, desk: Desk) -> int:
     over = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: over.set())
-    with serve(desk, cluster, host, port) as bound:
+    services = find_services(given, desk.folder, LOGIN, cluster)
+    with serve(desk, cluster, host, port, services) as bound:
         print(f"whale-nebula: accounts of {cluster} log in at {host}:{bound}", file=sys.stderr, flush=True)
         over.wait()
     return arguments.DONE
+
+
+def find_services(given: argparse.Namespace, folder: Path, protocol: str, cluster: str) -> Path | None:
+    """The folder in which a gateway finds a service; None where another one is there already, and nobody said where."""
+    if given.services is not None:
+        return Path(given.services)
+    if not is_served(socket_path(folder, protocol, cluster)):
+        return folder
+    remark(f"another service is behind the gateway of {cluster} already: this one has its own port alone")
+    return None
 
 
 def read_secret(path: str, noun: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.cli import arguments
+from whale_nebula.cli.accounts import find_services
 from whale_nebula.cli.arguments import Options, Parser, split, tell, user_name
 from whale_nebula.datasets import grants as states
 from whale_nebula.datasets.grants import DAYS, Grants
@@ -26,6 +27,7 @@ from whale_nebula.datasets.service import open_service
 from whale_nebula.errors import AccessError, ConfigError, NebulaError
 from whale_nebula.errors.text import did_you_mean, escape_foreign_text
 from whale_nebula.security import authority
+from whale_nebula.transport.handover import DATA
 
 _DESCRIPTION = """\
 Datasets that others may read: not their files, but rows of a published interface, as it leaves them. What is published
@@ -49,7 +51,7 @@ examples:
   whale-nebula data grants --grant 1f3a9c02 --days 7
   whale-nebula data withdraw corpus
   whale-nebula data serve --listen 0.0.0.0:7300
-  whale-nebula data request gpu://corpus --at gpu.example.org:7300 --folder of-gpu --purpose "a study of tickets"
+  whale-nebula data request gpu://corpus --at gpu.example.org:7100 --folder of-gpu --purpose "a study of tickets"
 
 exit status:
   0   done
@@ -65,7 +67,8 @@ _TEXT = {
     "withdraw": "Let nobody read a dataset any more. Grants end; a new publication needs new ones.",
     "grants": "List what accounts have asked for, and what became of it; or answer.",
     "serve": "Let accounts read what they were granted, until SIGTERM or Ctrl-C. What they read stands in "
-    "audit/data-CLUSTER.jsonl in the folder of the authority.",
+    "audit/data-CLUSTER.jsonl in the folder of the authority. Reads come in at --listen, and at the port of a gateway "
+    "of this host that has --services.",
     "request": "Ask the owner of a dataset to let this account read it, for a purpose.",
 }
 _OPTIONS: Options = {
@@ -74,17 +77,18 @@ _OPTIONS: Options = {
     "--withdraw": ("NUMBER", "end a grant"),
     "--days": ("DAYS", f"how long a grant is good: {DAYS:g} if it is not given, and not longer than the dataset"),
     "--why": ("TEXT", "what to remember about it"),
-    "--at": ("HOST:PORT", "the service of the owner"),
+    "--at": ("HOST:PORT", "the gateway of the owner, or his service"),
     "--cluster": ("NAME", "the cluster whose data it is"),
     "--listen": ("HOST:PORT", "where; 127.0.0.1:7300 if it is not given"),
     "--purpose": ("TEXT", "what the rows are for"),
+    "--services": ("FOLDER", "where a gateway of this host finds it, by its --services; that of --folder if not given"),
     "--folder": ("FOLDER", 'where the authority is, or the certificates of an account; "certs" if it is not given'),
     "--json": (None, "print one JSON object"),
 }
 _ALWAYS = ("--folder", "--json")
 _TAKES = {
     "grants": ("--grant", "--deny", "--withdraw", "--days", "--why", *_ALWAYS),
-    "serve": ("--cluster", "--listen", "--folder"),
+    "serve": ("--cluster", "--listen", "--services", "--folder"),
     "list": ("--at", "--cluster", *_ALWAYS),
     "request": ("--at", "--purpose", *_ALWAYS),
 }
@@ -144,7 +148,7 @@ def main(argv: Sequence[str]) -> int:
 def _ask_service(command: str, given: argparse.Namespace, made: Parser, name: str, folder: Path) -> Answer:
     """What an account asks of the service of an owner."""
     if given.at is None:
-        made.error("where? --at gpu.example.org:7300")
+        made.error("where? --at gpu.example.org:7100")
     cluster, _, dataset = name.partition("://") if command == "request" else (given.cluster, "", "")
     if not cluster or (command == "request" and not dataset):
         made.error("whale-nebula data request gpu://corpus" if command == "request" else "of whom? --cluster gpu")
@@ -173,7 +177,8 @@ def _serve(given: argparse.Namespace, made: Parser, folder: Path) -> int:
     over = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: over.set())
-    with open_service(folder, signs, cluster, host, port) as bound:
+    services = find_services(given, folder, DATA, cluster)
+    with open_service(folder, signs, cluster, host, port, services) as bound:
         print(f"whale-nebula: data of {cluster} is read at {host}:{bound}", file=sys.stderr, flush=True)
         over.wait()
     return arguments.DONE

@@ -30,16 +30,20 @@ from whale_nebula.security.files import find_other_keys
 _DESCRIPTION = """\
 Be a cluster's gateway: the one port of it that others can reach. Its workers reach those of other clusters through
 it, and through the gateways of those. It hands frames on as they are, at the rates of the config's links, and cannot
-read them. Who may come in, certificates say. What it did stands in an audit log, whose heads other gateways keep."""
+read them. Who may come in, certificates say. What it did stands in an audit log, whose heads other gateways keep.
+With --services accounts log in and read data at this port, too: others need to reach nothing else of the site."""
 
 _EPILOG = """\
 Of two gateways one must be able to dial the other; where the config names no gateway for a cluster, that one dials.
 With --also several runs have one gateway: each its own port, certificates and audit log, and all the same process.
+--services names the folder in which "whale-nebula accounts serve" and "data serve" of this host are to be found: that
+of the authority, unless they say another. They and the gateway are started, ended and started again in any order.
 
 examples:
   whale-nebula certs issue --cluster gpu --role gateway
   whale-nebula gateway --config clusters.yaml --cluster gpu
   whale-nebula gateway --config clusters.yaml --cluster gpu --listen 0.0.0.0:7100
+  whale-nebula gateway --config clusters.yaml --cluster gpu --services certs
   whale-nebula gateway --config a/clusters.yaml --also b/clusters.yaml --cluster gpu
   whale-nebula audit verify audit/gpu-gateway.jsonl
 
@@ -62,6 +66,11 @@ _OPTIONS: Options = {
         "share each line alike",
     ),
     "--listen": ("HOST:PORT", "where to listen, if not at the address that the config gives to others"),
+    "--services": (
+        "FOLDER",
+        "let accounts log in and read data at this port, too, by the services of this host that are found in a folder; "
+        "of several runs, that of --config",
+    ),
     "--audit": ("FILE", "the audit log: audit/NAME-gateway.jsonl beside the config if it is not given"),
     "--json": (None, "print one JSON object when it listens"),
     "--told": (None, argparse.SUPPRESS),  # by a launcher, over its standard input
@@ -70,9 +79,7 @@ _OPTIONS: Options = {
 
 def parser() -> Parser:
     """The options of the command."""
-    usage = (
-        "whale-nebula gateway --config FILE --cluster NAME [--also FILES] [--listen HOST:PORT] [--audit FILE] [--json]"
-    )
+    usage = "whale-nebula gateway --config FILE --cluster NAME [options]"
     return Parser("gateway", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
 
 
@@ -84,6 +91,7 @@ def main(argv: Sequence[str]) -> int:
         made.error("which gateway? --config clusters.yaml --cluster gpu")
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     logging.basicConfig(level=logging.WARNING, format="whale-nebula: %(message)s", stream=sys.stderr)
+    raise_file_limit()
     try:
         sites = [_read_site(asked)] if given.told else _find_sites(given)
         gateways = start_together(sites)
@@ -93,7 +101,6 @@ def main(argv: Sequence[str]) -> int:
     for number in _HEARD:
         signal.signal(number, lambda heard, _: asked.put(signal.Signals(heard).name))
     keep_freed()
-    raise_file_limit()
     for gateway in gateways:
         _introduce(gateway, as_json=given.json)
     why = _wait(asked)
@@ -108,8 +115,20 @@ def _find_sites(given: argparse.Namespace) -> list[Site]:
     """The sites of the cluster's gateway in all runs whose configs are given."""
     first = Site.of(load(given.config), given.cluster, given.config, given.listen)
     first = first if given.audit is None else replace(first, audit=Path(os.path.abspath(given.audit)))
+    if given.services is not None:
+        first = replace(first, services=_find_services(given.services, first))
     paths = [path for path in (given.also or "").split(",") if path]
     return [first, *(Site.of(load(path), given.cluster, path) for path in paths)]
+
+
+def _find_services(folder: str, site: Site) -> Path:
+    if site.files is None:
+        why = "they are told apart by TLS, and the config says insecure: true"
+        raise ConfigError("logins and data cannot come in at a port without TLS", why=why, mend="leave --services out")
+    if not os.path.isdir(folder):
+        mend = "--services certs: the folder of the authority, or the --services of accounts serve and data serve"
+        raise ConfigError("there is no such folder", where=folder, mend=mend)
+    return Path(os.path.abspath(folder))
 
 
 def start_together(sites: Sequence[Site]) -> list[Gateway]:
@@ -169,8 +188,9 @@ def _introduce(gateway: Gateway, *, as_json: bool) -> None:
     paced = {name: f", {rate * 8 / 1e6:g} Mbit/s" for name, rate in site.rates.items() if rate is not None}
     ways = {name: (address or "it dials us") + paced.get(name, "") for name, address in site.gateways.items()}
     others = ", ".join(f"{name} ({way})" for name, way in ways.items())
+    services = "" if site.services is None else f"; logins and data go to the services in {site.services}"
     print(
-        f"whale-nebula: gateway of cluster {site.cluster}, run {site.run}, listens on {gateway.address}; "
+        f"whale-nebula: gateway of cluster {site.cluster}, run {site.run}, listens on {gateway.address}{services}; "
         f"to {others or 'no other cluster'}; trusts {trusts}; audit log {site.audit}",
         flush=True,
     )

@@ -23,17 +23,17 @@ from whale_nebula.security import Files, Identity, authority, files, owners
 
 LOOK_SECONDS = 3.0
 _DESCRIPTION = """\
-Log in at the service of a cluster's owner ("whale-nebula accounts serve"), and get certificates for workers of this
-host, good for some hours. Their keys are made here and stay here. The service proves who it is by ca.pem, which comes
-from the owner with the invitation."""
+Log in at the service of a cluster's owner ("whale-nebula accounts serve"), at the port of his gateway or at one of its
+own, and get certificates for workers of this host, good for some hours. Their keys are made here and stay here. The
+service proves who it is by ca.pem, which comes from the owner with the invitation; the gateway sees nothing of it."""
 
 _EPILOG = """\
 examples:
-  whale-nebula login --cluster gpu --at gpu.example.org:7200 --account ana --invitation    the first time
-  whale-nebula login --cluster gpu --at gpu.example.org:7200 --account ana --count 2
-  whale-nebula login --cluster gpu --at gpu.example.org:7200 --account ci --token-file token.txt --config clusters.yaml
-  whale-nebula login --cluster gpu --at gpu.example.org:7200 --account ci --token-file token.txt --keep
-  whale-nebula login --cluster gpu --at gpu.example.org:7200 --lists --keep                  on a host of npu's owner
+  whale-nebula login --cluster gpu --at gpu.example.org:7100 --account ana --invitation    the first time
+  whale-nebula login --cluster gpu --at gpu.example.org:7100 --account ana --count 2
+  whale-nebula login --cluster gpu --config clusters.yaml --account ci --token-file token.txt
+  whale-nebula login --cluster gpu --at gpu.example.org:7100 --account ci --token-file token.txt --keep
+  whale-nebula login --cluster gpu --at gpu.example.org:7100 --lists --keep                  on a host of npu's owner
 
 Then: whale-nebula run --config clusters.yaml --cluster gpu train.py
 
@@ -43,7 +43,7 @@ exit status:
 
 _OPTIONS: Options = {
     "--cluster": ("NAME", "the cluster"),
-    "--at": ("HOST:PORT", "where its accounts log in"),
+    "--at": ("HOST:PORT", "where its accounts log in; the cluster's gateway of --config if it is not given"),
     "--account": ("NAME", "the account; your name on this host if it is not given"),
     "--run": ("NAME", "the run's name, if the config names none"),
     "--index": ("N", "the number of the worker in its cluster; 0 if it is not given"),
@@ -63,7 +63,7 @@ _OPTIONS: Options = {
 
 def parser() -> Parser:
     """The options of the command."""
-    usage = "whale-nebula login --cluster NAME --at HOST:PORT [options]"
+    usage = "whale-nebula login --cluster NAME [--at HOST:PORT] [options]"
     return Parser("login", _DESCRIPTION, _OPTIONS, usage=usage, epilog=_EPILOG)
 
 
@@ -71,12 +71,10 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; gives the exit status."""
     made = parser()
     given = made.read(argv)
-    if given.cluster is None or given.at is None:
-        made.error("where? --cluster gpu --at gpu.example.org:7200")
+    if given.cluster is None or given.at is given.config is None:
+        made.error("where? --cluster gpu --at gpu.example.org:7100")
     if given.invitation and (given.token_file or given.password_file):
         made.error("--invitation asks for the invitation, and for the new password")
-    host, _, port = given.at.rpartition(":")
-    number = made.number("--at", port)
     hours = made.amount("--hours", given.hours, HOURS)
     if given.keep and not (given.token_file or given.password_file or given.lists):
         made.error("--keep logs in again and again: with --token-file or --password-file")
@@ -84,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
         made.error("--lists needs no account: deny lists are for everybody")
     wanted = list_wanted(given, made)
     try:
-        login = Login(given, host.strip("[]"), number or 0, hours, wanted)
+        login = Login(given, *_find_service(given, made), hours, wanted)
         if given.lists:
             login.write_lists(login.service.fetch_lists())
         until = None if given.lists else login.log_in()
@@ -97,6 +95,15 @@ def main(argv: Sequence[str]) -> int:
     except NebulaError as error:
         code = arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
         return tell(error, as_json=given.json, code=code)
+
+
+def _find_service(given: argparse.Namespace, made: Parser) -> tuple[str, int]:
+    """The host and the port where accounts log in."""
+    at = given.at or load_config(given).gateway_of(given.cluster)
+    if at is None:
+        made.error(f"where? --at HOST:PORT: the config names no gateway of {given.cluster}")
+    host, _, port = at.rpartition(":")
+    return host.strip("[]"), made.number("--at", port) or 0
 
 
 class Login:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ def _config(place: Place) -> Config:
         elastic=_elastic(root.key("elastic"), clusters),
         checkpoint=root.key("checkpoint").read_or(parse_checkpoint, None),
         approvals=root.key("approvals").read_or(Place.text, None),
-        data={name: _data_home(name, each) for name, each in root.key("data").entries().items()},
+        data={name: _data_home(name, each, clusters) for name, each in root.key("data").entries().items()},
         forbid=tuple(_forbid(each, clusters) for each in root.key("forbid").items()),
     )
 
@@ -165,15 +165,18 @@ def _forbid(place: Place, clusters: Mapping[str, Cluster]) -> Forbid:
     return Forbid(name, cluster.text(), tuple(each.choice(DEPENDS) for each in allow.items()))
 
 
-def _data_home(name: str, place: Place) -> DataHome:
-    """Where data of a cluster is read, as a table."""
+def _data_home(name: str, place: Place, clusters: Mapping[str, Cluster]) -> DataHome:
+    """Where data of a cluster is read, as a table; at the cluster's gateway, if nothing else is said."""
     table = place.table(field.name for field in fields(DataHome))
     found = DataHome(
         table.key("at").read_or(address, None),
         *(table.key(key).read_or(Place.text, None) for key in ("folder", "registry")),
     )
     if found.at is None and found.registry is None:
-        mend = f'data: {{{name}: {{at: "gpu.example.org:7300", folder: certs}}}}'
+        gateway = clusters[name].gateway if name in clusters else None
+        if gateway is not None:
+            return replace(found, at=gateway)
+        mend = f'data: {{{name}: {{at: "gpu.example.org:7100", folder: certs}}}}'
         raise place.wrong(f"nothing says where data of {name!r} is read", mend=mend)
     return found
 

@@ -20,6 +20,7 @@ from whale_nebula.errors import AccessError, AccountError, AuditError, IdentityE
 from whale_nebula.security import OPERATOR, Files, Identity, files
 from whale_nebula.security.audit import Head, KeptHeads
 from whale_nebula.security.trust import Trust
+from whale_nebula.transport import handover
 
 MOST_BYTES = 256 << 20
 _NOBODY = Reader("", "")
@@ -185,7 +186,7 @@ class Remote:
     @contextlib.contextmanager
     def _open(self, again: bool = False) -> Iterator[_Line]:
         """A connection to the service. What TLS says of our own certificate is told as an error of ours."""
-        context, known = make_client_context(files.read(self.paths.ca, "the authority's certificate"))
+        context, known = make_client_context(files.read(self.paths.ca, "the authority's certificate"), handover.DATA)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         files.read(self.paths.key, "the key of this account's certificate", secret=True)
         try:
@@ -193,7 +194,7 @@ class Remote:
         except (OSError, ssl.SSLError) as error:
             raise AccessError("this certificate cannot be used", where=str(self.paths.cert), why=str(error)) from None
         try:
-            with dial(self.host, self.port, context, known, self._service) as secured:
+            with dial(self.host, self.port, context, known, self._service, handover.DATA) as secured:
                 try:
                     yield _Line.begin(secured)
                 except ssl.SSLError as error:
@@ -272,5 +273,5 @@ def open_remote(at: str, folder: Path, run: str | None, cluster: str, reader: Re
     host, _, port = at.rpartition(":")
     identity, paths = find_account(folder, run, cluster)
     if not port.isdecimal() or not 0 < int(port) < 65536 or not host:
-        raise AccessError(f"{at!r} is no address", mend="gpu.example.org:7300")
+        raise AccessError(f"{at!r} is no address", mend="gpu.example.org:7100")
     return Remote(host.strip("[]"), int(port), paths, identity, reader)

@@ -35,6 +35,7 @@ from whale_nebula.security.authority import Authority, certificate_bytes
 from whale_nebula.security.credentials import CurrentCredentials
 from whale_nebula.security.files import Peer
 from whale_nebula.security.trust import DenyList, Trust, check_live
+from whale_nebula.transport import handover
 from whale_nebula.transport.grpc.limits import Buckets
 
 VERSION = 1
@@ -51,6 +52,7 @@ _GOODBYE = (OSError, EOFError, ssl.SSLError)
 class DataServer(TlsServer):
     """The server."""
 
+    protocol = handover.DATA
     connections = _CONNECTIONS
 
     def __init__(self, address: tuple[str, int], desk: Desk, identity: Identity, guard: Guard) -> None:
@@ -275,20 +277,24 @@ def _refuse(line: ssl.SSLSocket, error: NebulaError) -> None:
 
 
 @contextlib.contextmanager
-def serve(desk: Desk, guard: Guard, cluster: str, host: str, port: int) -> Iterator[int]:
-    """Serve data while this is open; gives the port."""
+def serve(desk: Desk, guard: Guard, cluster: str, host: str, port: int, services: Path | None = None) -> Iterator[int]:
+    """Serve data while this is open; gives the port. A gateway that has the folder `services` hands over to it."""
     identity = Identity(desk.authority.run, cluster, OPERATOR)
-    with run_server(lambda address: DataServer(address, desk, identity, guard), host, port, "nebula-data") as bound:
+    made = run_server(lambda address: DataServer(address, desk, identity, guard), host, port, "nebula-data", services)
+    with made as bound:
         yield bound
 
 
 @contextlib.contextmanager
-def open_service(folder: Path, signs: Authority, cluster: str, host: str, port: int) -> Iterator[int]:
+def open_service(
+    folder: Path, signs: Authority, cluster: str, host: str, port: int, services: Path | None = None
+) -> Iterator[int]:
     """The same with the registry, the counts and the log of a folder."""
     identity = Identity(signs.run, cluster, OPERATOR)
     with contextlib.closing(Registry(folder, signs)) as registry, contextlib.closing(Usage(folder)) as usage:
         desk = Desk(registry, signs, folder)
         signer = CurrentCredentials(Credentials.of(certify_service(desk, identity)))
         log = AuditLog(folder / AUDIT / f"data-{cluster}.jsonl", identity, signer)
-        with contextlib.closing(log), serve(desk, Guard(Grants(registry), usage, log), cluster, host, port) as bound:
+        guard = Guard(Grants(registry), usage, log)
+        with contextlib.closing(log), serve(desk, guard, cluster, host, port, services) as bound:
             yield bound

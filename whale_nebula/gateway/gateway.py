@@ -13,6 +13,7 @@ from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, TransportError
 from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.gateway.entry import Entry, FinalErrors, Purpose, Quotas, admit, connections, entry
+from whale_nebula.gateway.front import Front
 from whale_nebula.gateway.journal import Journal
 from whale_nebula.gateway.liveness import Health, Liveness, State
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
@@ -26,6 +27,7 @@ from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
 from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.listener import Hear, Knock, Listener, Visitor, prove_identity
 from whale_nebula.transport.grpc.options import server_credentials
+from whale_nebula.transport.handover import DATA, LOGIN, socket_path
 from whale_nebula.wire.frame import Header
 
 _LOG = logging.getLogger("whale_nebula.gateway")
@@ -83,6 +85,7 @@ class Gateway:
             deadlines=self._deadlines,
             connections=connections(site),
             others=(self._health.handler,),
+            front=self._make_front(),
         )
         self._lookout = threading.Thread(target=self._look_out, name="nebula-lookout", daemon=True)
 
@@ -294,6 +297,14 @@ class Gateway:
             pair.end(error.what)
 
     # ------------------------------------------------------------------ the rest
+    def _make_front(self) -> Front | None:
+        """What has the public port where services are to be reached at it."""
+        site = self.site
+        if site.services is None:
+            return None
+        paths = {each: socket_path(site.services, each, site.cluster) for each in (LOGIN, DATA)}
+        return Front(site.listen, paths, lambda who, error: self.journal.note_refused(who, "the public port", error))
+
     def _make_route(self, cluster: str, kept: KeptHeads | None, announce: Announce) -> Route:
         control = ControlStreams(Identity(self.site.run, cluster, GATEWAY), kept, self._gone_there, self._note)
         events = self.journal, self._final

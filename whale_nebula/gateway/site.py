@@ -26,7 +26,8 @@ class Site:
 
     `workers` are those of all clusters with their addresses; a cluster may be without, if nobody knows yet how many
     it has. `gateways` are the other clusters and where their gateways are, None: only they can dial. `rates` are in
-    bytes per second, None: as fast as it goes. Without `files` nobody is asked who he is.
+    bytes per second, None: as fast as it goes. Without `files` nobody is asked who he is. In the folder `services` are
+    the sockets of the services of accounts and data, to which connections are handed over.
 
     >>> workers = {"gpu/0": "10.0.0.1:7101"}
     >>> site = Site("mt", "gpu", "10.77.0.1:7100", workers, {"npu": None}, audit=Path("/srv/audit.jsonl"))
@@ -43,6 +44,7 @@ class Site:
     files: Files | None = None
     audit: Path = Path("audit.jsonl")
     patience: float = PATIENCE_SECONDS
+    services: Path | None = None
 
     @property
     def identity(self) -> Identity:
@@ -115,7 +117,9 @@ class Site:
 
     def to_json(self) -> str:
         """The text that a launcher hands to the process."""
-        told = {**asdict(self), "files": self.files and self.files.as_dict(), "audit": os.path.abspath(self.audit)}
+        services = None if self.services is None else os.path.abspath(self.services)
+        audit = os.path.abspath(self.audit)
+        told = {**asdict(self), "files": self.files and self.files.as_dict(), "audit": audit, "services": services}
         return json.dumps(told, sort_keys=True)
 
     @classmethod
@@ -123,8 +127,9 @@ class Site:
         """What `to_json` wrote."""
         try:
             told = json.loads(text)
-            files = told.pop("files")
-            return cls(**{**told, "audit": Path(told["audit"]), "files": Files.from_dict(files) if files else None})
+            files, services = told.pop("files"), told.pop("services")
+            told |= {"audit": Path(told["audit"]), "services": Path(services) if services else None}
+            return cls(**told, files=Files.from_dict(files) if files else None)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(
                 "this tells no gateway where it stands",

@@ -137,7 +137,7 @@ def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> Re
     home = run.config.data.get(cluster)
     if home is None:
         known = list(run.config.data)
-        mend = f'nb.init({{"data": {{"{cluster}": {{"at": "gpu.example.org:7300", "folder": "certs"}}}}}})'
+        mend = f'nb.init({{"data": {{"{cluster}": {{"at": "gpu.example.org:7100", "folder": "certs"}}}}}})'
         raise ConfigError(
             f"the config does not say where data of {cluster!r} is read",
             where=where,

@@ -300,3 +300,12 @@ def test_whatever_is_written_is_read_or_refused_in_our_words(config: dict[str, A
         assert isinstance(load(config), Config)
     except NebulaError as error:
         assert error.mend
+
+
+def test_data_is_read_at_the_gateway_where_nothing_else_is_said() -> None:
+    said = {"gpu": {"folder": "of-gpu"}, "npu": {"registry": "certs"}, "tpu": {"at": "10.0.0.9:7300"}}
+    clusters = {"gpu": {"gateway": "10.0.0.1:7100"}, "npu": {"gateway": "10.0.0.2:7100"}, "tpu": {}}
+    found = load({"clusters": clusters, "data": said}).data
+    assert [found[name].at for name in said] == ["10.0.0.1:7100", None, "10.0.0.9:7300"]
+    with pytest.raises(ConfigError, match="nothing says where data of 'tpu' is read"):
+        load({"clusters": clusters, "data": {"tpu": {"folder": "of-tpu"}}})

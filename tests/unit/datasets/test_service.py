@@ -31,6 +31,7 @@ from whale_nebula.security import Credentials, Identity, authority, issue
 from whale_nebula.security.audit import AuditLog, read_heads
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.verdict import verify
+from whale_nebula.transport.handover import DATA
 
 
 def refused(site: Site, *words: str) -> bool:
@@ -197,10 +198,10 @@ def test_attack_a_certificate_that_was_revoked(site: Site) -> None:
 
 
 def test_attack_no_certificate(site: Site) -> None:
-    context, known = make_client_context((site.owner.home / "certs/ca.pem").read_bytes())
+    context, known = make_client_context((site.owner.home / "certs/ca.pem").read_bytes(), DATA)
     with (
         pytest.raises((ssl.SSLError, EOFError, ConnectionError)),
-        dial("127.0.0.1", site.port, context, known, Identity("mt", "gpu", "operator")) as line,
+        dial("127.0.0.1", site.port, context, known, Identity("mt", "gpu", "operator"), DATA) as line,
     ):
         read_frame(line)
     assert refused(site, "no certificate of this owner's")

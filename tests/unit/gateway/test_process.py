@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def files() -> Iterator[dict[str, Files]]:
 
 
 @contextlib.contextmanager
-def ended(*processes: Process) -> Iterator[None]:
+def ended(*processes: subprocess.Popen[Any]) -> Iterator[None]:
     """None of them is left behind."""
     try:
         yield

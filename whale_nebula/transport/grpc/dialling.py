@@ -137,7 +137,8 @@ def _refusal(target: Target, call: Any, lane: Lane, seconds: float) -> NebulaErr
     if code == grpc.StatusCode.FAILED_PRECONDITION:
         return LinkClosedError(why)
     if code in _FINAL:
-        return IdentityError(f"{target.address} refuses this worker: {why}")
+        mend = "do as it says; if it is about a certificate, whale-nebula doctor --config clusters.yaml on both sides"
+        return IdentityError(f"{target.address} refuses this worker: {why}", mend=mend)
     return TransportError(f"no connection to {target.address}", why=why)
 
 

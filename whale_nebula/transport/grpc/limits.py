@@ -114,7 +114,7 @@ def parse_end(peer: str) -> End | None:
     """
     kind, _, address = unquote(peer).partition(":")
     host, _, port = address.rpartition(":")
-    return End(_plain(host.strip("[]")), int(port)) if kind.startswith("ipv") and port.isdigit() else None
+    return End(plain_address(host.strip("[]")), int(port)) if kind.startswith("ipv") and port.isdigit() else None
 
 
 def find_surplus(
@@ -249,22 +249,32 @@ class ConnectionGuard:
 
 def _other_end(file: int, port: int) -> End | None:
     """Where an accepted connection of a port comes from; None for every other socket."""
-    with socket.socket(fileno=os.dup(file)) as one:
+    with _copy_socket(file) as one:
         if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:
             host, number, *_ = one.getpeername()
-            return End(_plain(host), number)
+            return End(plain_address(host), number)
     return None
 
 
 def _shut_connection(file: int, port: int, end: End) -> None:
     """End a connection, if the file still is this one: its number may be another's by now."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(file)) as one:
+    with contextlib.suppress(OSError), _copy_socket(file) as one:
         host, number, *_ = one.getpeername()
-        if one.getsockname()[1] == port and End(_plain(host), number) == end:
+        if one.getsockname()[1] == port and End(plain_address(host), number) == end:
             one.shutdown(socket.SHUT_RDWR)
 
 
-def _plain(host: str) -> str:
+def _copy_socket(file: int) -> socket.socket:
+    """The socket of an open file, by a file of its own; an `OSError` if it is none that can be used."""
+    copy = os.dup(file)
+    try:
+        return socket.socket(fileno=copy)
+    except BaseException:
+        os.close(copy)
+        raise
+
+
+def plain_address(host: str) -> str:
     """An address as it is written shortest; one of IPv4 within IPv6 as the former."""
     address = ipaddress.ip_address(host.partition("%")[0])
     return str(getattr(address, "ipv4_mapped", None) or address)

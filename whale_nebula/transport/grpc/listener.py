@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 
 import grpc
@@ -130,6 +130,29 @@ Accept: TypeAlias = Callable[[Knock, Visitor, Lane], Callable[[bytes], None]]
 """Takes a stream or raises why not. Gives what hears its frames; it runs in a thread of that stream."""
 
 
+class Front(Protocol):
+    """What listens at the public port in place of gRPC, and passes on to it whatever is for it."""
+
+    def open(self, most: int) -> tuple[str, int]:
+        """Take the port; gives where gRPC is to listen, and the port. At most so many connections are open."""
+        ...
+
+    def start(self) -> None:
+        """Let connections in from now on."""
+        ...
+
+    def find_peer(self, name: str) -> str:
+        """Who is at the other end of a connection that gRPC knows by this name."""
+        ...
+
+    def stop(self) -> None:
+        """Let nobody in, and end what there is once it is sent."""
+        ...
+
+
+_FILES_BEHIND = 3  # of a connection that comes by a front
+
+
 class Listener:
     """Serves streams on one address. `accept` is asked about each and raises a NebulaError to refuse it.
 
@@ -137,8 +160,8 @@ class Listener:
     is wanted is gone for good); PERMISSION_DENIED, which is final, for an IdentityError and for a stream that breaks
     the protocol; UNAVAILABLE, which is tried again, for everything else: for a certificate that has expired, as it may
     be renewed, and for mistakes of this side. `connections` is how many are expected at most, and `limits` bound those
-    that carry no stream that was let in; `others` serve what else there is on this port. Refusals of identities that
-    come in numbers are answered late, and not all of them are logged.
+    that carry no stream that was let in; `others` serve what else there is on this port, and a `front` may have the
+    port instead. Refusals of identities that come in numbers are answered late, and not all of them are logged.
     """
 
     def __init__(
@@ -151,7 +174,9 @@ class Listener:
         connections: int = 64,
         limits: Limits = LIMITS,
         others: Sequence[Any] = (),
+        front: Front | None = None,
     ) -> None:
+        self._front = front
         self._limits = limits
         self._guard: ConnectionGuard | None = None
         self._refusals = TokenBucket(_REFUSALS, _REFUSALS_A_SECOND)
@@ -169,7 +194,7 @@ class Listener:
 
     def start(self) -> str:
         """Listen from now on; gives the address, with the port that was found if 0 was asked for."""
-        self._refuse_taken()
+        asked, public = self._open_port()
         server = grpc.server(
             _Threads(),
             handlers=[_Door(self._talk), *self._others],
@@ -177,19 +202,35 @@ class Listener:
         )
         try:
             if self._credentials is None:
-                port = server.add_insecure_port(self._asked)
+                port = server.add_insecure_port(asked)
             else:
-                port = server.add_secure_port(self._asked, self._credentials)
+                port = server.add_secure_port(asked, self._credentials)
         except RuntimeError:
             port = 0
         if not port:
+            if self._front is not None:
+                self._front.stop()
             raise self._port_error("this host has no such address, or another process has this port")
+        port = public or port
         server.start()
         self._server = server
         self._guard = ConnectionGuard(port, self._limits)
         self._guard.start()
+        if self._front is not None:
+            self._front.start()
         self.address = f"{self._asked.rpartition(':')[0]}:{port}"
         return self.address
+
+    def _open_port(self) -> tuple[str, int]:
+        """Where gRPC is to listen; and the public port, if a front has it."""
+        if self._front is None:
+            self._refuse_taken()
+            return self._asked, 0
+        try:
+            return self._front.open(options.most_connections(self._connections, _FILES_BEHIND))
+        except (OSError, UnicodeError) as error:
+            self._front.stop()
+            raise self._port_error(getattr(error, "strerror", None) or str(error)) from None
 
     def _refuse_taken(self) -> None:
         """A port that is taken is what is wrong most often; gRPC would write a line of its own to the error stream."""
@@ -218,13 +259,16 @@ class Listener:
         if self._server is not None:
             self._server.stop(grace).wait(grace + 5.0)
             self._server = None
+        if self._front is not None:
+            self._front.stop()
 
     def _talk(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """One stream, in a thread of its own: what it yields goes out."""
-        lane, peer = Lane(), context.peer()
+        lane, guest = Lane(), visitor(context)
+        peer = guest.address if self._front is None else self._front.find_peer(guest.address)
         try:
             knock = Knock.read(context.invocation_metadata())
-            hear = self._accept(knock, visitor(context), lane)
+            hear = self._accept(knock, guest._replace(address=peer), lane)
         except NebulaError as error:
             self._note_refusal(peer, error)
             context.abort(_refusal(error), f"{error.what}: {error.why}" if error.why else error.what)

@@ -47,20 +47,24 @@ def server(deadlines: Deadlines, connections: int) -> Options:
     It takes its time to give up on one: who dialled finds out first, and a fresh connection replaces the old. So a slow
     line, which the server cannot know to be slow, is not taken for a dead one.
     """
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    endless = files == resource.RLIM_INFINITY
-    wanted = connections + (HANDSHAKES if endless else min(HANDSHAKES, files // 2))
-    most = wanted if endless else min(wanted, max(files - _OTHER_FILES, files // 2))
     return [
         *_both(deadlines.silence, _LENIENT * deadlines.silence),
         ("grpc.so_reuseport", 0),  # a second process on the port must fail, not share it
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 250),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.server_handshake_timeout_ms", _milliseconds(_HANDSHAKE_SECONDS)),
-        ("grpc.max_allowed_incoming_connections", most),
+        ("grpc.max_allowed_incoming_connections", most_connections(connections)),
         ("grpc.max_connection_idle_ms", _milliseconds(_IDLE_SECONDS)),
         ("grpc.max_concurrent_streams", _STREAMS),
     ]
+
+
+def most_connections(connections: int, each: int = 1) -> int:
+    """How many connections a port for so many takes, each of which needs so many open files."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    endless = files == resource.RLIM_INFINITY
+    wanted = connections + (HANDSHAKES if endless else min(HANDSHAKES, files // 2))
+    return wanted if endless else min(wanted, max(files - _OTHER_FILES, files // 2) // each)
 
 
 def lanes(control: str | None = None) -> int:

@@ -1,0 +1,101 @@
+"""First messages of TLS: good ones, cut ones, and such as nobody of ours sends."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import struct
+
+from whale_nebula.gateway.hello import MOST_BYTES
+
+
+def context(*protocols: str, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
+    """A client's TLS that takes every certificate."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+    made.maximum_version = newest
+    if protocols:
+        made.set_alpn_protocols(list(protocols))
+    return made
+
+
+def hello(*protocols: str, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> bytes:
+    """What a client of OpenSSL sends first."""
+    outgoing = ssl.MemoryBIO()
+    client = context(*protocols, newest=newest).wrap_bio(ssl.MemoryBIO(), outgoing)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return outgoing.read()
+
+
+def record(content: bytes, kind: int = 22, major: int = 3) -> bytes:
+    return bytes([kind, major, 1]) + struct.pack(">H", len(content)) + content
+
+
+def cut(data: bytes, parts: int) -> bytes:
+    """The message of a record in several records."""
+    content = data[5:]
+    size = max(1, -(-len(content) // parts))
+    return b"".join(record(content[at : at + size]) for at in range(0, len(content), size))
+
+
+def message(extensions: bytes, *, suites: bytes = b"\x13\x01", behind: bytes = b"", kind: int = 1) -> bytes:
+    """A first message with these extensions, in a record of its own."""
+    body = bytes([3, 3]) + bytes(32) + b"\0" + struct.pack(">H", len(suites)) + suites + b"\x01\0"
+    body += struct.pack(">H", len(extensions)) + extensions
+    content = bytes([kind]) + struct.pack(">I", len(body))[1:] + body + behind
+    if len(content) > 1 << 14:
+        return b"".join(record(content[at : at + (1 << 14)]) for at in range(0, len(content), 1 << 14))
+    return record(content)
+
+
+def extension(kind: int, content: bytes) -> bytes:
+    return struct.pack(">HH", kind, len(content)) + content
+
+
+def alpn(*names: bytes) -> bytes:
+    listed = b"".join(bytes([len(name)]) + name for name in names)
+    return extension(16, struct.pack(">H", len(listed)) + listed)
+
+
+REFUSED: dict[str, tuple[bytes, str]] = {
+    "HTTP in the clear": (b"GET /login HTTP/1.1\r\nHost: x\r\n\r\n", "no TLS"),
+    "HTTP/2 in the clear": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "no TLS"),
+    "SSH": (b"SSH-2.0-OpenSSH_9.6\r\n", "no TLS"),
+    "zeros": (bytes(64), "no TLS"),
+    "an alert": (record(b"\2\x28", kind=21), "no TLS"),
+    "SSL 2": (b"\x80\x2e\x01\x00\x02", "no TLS"),
+    "another version": (record(b"\1\0\0\0", major=2), "a record that cannot be"),
+    "an empty record": (record(b""), "a record that cannot be"),
+    "a record that is too long": (bytes([22, 3, 1, 255, 255]), "a record that cannot be"),
+    "a record of another kind in between": (record(b"\1\0") + record(b"x", 23), "another kind"),
+    "a server's message": (message(alpn(b"h2"), kind=2), "another message"),
+    "a message of 16 MiB": (record(b"\1\xff\xff\xff"), "too large"),
+    "more bytes than a message may have": (message(b"", suites=b"\x13\x01" * (MOST_BYTES // 2 - 8)), "more than 16384"),
+    "two large records": (record(b"\1\0\x3f\xf0" + bytes(1 << 13)) + record(bytes(1 << 13)), "more than 16384 bytes"),
+    "a record for each byte": (cut(hello("h2"), 1000), "more than 8 records"),
+    "something behind it": (message(alpn(b"h2"), behind=b"\1\0\0\0"), "more stands behind it"),
+    "protocols twice": (message(alpn(b"h2") + alpn(b"nebula-login/1")), "comes twice"),
+    "a list of no protocols": (message(extension(16, b"\0\0")), "protocols that cannot be"),
+    "a protocol without a name": (message(extension(16, b"\0\1\0")), "protocols that cannot be"),
+    "a length beyond its list": (message(extension(16, b"\0\3\x09h2")), "not that of its parts"),
+    "a length beyond its extension": (message(extension(16, b"\0\x09\2h2")), "not that of its parts"),
+    "bytes behind the list": (message(extension(16, b"\0\3\2h2\0")), "protocols that cannot be"),
+    "half an extension": (message(b"\0\x10\0"), "not that of its parts"),
+    "no suites": (message(alpn(b"h2"), suites=b""), "parts that cannot be"),
+    "half a suite": (message(alpn(b"h2"), suites=b"\x13"), "parts that cannot be"),
+}
+"""What is no first message of TLS, and what is said of it."""
+
+UNSPOKEN: dict[str, tuple[bytes, str]] = {
+    "no protocol": (message(b""), "no protocol that is spoken at this port: it offers none"),
+    "another protocol": (message(alpn(b"http/1.1")), "no protocol that is spoken at this port: it offers 'http/1.1'"),
+    "bytes for a protocol": (message(alpn(b"\xff\r\n\x1b[2J")), r"it offers 'ÿ\r\n\x1b[2J'"),
+    "another version of logins": (message(alpn(b"nebula-login/2")), "it offers 'nebula-login/2'"),
+    "that of logins and that of links": (message(alpn(b"nebula-login/1", b"h2")), "protocols of several services"),
+    "that of logins and that of data": (
+        message(alpn(b"nebula-data/1", b"nebula-login/1")),
+        "protocols of several services",
+    ),
+}
+"""First messages of protocols that are not spoken so."""

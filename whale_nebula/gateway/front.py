@@ -1,0 +1,292 @@
+"""The public port of a gateway at which accounts log in and read data, too.
+
+Who dials says in the first message of TLS which protocol he wants to speak. That message is looked at, and stays
+where it is: TLS ends where it always does. Logins and data are handed over to their services on this host as open
+connections; links go to gRPC, which listens behind, byte by byte. Whatever else comes is refused, and written down.
+One thread does all of it: strangers cost a place among the connections that may be open, for some seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import queue
+import select
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from whale_nebula.errors import NebulaError, NotAllowedError, TransportError
+from whale_nebula.gateway.hello import MOST_BYTES, read_hello
+from whale_nebula.gateway.pipes import Pipe, Poll
+from whale_nebula.transport.grpc.limits import plain_address
+from whale_nebula.transport.handover import COMMANDS, NOUNS, hand_over
+
+HELLO_SECONDS = 5.0
+"""For so long a first message may take."""
+_LINKS = ("h2", "grpc-exp")
+_TICK_SECONDS, _STOP_SECONDS = 0.2, 1.0
+_ACCEPTS, _BACKLOG = 64, 512
+_NOTES = 256
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - what a config may say
+_NO_PROTOCOL, _NO_SERVICE, _WRONG = 120, 80, 50  # alerts of TLS: no_application_protocol, internal_error, decode_error
+_LOG = logging.getLogger("whale_nebula.gateway")
+
+
+@dataclass
+class _Guest:
+    """A connection of which it is not known yet what it is for."""
+
+    line: socket.socket
+    peer: str
+    until: float
+    size: int = 0
+
+
+class Front:
+    """Listens at an address from `open` to `stop`. `services` are the sockets of those to whom connections are handed
+    over, by their protocols; `refused(address, error)` hears who was refused, in a thread of its own.
+    """
+
+    def __init__(self, address: str, services: Mapping[str, Path], refused: Callable[[str, NebulaError], None]) -> None:
+        self._address, self._services, self._refused = address, services, refused
+        self._poll = Poll()
+        self._listening: list[socket.socket] = []
+        self._guests: dict[int, _Guest] = {}  # by their files, the oldest first
+        self._pipes: set[Pipe] = set()
+        self._peers: dict[str, str] = {}  # the other end of each connection to gRPC, by the name of ours
+        self._notes: queue.Queue[tuple[str, NebulaError] | None] = queue.Queue(_NOTES)
+        self._folder, self._door = "", -1  # the door is the socket at which gRPC listens behind
+        self._most, self._lost, self._paused = 0, 0, 0.0
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, name="nebula-front", daemon=True),
+            threading.Thread(target=self._write_notes, name="nebula-front-notes", daemon=True),
+        ]
+
+    # ------------------------------------------------------------------ what the listener behind uses
+    def open(self, most: int) -> tuple[str, int]:
+        """Take the public port; gives where gRPC is to listen, and the port. At most so many connections are open."""
+        host, _, asked = self._address.rpartition(":")
+        self._most = most
+        self._listening = _listen(host.strip("[]"), int(asked))
+        self._folder = tempfile.mkdtemp(prefix="whale-nebula-")
+        return f"unix:{self._folder}/links", int(self._listening[0].getsockname()[1])
+
+    def start(self) -> None:
+        """Let connections in from now on. The door loses its name: nobody else opens it, and nothing is left behind."""
+        self._door = os.open(f"{self._folder}/links", os.O_PATH)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        for each in self._listening:
+            each.setblocking(False)
+            self._poll.watch(each, select.EPOLLIN, partial(self._accept, each))
+        for thread in self._threads:
+            thread.start()
+
+    def find_peer(self, name: str) -> str:
+        """Who is at the other end of a connection that gRPC knows by the name of our end."""
+        return self._peers.get(name, name)
+
+    def stop(self) -> None:
+        """Let nobody in, and end what there is once it is sent, after a second at most."""
+        self._over.set()
+        if self._threads[0].ident is not None:
+            self._threads[0].join(2 * _STOP_SECONDS + _TICK_SECONDS)
+            with contextlib.suppress(queue.Full):  # the disk stands still, and so does who writes there
+                self._notes.put(None, timeout=_STOP_SECONDS)
+            self._threads[1].join(_STOP_SECONDS)
+        self._poll.close()
+        for each in self._listening:
+            each.close()
+        if self._door >= 0:
+            os.close(self._door)
+            self._door = -1
+        elif self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ------------------------------------------------------------------ the thread
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._poll.handle(_TICK_SECONDS)
+                self._look(time.monotonic())
+            except Exception:  # the next turn may go better, and there must be one
+                _LOG.exception("the public port could not be served just now")
+        for each in self._listening:
+            self._poll.leave(each)
+            each.close()
+        for guest in list(self._guests.values()):
+            self._drop(guest)
+        end = time.monotonic() + _STOP_SECONDS
+        while self._pipes and time.monotonic() < end:
+            self._poll.handle(_TICK_SECONDS)
+        for pipe in list(self._pipes):
+            pipe.close()
+
+    def _look(self, now: float) -> None:
+        """End who has taken too long for a first message, and go on with what was put off."""
+        while self._guests and (guest := next(iter(self._guests.values()))).until < now:
+            if guest.size:
+                error = TransportError("a first message that did not come", why=f"{HELLO_SECONDS:g} s have passed")
+                self._refuse(guest, error, _WRONG)
+            else:
+                self._drop(guest)
+        if self._paused and now > self._paused:
+            self._paused = 0.0
+            for each in self._listening:
+                self._poll.watch(each, select.EPOLLIN, partial(self._accept, each))
+
+    def _accept(self, listening: socket.socket, events: int) -> None:
+        for _ in range(_ACCEPTS):
+            try:
+                line, end = listening.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                    self._paused = time.monotonic() + _TICK_SECONDS
+                    for each in self._listening:
+                        self._poll.leave(each)
+                    return
+                continue  # it has left already
+            if len(self._guests) + len(self._pipes) >= self._most:
+                line.close()
+                continue
+            line.setblocking(False)
+            guest = _Guest(line, name_peer(end[0], end[1]), time.monotonic() + HELLO_SECONDS)
+            self._guests[line.fileno()] = guest
+            watched = select.EPOLLIN | select.EPOLLRDHUP
+            self._poll.watch(line, watched, partial(self._meet, guest))
+
+    def _meet(self, guest: _Guest, events: int) -> None:
+        """Something of a first message has come, or nothing more comes."""
+        try:
+            data = guest.line.recv(MOST_BYTES, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(guest)
+            return
+        guest.size = len(data)
+        try:
+            found = read_hello(data)
+        except NebulaError as error:
+            self._refuse(guest, error, _WRONG)
+            return
+        if not isinstance(found, int):
+            self._direct(guest, found)
+        elif events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR) or not data:
+            if data:
+                self._refuse(guest, TransportError("it left in the middle of its first message"), _WRONG)
+            else:
+                self._drop(guest)
+        else:  # nothing is looked at again before there is as much
+            guest.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, found)
+
+    def _direct(self, guest: _Guest, protocols: tuple[str, ...]) -> None:
+        """Take a connection where its protocol is spoken; one that offers those of two is for nobody."""
+        wanted = {"" if each in _LINKS else each for each in protocols if each in _LINKS or each in self._services}
+        if len(wanted) != 1:
+            shown = ", ".join(repr(each)[:40] for each in protocols[:4]) or "none"
+            what = "no protocol that is spoken at this port" if not wanted else "protocols of several services"
+            self._refuse(guest, NotAllowedError(what, why=f"it offers {shown}"), _NO_PROTOCOL)
+            return
+        guest.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        (protocol,) = wanted
+        try:
+            if protocol:
+                hand_over(guest.line, self._services[protocol])
+                self._drop(guest)
+            else:
+                self._join(guest)
+        except OSError as error:
+            noun, mend = (NOUNS[protocol], COMMANDS[protocol]) if protocol else ("links", None)
+            why = error.strerror or str(error)
+            self._refuse(guest, TransportError(f"no service of {noun} takes it", why=why, mend=mend), _NO_SERVICE)
+
+    def _join(self, guest: _Guest) -> None:
+        inner, name = socket.socket(socket.AF_UNIX), ""
+        try:
+            inner.setblocking(False)
+            inner.bind("")  # the kernel gives it a name, by which gRPC knows it
+            name = f"unix-abstract:{inner.getsockname()[1:].decode('ascii')}"
+            self._peers[name] = guest.peer
+            inner.connect(f"/proc/self/fd/{self._door}")
+            guest.line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:
+            self._peers.pop(name, None)
+            inner.close()
+            raise
+        self._forget(guest)
+
+        def end() -> None:
+            self._peers.pop(name, None)
+            self._pipes.discard(pipe)
+
+        pipe = Pipe(self._poll, guest.line, inner, end)
+        self._pipes.add(pipe)
+
+    def _forget(self, guest: _Guest) -> None:
+        self._poll.leave(guest.line)
+        self._guests.pop(guest.line.fileno(), None)
+
+    def _drop(self, guest: _Guest) -> None:
+        self._forget(guest)
+        guest.line.close()
+
+    def _refuse(self, guest: _Guest, error: NebulaError, alert: int) -> None:
+        """End a connection with a word of TLS about why, and have it written down."""
+        try:
+            self._notes.put_nowait((guest.peer.rpartition(":")[0], error))
+        except queue.Full:
+            self._lost += 1
+        with contextlib.suppress(OSError):
+            guest.line.recv(MOST_BYTES)  # of what is closed unread, the other side would not hear why
+            guest.line.send(bytes([21, 3, 3, 0, 2, 2, alert]))
+            guest.line.shutdown(socket.SHUT_WR)
+        self._drop(guest)
+
+    def _write_notes(self) -> None:
+        """Write down who was refused: what is written may wait for the disk, and the public port must not."""
+        while (note := self._notes.get()) is not None:
+            lost, self._lost = self._lost, 0
+            try:
+                self._refused(*note)
+                if lost:
+                    self._refused("others", TransportError(f"{lost} more, while the log could not be written"))
+            except Exception:
+                _LOG.exception("a refusal could not be written down")
+
+
+def name_peer(host: str, port: int) -> str:
+    """The other end of a connection, as gRPC writes it.
+
+    >>> name_peer("::ffff:10.77.0.2", 51022), name_peer("::1", 7101)
+    ('ipv4:10.77.0.2:51022', 'ipv6:[::1]:7101')
+    """
+    plain = plain_address(host)
+    return f"ipv6:[{plain}]:{port}" if ":" in plain else f"ipv4:{plain}:{port}"
+
+
+def _listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen at a host, on all its addresses; at all of this host where it is a wildcard, as gRPC does."""
+    if host in _WILDCARDS and socket.has_dualstack_ipv6():
+        return [socket.create_server(("::", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)]
+    made: list[socket.socket] = []
+    try:
+        for family, _, _, _, end in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+            at = (end[0], made[0].getsockname()[1] if made and not port else end[1], *end[2:])
+            made.append(socket.create_server(at, family=family, backlog=_BACKLOG))
+    except OSError:
+        for each in made:
+            each.close()
+        raise
+    return made

@@ -1,0 +1,152 @@
+"""Connections that a gateway hands over to a service of the same host, as they are: the kernel passes the open socket
+from one process to the other, so the service sees the bytes and the address of who dialled, and no byte of it passes
+through the gateway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from whale_nebula.errors import ConfigError
+from whale_nebula.security.files import lock_folder
+from whale_nebula.transport.grpc.limits import plain_address
+
+LOGIN, DATA = "nebula-login/1", "nebula-data/1"
+"""What connections are for, as protocols of TLS (ALPN)."""
+NOUNS = {LOGIN: "logins", DATA: "data"}
+COMMANDS = {LOGIN: "whale-nebula accounts serve", DATA: "whale-nebula data serve"}
+_BACKLOG, _SECONDS, _PAUSE_SECONDS, _MODE = 128, 1.0, 0.1, 0o660
+_LOG = logging.getLogger("whale_nebula.transport")
+
+Take = Callable[[socket.socket, tuple[str, int]], None]
+
+
+def socket_path(folder: Path, protocol: str, cluster: str) -> Path:
+    """The socket of the service of a cluster in a folder that gateway and service share.
+
+    >>> socket_path(Path("certs"), LOGIN, "gpu").as_posix()
+    'certs/login-gpu.sock'
+    """
+    return folder / f"{protocol.removeprefix('nebula-').partition('/')[0]}-{cluster}.sock"
+
+
+def hand_over(line: socket.socket, path: Path) -> None:
+    """Hand a connection over to the service at a path. Waits for nothing: an `OSError` says that nobody takes it."""
+    with _shorten_path(path) as name, socket.socket(socket.AF_UNIX) as door:
+        door.setblocking(False)
+        door.connect(name)
+        socket.send_fds(door, [b"\0"], [line.fileno()])
+
+
+@contextlib.contextmanager
+def receive_connections(path: Path, take: Take) -> Iterator[None]:
+    """Give each connection that is handed over at a path to `take`, with the address of who dialled, while this is
+    open. Who may enter the folder, and is of its group, may hand over.
+    """
+    listening, over = _listen(path), threading.Event()
+    thread = threading.Thread(target=_receive, args=(listening, take, over), name="nebula-handed", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        with contextlib.suppress(OSError):
+            listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        thread.join(2 * _SECONDS)
+        listening.close()
+        path.unlink(missing_ok=True)
+
+
+def _listen(path: Path) -> socket.socket:
+    if not path.parent.is_dir():
+        raise ConfigError(
+            "there is no such folder", where=str(path.parent), mend="--services FOLDER, as at the gateway"
+        )
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        with lock_folder(path.parent), _shorten_path(path) as name:
+            if _is_taken(name):
+                raise ConfigError(
+                    "another service is there already",
+                    where=str(path),
+                    why="a gateway hands each connection to one service of a kind",
+                    mend="end the other one, or --services with a folder of its own",
+                )
+            path.unlink(missing_ok=True)
+            listening.bind(name)
+            path.chmod(_MODE)
+            listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        why = error.strerror or str(error)
+        raise ConfigError("no gateway can hand over connections", where=str(path), why=why) from None
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def is_served(path: Path) -> bool:
+    """Whether a service takes connections at a path."""
+    with _shorten_path(path) as name:
+        return _is_taken(name)
+
+
+def _is_taken(name: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as trial:
+        trial.setblocking(False)
+        try:
+            trial.connect(name)
+        except BlockingIOError:  # it has many to take
+            return True
+        except OSError:
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def _shorten_path(path: Path) -> Iterator[str]:
+    """A name of a path that the kernel takes for a socket, which has 107 bytes at most."""
+    if len(os.fsencode(path)) < 108:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def _receive(listening: socket.socket, take: Take, over: threading.Event) -> None:
+    while not over.is_set():
+        try:
+            door, _ = listening.accept()
+        except OSError:  # it is over, or there is no file just now
+            over.wait(_PAUSE_SECONDS)
+            continue
+        try:
+            with door:
+                door.settimeout(_SECONDS)
+                _, files, *_ = socket.recv_fds(door, 1, 1)
+            for file in files:
+                _take(file, take)
+        except Exception:  # of one connection; others come
+            _LOG.exception("a connection that was handed over could not be taken")
+
+
+def _take(file: int, take: Take) -> None:
+    line = socket.socket(fileno=file)
+    try:
+        if line.family not in (socket.AF_INET, socket.AF_INET6) or line.type != socket.SOCK_STREAM:
+            raise OSError("it is no connection of TCP")
+        host, port, *_ = line.getpeername()
+    except OSError:  # or it has ended meanwhile
+        line.close()
+        return
+    take(line, (plain_address(host), int(port)))
