@@ -28,6 +28,16 @@ class Stateful(Protocol):
         ...
 
 
+class Spread(Stateful, Protocol):
+    """An object of which each worker has a part. Where a run goes on with other workers these are given anew."""
+
+    def load_parts(self, parts: Mapping[str, Callable[[], Any]], worker: str, complete: bool) -> None:
+        """Go on from what workers have saved, by their names: this `worker` finds out when it trains what of it is its
+        own. It is `complete` unless other workers have saved more, in files that are not here.
+        """
+        ...
+
+
 def encode_value(value: Any, put: Put) -> Any:
     """A value as JSON has it; arrays are kept beside it.
 
