@@ -9,7 +9,7 @@ import numpy as np
 
 from whale_nebula.errors import WeightsError
 
-from .shares import WHOLE, Share
+from .shares import Share
 
 Waiting = tuple[np.ndarray, np.ndarray]
 """The distinct ids of a push whose update is still to be made, and their gradients."""
@@ -29,9 +29,9 @@ def check_state(state: State, width: int, optimizer: str) -> None:
 
 
 def share_of(state: State) -> Share | None:
-    """The share whose rows a state has; None of a table that was never used."""
+    """The share whose rows a state has; None of a table that was not used in the process that saved it."""
     told = state.get("share")
-    return Share(*map(int, told)) if told is not None else WHOLE if len(state["ids"]) else None
+    return None if told is None else Share(*map(int, told))
 
 
 def pack_waiting(waiting: Iterable[Waiting]) -> State:
@@ -54,18 +54,17 @@ def unpack_waiting(state: State) -> list[Waiting]:
 
 
 def join_states(states: Sequence[State], share: Share) -> State:
-    """One state with the rows of a share that any of these has; of an id that several have, the first one's row."""
-    used = [state for state in states if share_of(state) is not None]
-    ids, picked = _pick([np.asarray(state["ids"], np.int64) for state in used], share)
-    arrays = {
-        name: np.concatenate([np.asarray(state[name]) for state in used])[picked] for name in ("counts", "values")
-    }
+    """One state with the rows of a share that any of these has, which have had the same updates; of an id that several
+    have, the first one's row.
+    """
+    ids, picked = _pick([np.asarray(state["ids"], np.int64) for state in states], share)
+    names = ("counts", "values")
+    arrays = {name: np.concatenate([np.asarray(state[name]) for state in states])[picked] for name in names}
     waiting = []
-    for pushes in zip(*map(unpack_waiting, used), strict=True):  # all have had the same pushes
+    for pushes in zip(*map(unpack_waiting, states), strict=True):
         found, places = _pick([each for each, _ in pushes], share)
         waiting.append((found, np.concatenate([each for _, each in pushes])[places]))
-    plain = {"steps": max(state["steps"] for state in used), "share": list(share)}
-    return {**used[0], "ids": ids, **arrays, **plain, **pack_waiting(waiting)}
+    return {**states[0], "ids": ids, **arrays, "share": list(share), **pack_waiting(waiting)}
 
 
 def _pick(ids: Sequence[np.ndarray], share: Share) -> tuple[np.ndarray, np.ndarray]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from whale_nebula.errors import CheckpointError, DataError, OptionError, StateError
+from whale_nebula.runtime.checkpoint.objects import SavedState
 from whale_nebula.runtime.run import opened_run
 
 from .hashing import draw_uniform
 from .id_index import IdIndex
 from .row_optimizers import RowOptimizer
-from .row_states import State, Waiting, check_state, join_states, pack_waiting, share_of, unpack_waiting
+from .row_states import Waiting, check_state, join_states, pack_waiting, share_of, unpack_waiting
 from .segments import Segments
 from .shares import BUCKETS, WHOLE, Share, covers
 
@@ -36,10 +37,13 @@ class Ahead:
 
 @dataclass(frozen=True)
 class _Saved:
-    """What a run goes on from: the share that is loaded, the parts of other workers, and whether all are here."""
+    """What a run goes on from: the share that is loaded, the parts of all workers, which of them is this one's, and
+    whether all are here.
+    """
 
     loaded: Share | None
-    others: Sequence[Callable[[], State]]
+    parts: Mapping[str, SavedState]
+    worker: str
     complete: bool
 
 
@@ -79,7 +83,7 @@ class RowTable:
         self._saved: _Saved | None = None
         self.left_out = self.fetched_again = 0
         self._generation = 0
-        self._lock = threading.Lock()
+        self._lock, self._holding = threading.Lock(), threading.Lock()
         self._clear()
 
     def __len__(self) -> int:
@@ -211,43 +215,49 @@ class RowTable:
         """Have the rows of these buckets alone; once it is said, it stays. Of what a run goes on from, they are taken
         from all workers that had some of them.
         """
-        if share == self.share:
-            return
-        if self.share is not None:
-            raise StateError(
-                f"a table of rows has {self.share}, and is asked for {share}",
-                why="a program has divided the table otherwise than another one before it",
-                mend="the same nb.split(axis=0) around its layer in all programs",
-            )
-        if self._saved is not None and self._saved.loaded != share:
-            self._take_share(share, self._saved)
-        self.share, self._saved = share, None
+        with self._holding:
+            if share == self.share:
+                return
+            if self.share is not None:
+                raise StateError(
+                    f"a table of rows has {self.share}, and is asked for {share}",
+                    why="a program has divided the table otherwise than another one before it",
+                    mend="the same nb.split(axis=0) around its layer in all programs",
+                )
+            if self._saved is not None:
+                self._take_share(share, self._saved)
+            self.share, self._saved = share, None
 
     def _take_share(self, share: Share, saved: _Saved) -> None:
-        """Hold the rows of a share that this worker and others have saved."""
-        states = [each for read in saved.others for each in [read()] if share_of(each) is not None]
-        for each in states:
-            check_state(each, self.width, self.optimizer.name)
-        states += [self.state_dict()] if saved.loaded is not None else []
-        shares = [found for each in states if (found := share_of(each)) is not None]
-        if not covers(shares, share) and (shares or not saved.complete):
+        """Hold the rows of a share that workers have saved: those that have had all updates."""
+        told = {name: part.read_plain() for name, part in saved.parts.items()}
+        newest = max((each["steps"] for each in told.values()), default=0)
+        new = ((name, share_of(each)) for name, each in told.items() if each["steps"] == newest)
+        shares = {name: found for name, found in new if found is not None}
+        if shares.get(saved.worker) == share:
+            return  # all that this worker had: it is here
+        if not covers(list(shares.values()), share) and (shares or not saved.complete):
             raise CheckpointError(
                 "rows of a table are not in the checkpoint's files on this host",
                 why="other hosts have written them, in folders of their own, and the table is divided otherwise now",
                 mend="give all hosts one shared folder, or as many workers as have saved it",
             )
-        if shares:
+        states = [saved.parts[name].read() for name, each in shares.items() if each.meets(share)]
+        for each in states:
+            check_state(each, self.width, self.optimizer.name)
+        if states:
             self.load_state_dict(join_states(states, share))
 
-    def load_parts(self, parts: Mapping[str, Callable[[], State]], worker: str, complete: bool) -> None:
+    def load_parts(self, parts: Mapping[str, SavedState], worker: str, complete: bool) -> None:
         """Go on from what workers have saved, each its part; `complete` unless some have saved where it is not found.
         This worker's own part is held at once, as those of others are when it is known which rows are whose.
         """
-        own = parts[worker]() if worker in parts else None
-        others = [read for name, read in parts.items() if name != worker]
-        if own is not None:
+        loaded = None
+        if worker in parts:
+            own = parts[worker].read()
             self.load_state_dict(own)
-        self._saved = _Saved(None if own is None else share_of(own), others, complete)
+            loaded = share_of(own)
+        self._saved = _Saved(loaded, parts, worker, complete)
         run = opened_run()
         known = self.share or (WHOLE if run is None or run.alone else None)
         if known is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,10 @@ class Share(NamedTuple):
         buckets = ((mix(ids) >> np.uint64(30)) % np.uint64(BUCKETS)).astype(np.int64)  # bits that nothing else uses
         return np.asarray((buckets >= self.start) & (buckets < self.start + self.size))
 
+    def meets(self, other: Share) -> bool:
+        """Whether some bucket is in both."""
+        return self.start < other.start + other.size and other.start < self.start + self.size
+
     def count_of(self, rows: int) -> int:
         """Its part of so many rows, rounded up."""
         return -(-rows * self.size // BUCKETS)
@@ -36,7 +41,7 @@ class Share(NamedTuple):
 WHOLE = Share()
 
 
-def covers(shares: list[Share], share: Share) -> bool:
+def covers(shares: Sequence[Share], share: Share) -> bool:
     """Whether each bucket of a share is in one of others.
 
     >>> covers([Share(0, 512), Share(512, 512)], Share(256, 512)), covers([Share(0, 512)], WHOLE)

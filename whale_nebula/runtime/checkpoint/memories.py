@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from whale_nebula.runtime.checkpoint.codec_states import decode_state, encode_state
 from whale_nebula.runtime.checkpoint.fitting import remember_callbacks, restore_callbacks
 from whale_nebula.runtime.checkpoint.objects import (
     Put,
+    SavedState,
     Spread,
     check_object,
     decode_value,
@@ -100,5 +100,5 @@ class Memories:
         if self.source is None:
             return
         saved = {worker: part.memory.get("objects", {}) for worker, part in self.source.parts.items()}
-        parts = {worker: partial(decode_value, each[name], self._get) for worker, each in saved.items() if name in each}
+        parts = {worker: SavedState(each[name], self._get) for worker, each in saved.items() if name in each}
         value.load_parts(parts, self.worker, complete=self.source.parts.keys() == self.source.manifest.workers.keys())

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from whale_nebula.errors import CheckpointError, DataError, StateError
 from whale_nebula.ir.layout import divide
 from whale_nebula.models.recommender import RowTable, row_table
 from whale_nebula.models.recommender.row_optimizers import make_row_optimizer
 from whale_nebula.models.recommender.shares import BUCKETS, WHOLE, Share
+from whale_nebula.runtime.checkpoint.objects import SavedState, encode_value
 
 
 @pytest.fixture
@@ -36,6 +38,17 @@ def make_tables(count: int, **options: Any) -> list[RowTable]:
     for table, share in zip(tables, make_shares(count), strict=True):
         table.hold(share)
     return tables
+
+
+def saved(table: RowTable) -> SavedState:
+    """Its state as a checkpoint has it."""
+    arrays: dict[str, Any] = {}
+
+    def put(array: Any) -> str:
+        arrays[str(len(arrays))] = tf.constant(array)
+        return str(len(arrays) - 1)
+
+    return SavedState(encode_value(table.state_dict(), put), arrays.__getitem__)
 
 
 def train(tables: Sequence[RowTable], seed: int, steps: int = 6) -> np.ndarray:
@@ -69,8 +82,8 @@ def test_shares_are_one_table_also_with_another_number_of_workers(staleness: int
     np.testing.assert_array_equal(train([one], 1), train(tables, 1))
     assert_together(tables, one)
     assert sum(table.evict(fewer_than=2) for table in tables) == one.evict(fewer_than=2)
-    parts = {f"cpu/{at}": table.state_dict for at, table in enumerate(tables)}
-    parts["gpu/0"] = make_table().state_dict
+    parts = {f"cpu/{at}": saved(table) for at, table in enumerate(tables)}
+    parts["gpu/0"] = saved(make_table())
     again = [make_table(staleness=staleness) for _ in range(after)]
     for at, (table, share) in enumerate(zip(again, make_shares(after), strict=True)):
         table.load_parts(parts, f"cpu/{at}", complete=True)
@@ -80,11 +93,30 @@ def test_shares_are_one_table_also_with_another_number_of_workers(staleness: int
     assert_together(again, one)
 
 
+@pytest.mark.usefixtures("several_processes")
+def test_rows_that_a_worker_has_left_do_not_come_back() -> None:
+    """The table was on one worker, then on another, and comes back: what the first one still had is old."""
+    (first,), one = make_tables(1), make_table()
+    train([first], 1)
+    train([one], 1)
+    parts = {"cpu/0": saved(first), "cpu/1": saved(make_table())}
+    tables = {name: make_table() for name in parts}
+    for name, table in tables.items():
+        table.load_parts(parts, name, complete=True)
+    tables["cpu/1"].hold(WHOLE)
+    train([tables["cpu/1"]], 2)
+    train([one], 2)
+    again = make_table()
+    again.load_parts({name: saved(table) for name, table in tables.items()}, "cpu/0", complete=True)
+    again.hold(WHOLE)
+    assert_together([again], one)
+
+
 def test_one_process_has_all_rows_at_once() -> None:
     tables = make_tables(2)
     train(tables, 1)
     one = make_table()
-    one.load_parts({f"cpu/{at}": table.state_dict for at, table in enumerate(tables)}, "local/0", complete=True)
+    one.load_parts({f"cpu/{at}": saved(table) for at, table in enumerate(tables)}, "local/0", complete=True)
     assert_together(tables, one)
     assert one.share == WHOLE
 
@@ -93,13 +125,13 @@ def test_one_process_has_all_rows_at_once() -> None:
 def test_what_is_not_here_is_refused() -> None:
     first, _ = tables = make_tables(2)
     train(tables, 1)
-    for parts, worker in (({"cpu/0": first.state_dict}, "cpu/0"), ({"gpu/0": make_table().state_dict}, "cpu/1")):
+    for parts, worker in (({"cpu/0": saved(first)}, "cpu/0"), ({"gpu/0": saved(make_table())}, "cpu/1")):
         table = make_table()
         table.load_parts(parts, worker, complete=False)
         with pytest.raises(CheckpointError, match="not in the checkpoint's files on this host"):
             table.hold(make_shares(3)[1])
     table = make_table()
-    table.load_parts({"cpu/0": first.state_dict}, "cpu/0", complete=False)
+    table.load_parts({"cpu/0": saved(first)}, "cpu/0", complete=False)
     table.hold(make_shares(2)[0])  # the same rows as before: nobody else is asked
     assert len(table) == len(first)
 
