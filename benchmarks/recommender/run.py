@@ -245,22 +245,27 @@ def measure_pace(quick: bool) -> Rows:
     for batch, steps in ((512, 60 if quick else 150),):
         ours: dict[int, list[float]] = {0: []}
         theirs: list[float] = []
-        together: list[float] = []
         for _ in range(1 if quick else ROUNDS):
             theirs.append(_run_server(batch, steps))
             for staleness in ours:
                 ours[staleness].append(_run_ours(batch, steps, staleness))
-            together.append(_run_ours(batch, steps, 0, together=True))
         base = statistics.median(theirs)
         for staleness, each in ours.items():
             ratio = statistics.median(each) / base
             said = f"{ratio:.2f} x ({statistics.median(each):,.0f} rows a second beside {base:,.0f})"
             rows.append([f"pace, batch {batch}, staleness {staleness}", said, "1.5 x", verdict(ratio, 1.5, least=True)])
-        apart = statistics.median(ours[0])
-        said = f"{statistics.median(together) / apart:.2f} x that of two clusters with a table each "
-        said += f"({statistics.median(together):,.0f} rows a second)"
-        rows.append([f"pace, batch {batch}, one table over two workers", said, "", ""])
     return rows
+
+
+def measure_workers(quick: bool) -> Rows:
+    """Rows a second with one table over two workers of a cluster, beside two clusters with a table each, in turn."""
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(1 if quick else ROUNDS):
+        for together, paces in found.items():
+            paces.append(_run_ours(BATCH, 60 if quick else 150, 0, together=together))
+    apart, one = (statistics.median(paces) for paces in found.values())
+    said = f"{one / apart:.2f} x two clusters with a table each ({one:,.0f} rows a second beside {apart:,.0f})"
+    return [[f"pace, batch {BATCH}, one table over two workers", said, "", ""]]
 
 
 def _run_ours(batch: int, steps: int, staleness: int, *, together: bool = False) -> float:
@@ -326,6 +331,7 @@ PARTS: dict[str, Callable[[bool], Rows]] = {
     "staleness": measure_staleness,
     "memory": measure_memory,
     "pace": measure_pace,
+    "workers": measure_workers,
 }
 
 
