@@ -7,6 +7,7 @@
     python examples/recommend.py --staleness 1        # updates of rows are a step late, beside the network
     python examples/recommend.py --criteo train.txt   # Criteo's file instead of a log that is made by rule
     whale-nebula run --all --clusters cpu,gpu examples/recommend.py      # a process for each cluster, mutual TLS
+    whale-nebula run --all --config clusters.yaml examples/recommend.py  # cpu may have several workers: each has rows
 
 Ids get rows as they come. Of each batch the rows of its distinct ids cross, and the sums of their gradients come back;
 ids of the next batch are looked up meanwhile.
@@ -119,7 +120,8 @@ def main() -> None:
         model, tables = make_model(given, log)
     except nb.errors.NebulaError as error:
         arguments.error(f"{error.what}; {error.mend}")
-    nb.place(model, {r"table(\d+|_wide)": "cpu", r"(?!table(\d+|_wide)$).*": "gpu"})
+    places: dict[str, Any] = {r"table(\d+|_wide)": "cpu", r"(?!table(\d+|_wide)$).*": "gpu"}
+    nb.place(model, {**places, r"(table(\d+|_wide))": nb.split(axis=0)})  # over the workers of cpu, if it has several
     model.compile(keras.optimizers.Adam(3e-3), keras.losses.BinaryCrossentropy(from_logits=True))
 
     looks, began = Looks(), time.monotonic()

@@ -1,5 +1,5 @@
-"""Fill a table with rows, and print what memory this process has. run.py starts two of these at once. Arguments: rows,
-the number of this process.
+"""Fill one worker's share of a table with rows, and print what memory this process has. run.py starts two of these at
+once. Arguments: rows of the whole table, the number of this process.
 """
 
 from __future__ import annotations
@@ -13,31 +13,39 @@ import numpy as np
 
 from whale_nebula.models.recommender import RowTable
 from whale_nebula.models.recommender.row_optimizers import make_row_optimizer
+from whale_nebula.models.recommender.shares import BUCKETS, Share
 
-BLOCK = 1 << 20
+BLOCK, WORKERS = 1 << 20, 2
 
 
-def resident() -> float:
-    """GiB of this process."""
-    line = next(each for each in Path("/proc/self/status").read_text("utf-8").splitlines() if each.startswith("VmRSS"))
+def read_memory(what: str) -> float:
+    """GiB of this process: VmRSS, now, or VmHWM, at most."""
+    line = next(each for each in Path("/proc/self/status").read_text("utf-8").splitlines() if each.startswith(what))
     return int(line.split()[1]) / 2**20
 
 
 def main(rows: int, number: int) -> None:
-    """Fill it, block by block, and look some rows up."""
-    before, began = resident(), time.perf_counter()
+    """Fill it, block by block, as steps that ask both workers for all ids, and look some rows up."""
+    before, began = read_memory("VmRSS"), time.perf_counter()
     table = RowTable(16, make_row_optimizer("sgd"))
+    table.hold(Share(number * BUCKETS // WORKERS, BUCKETS // WORKERS))
+    filled, spent = [0], [time.process_time()]
     for start in range(0, rows, BLOCK):
-        ids = np.arange(start, min(start + BLOCK, rows), dtype=np.int64) * 2 + number
+        ids = np.arange(start, min(start + BLOCK, rows), dtype=np.int64)
         table.pull(ids, np.ones(len(ids), np.int64))
+        if (start + BLOCK) * 10 >= rows * len(filled):
+            filled.append(len(table))
+            spent.append(time.process_time())
     took = time.perf_counter() - began
-    asked = np.unique(np.random.default_rng(0).integers(0, rows, 4096)) * 2 + number
-    began = time.perf_counter()
+    tenths = 1e6 * np.diff(spent) / np.diff(filled)
+    asked = np.unique(np.random.default_rng(0).integers(0, rows, 4096))
+    spent_before = time.process_time()
     for _ in range(20):
         table.pull(asked, np.ones(len(asked), np.int64))
-    look_up = (time.perf_counter() - began) / 20
-    found = {"rows": len(table), "GiB": resident() - before, "reserved": table.reserved_bytes / 2**30, "seconds": took}
-    print(json.dumps({**found, "look-up of 4,096, ms": 1e3 * look_up}), flush=True)
+    look_up = (time.process_time() - spent_before) / 20
+    found = {"rows": len(table), "GiB": read_memory("VmRSS") - before, "most GiB": read_memory("VmHWM") - before}
+    found |= {"seconds": took, "us a new row": tenths.tolist(), "ms a look-up": 1e3 * look_up}
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """A DLRM whose tables are in two processes and whose dense part is in a third: run.py starts it by `whale-nebula run
---all`, and the lead prints how many rows it trained a second. Arguments: rows of a batch, steps, staleness.
+--all`, and the lead prints how many rows it trained a second. Arguments: rows of a batch, steps, staleness, and whether
+the two processes are workers of one cluster, and have a table together, or clusters with a table each.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ class Pace(keras.callbacks.Callback):
             self.began = self.ended
 
 
-def main(batch: int, steps: int, staleness: int) -> None:
+def main(batch: int, steps: int, staleness: int, together: int) -> None:
     """Train and tell."""
     nb.init(seed=1)
     log = generated_clicks(ROWS, fields=FIELDS, numbers=NUMBERS, vocabulary=VALUES)
-    embedding = SplitEmbedding(WIDTH, tables=2, optimizer=keras.optimizers.Adagrad(0.1), staleness=staleness)
+    tables = 1 if together else 2
+    embedding = SplitEmbedding(WIDTH, tables=tables, optimizer=keras.optimizers.Adagrad(0.1), staleness=staleness)
     model = dlrm(embedding, fields=FIELDS, numbers=NUMBERS, width=WIDTH)
-    nb.place(model, {"table0": "cpu0", "table1": "cpu1", r"(?!table\d$).*": "gpu"})
+    apart: dict[str, Any] = {"table0": "cpu0", "table1": "cpu1"}
+    nb.place(model, {r"(?!table\d$).*": "gpu", **({"table0": "cpu", "(table0)": nb.split()} if together else apart)})
     model.compile(keras.optimizers.Adam(3e-3), keras.losses.BinaryCrossentropy(from_logits=True))
     data = tf.data.Dataset.from_tensor_slices((log.inputs, log.clicked)).batch(batch, drop_remainder=True).repeat()
     pace = Pace()

@@ -13,6 +13,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import keras
 import numpy as np
+import psutil
 import tensorflow as tf
 from common import machine, verdict, write
 
@@ -211,19 +213,26 @@ def measure_overlap(quick: bool) -> Rows:
 
 
 # ---------------------------------------------------------------------- memory
+ROWS_HELD = 100_000_000
+
+
 def measure_memory(quick: bool) -> Rows:
-    """Two processes at once, each with half of the rows."""
-    count = 2_000_000 if quick else 20_000_000
-    command = [sys.executable, str(HERE / "memory.py"), str(count // 2)]
+    """Two workers' shares of a table, in two processes at once; as many rows as there is memory for."""
+    fits = int(psutil.virtual_memory().available / (1.15 * 123))  # bytes a row, and room for others
+    count = 2_000_000 if quick else min(ROWS_HELD, fits)
+    command = [sys.executable, str(HERE / "memory.py"), str(count)]
     started = [subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True, cwd=ROOT) for n in (0, 1)]
-    told = [json.loads(each.communicate(timeout=580)[0]) for each in started]
-    held, reserved = (sum(each[name] for each in told) for name in ("GiB", "reserved"))
-    slowest = max(each["seconds"] for each in told)
-    look_up = max(each["look-up of 4,096, ms"] for each in told)
-    said = f"{held:.1f} GiB in two processes, index included ({reserved:.1f} GiB reserved for rows)"
-    said += f"; filled in {slowest:.0f} s; {look_up:.1f} ms for a look-up of 4,096 rows"
-    whole = all(each["rows"] == count // 2 for each in told)
-    return [[f"{count:,} rows x 16, SGD", said, "they fit", "reached" if whole else "missed"]]
+    told = [json.loads(each.communicate(timeout=3600)[0]) for each in started]
+    held, most = (sum(each[name] for each in told) for name in ("GiB", "most GiB"))
+    tenths = np.mean([each["us a new row"] for each in told], axis=0)
+    look_up = max(each["ms a look-up"] for each in told)
+    said = (
+        f"{held:.1f} GiB in two processes, {held * 2**30 / count:.0f} bytes a row, index included (at most {most:.1f})"
+    )
+    said += f"; a new row takes {tenths[0]:.2f} us of a CPU in the first tenth, {tenths[-1]:.2f} in the last"
+    said += f", {tenths.max():.2f} where the index grows; {look_up:.1f} ms for a look-up of 4,096 ids"
+    whole = sum(each["rows"] for each in told) == count == (2_000_000 if quick else ROWS_HELD)
+    return [[f"{count:,} rows x 16 over two workers, SGD", said, f"{ROWS_HELD:,}", "reached" if whole else "missed"]]
 
 
 # ---------------------------------------------------------------------- pace beside parameter servers
@@ -248,10 +257,27 @@ def measure_pace(quick: bool) -> Rows:
     return rows
 
 
-def _run_ours(batch: int, steps: int, staleness: int) -> float:
-    words = ["run", "--all", "--clusters", "cpu0,cpu1,gpu", str(HERE / "program.py"), batch, steps, staleness]
-    command = [sys.executable, "-m", "whale_nebula", *map(str, words)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT)
+def measure_workers(quick: bool) -> Rows:
+    """Rows a second with one table over two workers of a cluster, beside two clusters with a table each, in turn."""
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(1 if quick else ROUNDS):
+        for together, paces in found.items():
+            paces.append(_run_ours(BATCH, 60 if quick else 150, 0, together=together))
+    apart, one = (statistics.median(paces) for paces in found.values())
+    said = f"{one / apart:.2f} x two clusters with a table each ({one:,.0f} rows a second beside {apart:,.0f})"
+    return [[f"pace, batch {BATCH}, one table over two workers", said, "", ""]]
+
+
+def _run_ours(batch: int, steps: int, staleness: int, *, together: bool = False) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "clusters.yaml"
+        sizes = {"cpu": 2, "gpu": 1}
+        clusters = {name: {"workers": [f"127.0.0.1:{free_port()}" for _ in range(n)]} for name, n in sizes.items()}
+        config.write_text(json.dumps({"clusters": clusters}), "utf-8")
+        where = ["--config", config] if together else ["--clusters", "cpu0,cpu1,gpu"]
+        words = ["run", "--all", *where, HERE / "program.py", batch, steps, staleness, int(together)]
+        command = [sys.executable, "-m", "whale_nebula", *map(str, words)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT)
     lines = [line[line.index('{"rows a') :] for line in ended.stdout.splitlines() if '{"rows a' in line]
     if not lines:
         raise SystemExit(f"program.py ended with {ended.returncode}:\n{ended.stderr[-3000:]}")
@@ -305,6 +331,7 @@ PARTS: dict[str, Callable[[bool], Rows]] = {
     "staleness": measure_staleness,
     "memory": measure_memory,
     "pace": measure_pace,
+    "workers": measure_workers,
 }
 
 

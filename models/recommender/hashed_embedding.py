@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.errors import NotYetError, OptionError, WeightsError
+from whale_nebula.ir.layout import ROWS_PULLED, ROWS_PUSHED
 from whale_nebula.runtime.run import opened_run
 from whale_nebula.tf.failures import carry_errors
 
@@ -16,6 +17,7 @@ from .distinct import Distinct, find_distinct, gather_rows
 from .row_optimizers import get_optimizer, make_row_optimizer
 from .row_steps import RowSteps
 from .row_table import RowTable
+from .shares import BUCKETS, WHOLE, Share
 
 _ARRAYS = ("ids", "counts", "values")
 
@@ -28,7 +30,8 @@ class HashedEmbedding(keras.layers.Layer):
     distinct ids and pushes the sums of their gradients, and only these rows are updated: by the layer's own
     `optimizer`, a Keras optimizer or its name, and not by the model's, which has nothing of the table. Call the layer
     once in a step; what several places look up is concatenated. Its one variable, `anchor`, is always 0: gradients are
-    asked of it.
+    asked of it, and it has an entry for each bucket of ids. So `nb.split(axis=0)` around the call divides the table:
+    each worker of the stage then has the rows of some buckets.
 
     >>> layer = HashedEmbedding(4, optimizer="adagrad")
     >>> layer(np.array([[7, -9], [7, 2**40]])).shape, len(layer.table)
@@ -71,7 +74,7 @@ class HashedEmbedding(keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         """Make the variable that connects the table with the model's gradients."""
-        self.anchor = self.add_weight(shape=(), initializer="zeros", dtype="float32", name="anchor")
+        self.anchor = self.add_weight(shape=(BUCKETS,), initializer="zeros", dtype="float32", name="anchor")
 
     def call(self, inputs: Any, training: bool | None = False) -> Any:
         """The vectors of the ids. In training new ids get rows; else they have the values that new rows begin with."""
@@ -91,16 +94,21 @@ class HashedEmbedding(keras.layers.Layer):
 
     def look_up(self, inputs: Any, training: bool | None) -> tuple[Any, Any]:
         """The rows of the distinct ids, and the place of each id among them; their gradient is pushed to the table."""
-        flat = tf.reshape(tf.cast(inputs, tf.int64), [-1])
-        pull = carry_errors()(self.steps.pull if training else self._read_rows)
-        ids, places, pulled = tf.numpy_function(pull, [flat], [tf.int64, tf.int32, tf.float32])
+        flat, share = tf.reshape(tf.cast(inputs, tf.int64), [-1]), tf.constant(WHOLE, tf.int64)
+        pull, push_rows = (carry_errors()(each) for each in (self._pull if training else self._read_rows, self._push))
+        made = [tf.int64, tf.int32, tf.float32]
+        ids, places, pulled = tf.numpy_function(pull, [flat, self.anchor, share], made, name=ROWS_PULLED)
+        pulled.set_shape([None, self.width])
 
         @tf.custom_gradient
         def connect(anchor: Any) -> Any:
             def push(gradient: Any) -> Any:
-                return tf.ensure_shape(tf.numpy_function(carry_errors()(self._push), [ids, gradient], tf.float32), [])
+                given = [ids, gradient, anchor, share]
+                zeros = tf.numpy_function(push_rows, given, tf.float32, name=ROWS_PUSHED)
+                zeros.set_shape([BUCKETS])
+                return zeros
 
-            return tf.ensure_shape(pulled, [None, self.width]), push
+            return tf.identity(pulled), push
 
         return connect(tf.convert_to_tensor(self.anchor)), places
 
@@ -122,7 +130,6 @@ class HashedEmbedding(keras.layers.Layer):
     def save_own_variables(self, store: Any) -> None:
         """Put rows, slots and counts into a file of Keras's."""
         _check_alone("saving the rows of HashedEmbedding in a file of Keras's from several processes")
-        super().save_own_variables(store)
         state = self.table.state_dict()
         for name in _ARRAYS:
             store[name] = state[name]
@@ -138,21 +145,25 @@ class HashedEmbedding(keras.layers.Layer):
                 f"the file has rows of {found[-1]} numbers, and {self.name!r} has {columns} with its optimizer's slots",
                 mend="make the layer with the width and the optimizer that it was saved with",
             )
-        self.anchor.assign(store["0"])
         state = {name: np.array(store[name]) for name in _ARRAYS}
         plain = {"steps": int(np.array(store["steps"])), "optimizer": self.table.optimizer.name, "width": self.width}
         self.table.load_state_dict({**state, **plain})
 
-    def _read_rows(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _pull(self, flat: np.ndarray, anchor: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, ...]:
+        self.table.hold(Share(*share.tolist()))
+        return self.steps.pull(flat)
+
+    def _read_rows(self, flat: np.ndarray, anchor: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, ...]:
+        self.table.hold(Share(*share.tolist()))
         found = self._find_distinct(flat)
         return found.ids, found.places, self.table.pull(found.ids)
 
     def _find_distinct(self, flat: np.ndarray) -> Distinct:
         return find_distinct(flat)
 
-    def _push(self, ids: np.ndarray, gradients: np.ndarray) -> np.float32:
+    def _push(self, ids: np.ndarray, gradients: np.ndarray, anchor: np.ndarray, share: np.ndarray) -> np.ndarray:
         self.steps.push(ids, gradients)
-        return np.float32(0)
+        return np.zeros(len(anchor), np.float32)
 
 
 def _check_alone(feature: str) -> None:

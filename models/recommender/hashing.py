@@ -11,6 +11,7 @@ from whale_nebula.errors import OptionError
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_BLOCK = 1 << 15
 
 
 def mix(values: ArrayLike) -> np.ndarray:
@@ -19,12 +20,14 @@ def mix(values: ArrayLike) -> np.ndarray:
     >>> hex(int(mix(np.uint64(0))))
     '0xe220a8397b1dcdaf'
     """
-    mixed = np.array(values).astype(np.uint64)  # a copy, with at least one axis below, as scalars would warn
-    shape, mixed = mixed.shape, np.atleast_1d(mixed)
-    mixed = mixed + _STEP
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND
-    return np.asarray((mixed ^ (mixed >> np.uint64(31))).reshape(shape))
+    given = np.asarray(values)
+    mixed = np.atleast_1d(given.astype(np.uint64))  # a copy; scalars would warn
+    mixed += _STEP
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        mixed ^= mixed >> np.uint64(shift)
+        mixed *= factor
+    mixed ^= mixed >> np.uint64(31)
+    return mixed.reshape(given.shape)
 
 
 def id_of(field: ArrayLike, value: ArrayLike) -> np.ndarray:
@@ -39,8 +42,12 @@ def id_of(field: ArrayLike, value: ArrayLike) -> np.ndarray:
 def draw_uniform(ids: np.ndarray, width: int, seed: int) -> np.ndarray:
     """`width` numbers of [0, 1) for each id, float32; those of an id depend on id and seed alone."""
     keys = mix(ids.astype(np.int64).view(np.uint64) ^ mix(np.uint64(seed)))[:, None]
-    drawn = mix(keys + np.arange(width, dtype=np.uint64)[None, :])
-    return np.asarray((drawn >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24))
+    columns, drawn = np.arange(width, dtype=np.uint64)[None, :], np.empty((len(ids), width), np.float32)
+    block = max(1, _BLOCK // width)
+    for at in range(0, len(ids), block):  # so many that they stay in a CPU's cache
+        drawn[at : at + block] = mix(keys[at : at + block] + columns) >> np.uint64(40)
+    drawn *= np.float32(2.0**-24)
+    return drawn
 
 
 def cross_fields(ids: np.ndarray, pairs: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -7,6 +7,7 @@ import numpy as np
 from .hashing import mix
 
 _ABSENT = -1
+_BLOCK = 1 << 18
 
 
 class IdIndex:
@@ -15,7 +16,7 @@ class IdIndex:
     def __init__(self) -> None:
         self._count = 0
         self._ids = np.zeros(64, np.int64)
-        self._rows = np.full(64, _ABSENT, np.int64)
+        self._rows = np.full(64, _ABSENT, np.int32)
 
     def __len__(self) -> int:
         return self._count
@@ -36,11 +37,14 @@ class IdIndex:
     def add(self, ids: np.ndarray, rows: np.ndarray) -> None:
         """Give rows to ids that have none; ids and rows are distinct."""
         if 2 * (self._count + len(ids)) > len(self._ids):
-            held = self._rows != _ABSENT
-            ids, rows = np.concatenate([self._ids[held], ids]), np.concatenate([self._rows[held], rows])
-            size = 1 << (2 * len(ids)).bit_length()
-            self._ids, self._rows = np.zeros(size, np.int64), np.full(size, _ABSENT, np.int64)
+            size, before = 1 << (2 * (self._count + len(ids))).bit_length(), (self._ids, self._rows)
+            self._ids = np.zeros(size, np.int64)
+            self._rows = np.full(size, _ABSENT, np.int32 if size <= 1 << 31 else np.int64)
             self._count = 0
+            for at in range(0, len(before[0]), _BLOCK):  # so that what is made meanwhile is small
+                held_ids, held_rows = (each[at : at + _BLOCK] for each in before)
+                held = held_rows != _ABSENT
+                self.add(held_ids[held], held_rows[held])
         slots, pending = self._first_slots(ids), np.arange(len(ids))
         while len(pending):
             free = pending[self._rows[slots[pending]] == _ABSENT]

@@ -138,7 +138,10 @@ def _step_of_run() -> tuple[int, int]:
 
 
 def _sum_by_id(pushed: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """The sum of the gradients of each id, in the order of micro-batches."""
+    """The sum of the gradients of each id. Micro-batches come back in whatever order: they are added up in that of
+    their contents, so that the bits of a sum are always the same.
+    """
+    pushed = sorted(pushed, key=lambda each: (each[0].tobytes(), each[1].tobytes()))
     ids, places = np.unique(np.concatenate([each for each, _ in pushed]), return_inverse=True)
     sums = np.zeros((len(ids), pushed[0][1].shape[1]), np.float32)
     np.add.at(sums, places, np.concatenate([each for _, each in pushed]))

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from whale_nebula.errors import DataError, OptionError, WeightsError
+from whale_nebula.errors import CheckpointError, DataError, OptionError, StateError
+from whale_nebula.runtime.checkpoint.objects import SavedState
+from whale_nebula.runtime.run import opened_run
 
 from .hashing import draw_uniform
 from .id_index import IdIndex
 from .row_optimizers import RowOptimizer
+from .row_states import Waiting, check_state, join_states, pack_waiting, share_of, unpack_waiting
 from .segments import Segments
+from .shares import BUCKETS, WHOLE, Share, covers
+
+_BLOCK = 1 << 16
+"""So many new rows are written at once: what is made meanwhile is small."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +35,25 @@ class Ahead:
     values: np.ndarray
 
 
+@dataclass(frozen=True)
+class _Saved:
+    """What a run goes on from: the share that is loaded, the parts of all workers, which of them is this one's, and
+    whether all are here.
+    """
+
+    loaded: Share | None
+    parts: Mapping[str, SavedState]
+    worker: str
+    complete: bool
+
+
 class RowTable:
     """Rows of `width` numbers with an optimizer's slots beside them, and how often each was seen.
 
     An id without a row has the values of a new one, which are drawn by id and seed: uniform, up to `scale`. With
     `most_rows`, rows that were seen least make room for new ones. With `staleness`, look-ups of training see all
-    updates but so many of the last ones.
+    updates but so many of the last ones. A table that is divided over workers has in each the rows of its `share`: ids
+    of others are looked up as zeros, and their gradients are passed over.
     """
 
     def __init__(
@@ -58,9 +79,11 @@ class RowTable:
             raise OptionError(f"seed={seed!r} draws no rows", mend="seed=0, a whole number of 64 bits")
         self.width, self.optimizer, self.scale, self.seed, self.most_rows = width, optimizer, scale, seed, most_rows
         self.staleness = staleness
+        self.share: Share | None = None
+        self._saved: _Saved | None = None
         self.left_out = self.fetched_again = 0
         self._generation = 0
-        self._lock = threading.Lock()
+        self._lock, self._holding = threading.Lock(), threading.Lock()
         self._clear()
 
     def __len__(self) -> int:
@@ -87,6 +110,14 @@ class RowTable:
         What was looked up `ahead` is used; rows that were updated since are read again, and `fetched_again` counts
         them.
         """
+        own = self._find_own(ids)
+        if own is None:
+            return self._pull(ids, seen, ahead)
+        values = np.zeros((len(ids), self.width), np.float32)
+        values[own] = self._pull(ids[own], None if seen is None else seen[own], ahead)
+        return values
+
+    def _pull(self, ids: np.ndarray, seen: np.ndarray | None, ahead: Ahead | None) -> np.ndarray:
         with self._lock:
             self._update_due()
             if seen is None:
@@ -107,6 +138,8 @@ class RowTable:
 
     def look_ahead(self, ids: np.ndarray) -> Ahead:
         """What `pull` can use later; nothing is changed, and no id gets a row."""
+        own = self._find_own(ids)
+        ids = ids if own is None else ids[own]
         with self._lock:
             rows = self._index.find(ids)
             return Ahead(self._steps, self._generation, rows, self._read(ids, rows))
@@ -118,6 +151,9 @@ class RowTable:
         if not np.isfinite(gradients).all():
             self.left_out += 1
             return
+        own = self._find_own(ids)
+        if own is not None:
+            ids, gradients = ids[own], gradients[own]
         with self._lock:
             self._waiting.append((ids, gradients))
             if not self.staleness:
@@ -158,22 +194,13 @@ class RowTable:
             order = np.argsort(ids)
             arrays = {"ids": ids[order], "counts": counts[order], "values": values[order]}
             plain = {"steps": self._steps, "optimizer": self.optimizer.name, "width": self.width}
-            return {**arrays, **plain, **self._waiting_state()}
+            found = self.share or (None if self._saved is None else self._saved.loaded)
+            share = {} if found is None else {"share": list(found)}
+            return {**arrays, **plain, **share, **pack_waiting(self._waiting)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Hold what another table of this width and optimizer has held, and nothing else."""
-        if missing := [
-            each for each in ("ids", "counts", "values", "steps", "optimizer", "width") if each not in state
-        ]:
-            raise WeightsError(
-                f"this is no table of rows: it has no {missing[0]!r}", mend="what state_dict() has given"
-            )
-        for name, mine in (("width", self.width), ("optimizer", self.optimizer.name)):
-            if state[name] != mine:
-                raise WeightsError(
-                    f"the rows that were saved have {name} {state[name]!r}, and the table has {mine!r}",
-                    mend=f"{name}={state[name]!r} where the table is made",
-                )
+        check_state(state, self.width, self.optimizer.name)
         ids = np.asarray(state["ids"], np.int64)
         with self._lock:
             self._clear()
@@ -181,19 +208,61 @@ class RowTable:
             self._values.write(rows, np.asarray(state["values"], np.float32))
             self._counts.write(rows, np.asarray(state["counts"], np.int64)[:, None])
             self._steps = int(state["steps"])
-            if "waiting" in state:
-                ends = np.cumsum(state["waiting"])[:-1]
-                waiting = (np.split(np.asarray(state[f"waiting_{name}"]), ends) for name in ("ids", "gradients"))
-                self._waiting.extend(zip(*waiting, strict=True))
+            self._waiting.extend(unpack_waiting(state))
 
-    def _waiting_state(self) -> dict[str, np.ndarray]:
-        """The updates that are still to be made, if there are any."""
-        if not self._waiting:
-            return {}
-        ids, gradients = zip(*self._waiting, strict=True)
-        lengths = np.array([len(each) for each in ids])
-        joined = {"waiting_ids": np.concatenate(ids), "waiting_gradients": np.concatenate(gradients)}
-        return {"waiting": lengths, **joined}
+    # ------------------------------------------------------------------ shares of several workers
+    def hold(self, share: Share) -> None:
+        """Have the rows of these buckets alone; once it is said, it stays. Of what a run goes on from, they are taken
+        from all workers that had some of them.
+        """
+        with self._holding:
+            if share == self.share:
+                return
+            if self.share is not None:
+                raise StateError(
+                    f"a table of rows has {self.share}, and is asked for {share}",
+                    why="a program has divided the table otherwise than another one before it",
+                    mend="the same nb.split(axis=0) around its layer in all programs",
+                )
+            if self._saved is not None:
+                self._take_share(share, self._saved)
+            self.share, self._saved = share, None
+
+    def _take_share(self, share: Share, saved: _Saved) -> None:
+        """Hold the rows of a share that workers have saved: those that have had all updates."""
+        told = {name: part.read_plain() for name, part in saved.parts.items()}
+        newest = max((each["steps"] for each in told.values()), default=0)
+        new = ((name, share_of(each)) for name, each in told.items() if each["steps"] == newest)
+        shares = {name: found for name, found in new if found is not None}
+        if shares.get(saved.worker) == share:
+            return  # all that this worker had: it is here
+        if not covers(list(shares.values()), share) and (shares or not saved.complete):
+            raise CheckpointError(
+                "rows of a table are not in the checkpoint's files on this host",
+                why="other hosts have written them, in folders of their own, and the table is divided otherwise now",
+                mend="give all hosts one shared folder, or as many workers as have saved it",
+            )
+        states = [saved.parts[name].read() for name, each in shares.items() if each.meets(share)]
+        for each in states:
+            check_state(each, self.width, self.optimizer.name)
+        if states:
+            self.load_state_dict(join_states(states, share))
+
+    def load_parts(self, parts: Mapping[str, SavedState], worker: str, complete: bool) -> None:
+        """Go on from what workers have saved, each its part; `complete` unless some have saved where it is not found.
+        This worker's own part is held at once, as those of others are when it is known which rows are whose.
+        """
+        loaded = None
+        if worker in parts:
+            own = parts[worker].read()
+            self.load_state_dict(own)
+            loaded = share_of(own)
+        self._saved = _Saved(loaded, parts, worker, complete)
+        run = opened_run()
+        known = self.share or (WHOLE if run is None or run.alone else None)
+        if known is not None:
+            self.share = None
+            self.hold(known)
 
     # ------------------------------------------------------------------ rows
     def _clear(self) -> None:
@@ -202,12 +271,21 @@ class RowTable:
         self._ids: Segments = Segments(1, np.int64)
         self._counts: Segments = Segments(1, np.int64)
         self._stamps: Segments = Segments(1, np.int64)  # after which update each row was written
-        self._waiting: deque[tuple[np.ndarray, np.ndarray]] = deque()
+        self._waiting: deque[Waiting] = deque()
         self._generation += 1
+
+    def _find_own(self, ids: np.ndarray) -> np.ndarray | None:
+        """Which ids are of this worker's share; None where all are."""
+        return None if self.share is None or self.share == WHOLE else self.share.owns(ids)
+
+    @property
+    def _limit(self) -> int | None:
+        """How many rows there may be here."""
+        return None if self.most_rows is None else (self.share or WHOLE).count_of(self.most_rows)
 
     def _has_room(self, rows: np.ndarray) -> bool:
         """Whether ids that had no row get one without that another is dropped."""
-        return self.most_rows is None or len(self) + int((rows < 0).sum()) <= self.most_rows
+        return self._limit is None or len(self) + int((rows < 0).sum()) <= self._limit
 
     def _read(self, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
         values = np.empty((len(ids), self.width), np.float32)
@@ -224,7 +302,7 @@ class RowTable:
         rows = self._index.find(ids)
         absent = rows < 0
         count = int(absent.sum())
-        if self.most_rows is not None and len(self) + count > self.most_rows:
+        if self._limit is not None and len(self) + count > self._limit:
             self._make_room(count, len(ids), rows[~absent])
         if count:
             rows[absent] = self._add(ids[absent])
@@ -236,26 +314,29 @@ class RowTable:
         fresh = len(ids) - len(reused)
         rows = np.concatenate([reused, np.arange(self._end, self._end + fresh)])
         self._end += fresh
-        slots = [np.full((len(ids), self.width), each, np.float32) for each in self.optimizer.slots]
-        for segments, values in (
-            (self._values, np.concatenate([self._draw(ids), *slots], axis=1)),
-            (self._ids, ids[:, None]),
-            (self._counts, np.zeros((len(ids), 1), np.int64)),
-            (self._stamps, np.zeros((len(ids), 1), np.int64)),
-        ):
+        for segments in (self._values, self._ids, self._counts, self._stamps):
             segments.reserve(self._end)
-            segments.write(rows, values)
+        for at in range(0, len(ids), _BLOCK):
+            self._write_new(ids[at : at + _BLOCK], rows[at : at + _BLOCK])
         self._index.add(ids, rows)
         return rows
+
+    def _write_new(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        slots = [np.full((len(ids), self.width), each, np.float32) for each in self.optimizer.slots]
+        self._values.write(rows, np.concatenate([self._draw(ids), *slots], axis=1))
+        self._ids.write(rows, ids[:, None])
+        for segments in (self._counts, self._stamps):
+            segments.write(rows, np.zeros((len(ids), 1), np.int64))
 
     # ------------------------------------------------------------------ eviction
     def _make_room(self, count: int, wanted: int, held: np.ndarray) -> None:
         """Drop the rows that were seen least, but those of this batch; a tenth of all at once, so that it is rare."""
-        most = self.most_rows or 0
+        most = self._limit or 0
         if wanted > most:
+            size = (self.share or WHOLE).size
             raise DataError(
                 f"a batch has {wanted} distinct ids, and the table may have {most} rows",
-                mend=f"most_rows={wanted}, or more",
+                mend=f"most_rows={-(-wanted * BUCKETS // size)}, or more",
             )
         rows, ids, counts, _ = self._read_all(values=False)
         others = ~np.isin(rows, held)

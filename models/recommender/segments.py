@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 _FIRST = 4096
@@ -41,7 +43,10 @@ class Segments:
         """What was asked for, whether it was ever written or not."""
         return sum(each.nbytes for each in self._arrays)
 
-    def _part(self, rows: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    def _part(self, rows: np.ndarray) -> list[tuple[int, Any]]:
         """The places in `rows` of what each array holds."""
         segments = np.searchsorted(self._starts, rows, side="right") - 1
-        return [(int(each), np.flatnonzero(segments == each)) for each in np.unique(segments)]
+        found = np.flatnonzero(np.bincount(segments))
+        if len(found) == 1:
+            return [(int(found[0]), slice(None))]
+        return [(int(each), np.flatnonzero(segments == each)) for each in found]

@@ -1,4 +1,6 @@
-"""Tables of rows in one process, hot rows and the dense part in another: the bits of one, also after a resumption."""
+"""Tables of rows in one cluster, divided over its workers, hot rows and the dense part in another: the bits of one
+process, also after resumptions with other numbers of workers.
+"""
 
 from __future__ import annotations
 
@@ -11,35 +13,46 @@ from tests.processes.running import Ended, run, told_alone
 from tests.processes.workers import recommending
 
 NEAR, FAR = ("table_near",), ("table0", "wide")
+COUNTS = (2, 3, 1)
+"""The workers that have the tables, in one start after the other."""
+EPOCHS = len(COUNTS)
+
+
+def cluster_of(count: int) -> dict[str, str]:
+    return {**{f"c0/{number}": "c0" for number in range(count)}, "c1/0": "c1"}
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """Two epochs, of which the second is trained by processes that were started again."""
+def starts(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
+    """An epoch in each start."""
     folder: Path = tmp_path_factory.mktemp("run")
-    run("recommending", 2, folder, 1).result.check()
-    return run("recommending", 2, folder, 2)
+    return [run("recommending", cluster_of(count), folder, at + 1) for at, count in enumerate(COUNTS)]
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
-    return told_alone(recommending.lesson, 2, links="10gbit,0ms")
+def alone() -> list[dict[str, Any]]:
+    return [told_alone(recommending.lesson, at + 1, links="10gbit,0ms") for at in range(EPOCHS)]
 
 
-def test_two_processes_train_the_model_of_one(pair: Ended, alone: dict[str, Any]) -> None:
-    assert pair.same("loss") == alone["loss"]
-    assert pair.same("predicted") == alone["predicted"]
+@pytest.mark.parametrize("at", range(EPOCHS))
+def test_processes_train_the_model_of_one(starts: list[Ended], alone: list[dict[str, Any]], at: int) -> None:
+    assert starts[at].same("loss") == alone[at]["loss"]
+    assert starts[at].same("predicted") == alone[at]["predicted"]
 
 
-def test_the_process_of_the_stage_holds_the_rows(pair: Ended, alone: dict[str, Any]) -> None:
-    """Hot rows are near the dense part; all others are where tables are."""
-    near, far = ({name: rows * (name in held) for name, rows in alone["rows"].items()} for held in (NEAR, FAR))
-    assert all(alone["rows"].values())
-    assert pair.all("rows") == [far, near]
-    assert all(pair.all("ahead"))
-    there, here = pair.all("bits")
-    assert [here[0], *there[1:]] == alone["bits"]
+@pytest.mark.parametrize("at", range(EPOCHS))
+def test_each_worker_of_a_stage_has_rows_of_its_own(starts: list[Ended], alone: list[dict[str, Any]], at: int) -> None:
+    """Hot rows are near the dense part; all others are where tables are, each on one worker."""
+    *far, near = starts[at].all("rows")
+    assert all(starts[at].all("ahead"))
+    assert all(far_rows["table_near"] == {} for far_rows in far)
+    assert near == {name: rows if name in NEAR else {} for name, rows in alone[at]["rows"].items()}
+    for name in FAR:
+        parts = [rows[name] for rows in far]
+        assert all(parts)
+        assert sum(map(len, parts)) == len(alone[at]["rows"][name])
+        assert {key: row for part in parts for key, row in part.items()} == alone[at]["rows"][name]
 
 
-def test_a_file_of_keras_is_refused(pair: Ended) -> None:
-    assert all("several processes is not built yet" in each for each in pair.all("refused"))
+def test_a_file_of_keras_is_refused(starts: list[Ended]) -> None:
+    assert all("several processes is not built yet" in each for each in starts[-1].all("refused"))

@@ -23,6 +23,11 @@ ROW_GROUPS, ROWS_JOINED = "row_groups", "rows_joined"
 """How identities are named whose tensor a stage of several devices splits along axis 0, and brings together again where
 fewer bytes cross then (`models.SwitchFeedForward`).
 """
+ROWS_PULLED, ROWS_PUSHED = "rows_pulled", "rows_pushed"
+"""How calls of Python are named that look rows up in a table beside the graph, and update them
+(`models.HashedEmbedding`). Their last two inputs are a variable with an entry for each bucket of ids, and the first
+bucket and the number of those that a device has. One that has some looks up zeros for the others' ids.
+"""
 
 
 @dataclass(frozen=True)

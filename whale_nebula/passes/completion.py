@@ -93,7 +93,8 @@ class Question:
     gradient is the sum; `given` are values that come from elsewhere in pieces, others that do are whole. `wholes` has
     to be whole at the end, and ops that are `kept_whole` are run so. `folds` holds the known numbers; `where` tells the
     line that made an op. What the identities `row_starts` read is split along axis 0, what `row_ends` read is whole if
-    fewer bytes cross then. `shared` is what is known of another question about the same ops.
+    fewer bytes cross then. `row_calls` look rows of a table up, or update them. `shared` is what is known of another
+    question about the same ops.
     """
 
     graph: Graph
@@ -109,6 +110,7 @@ class Question:
     where: Callable[[int], str] = lambda op: ""
     row_starts: Collection[int] = ()
     row_ends: Collection[int] = ()
+    row_calls: Collection[int] = ()
     shared: Facts | None = None
 
     @cached_property
@@ -308,6 +310,11 @@ class Completion:
             return Strategy((Layout(SPLIT, 0),), (Layout(SPLIT, 0),))
         if op.index in self.question.row_ends:
             return Strategy((WHOLE_LAYOUT,), (WHOLE_LAYOUT,))
+        if op.index in self.question.row_calls and self.layout(op.inputs[-2]).kind == SPLIT:
+            whole, held = (WHOLE_LAYOUT, WHOLE_LAYOUT), self.layout(op.inputs[-2])
+            pulls = len(op.outputs) > 1  # ids, places and rows; else zeros for the variable
+            given = (WHOLE_LAYOUT,) * (len(op.inputs) - 2)
+            return Strategy((*given, None, WHOLE_LAYOUT), (*whole, PARTIAL_LAYOUT) if pulls else (held,), True)
         if op.type in SHAPES:
             return Strategy(any_way, (WHOLE_LAYOUT,) * len(op.outputs))
         return None

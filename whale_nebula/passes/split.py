@@ -13,10 +13,13 @@ from itertools import chain
 
 from whale_nebula.errors import NotYetError, OptionError, PlanError
 from whale_nebula.ir.cut import Cut, Fragment, PhasePlan
+from whale_nebula.ir.graph import Op
 from whale_nebula.ir.layout import (
     PARTIAL_LAYOUT,
     ROW_GROUPS,
     ROWS_JOINED,
+    ROWS_PULLED,
+    ROWS_PUSHED,
     SPLIT,
     WHOLE_LAYOUT,
     Layout,
@@ -95,6 +98,7 @@ def complete_stages(cut: Cut, where: Callable[[int], str], held: Mapping[int, La
         layouts, given, unlike = _complete_alike(cut, number, question)
         notes += [_UNLIKE.format(len(unlike), stage.key)] * bool(unlike)
         vectors = {op for op in own if program.variable_ops[op].spec.rank == 1} - held.keys()
+        vectors -= program.graph.ascend(program.graph.ops[op].inputs[-2].op for op in question.row_calls)
         if vectors and vectors < own.keys() and stage.shards > 1:
             others = {op: layout for op, layout in own.items() if op not in vectors}
             other = complete_layouts(replace(question, variables=others))
@@ -228,14 +232,22 @@ def _find_axis(spec: Spec, count: int) -> int | None:
 
 
 def _mark_rows(question: Question) -> Question:
-    """The question with the identities between which a layer has its rows in groups, where each device has some."""
+    """The question with the identities between which a layer has its rows in groups, where each device has some, and
+    with the calls for rows of tables.
+    """
     ops = [op for op in map(question.graph.ops.__getitem__, question.ops) if op.type == "Identity"]
     starts, ends = (
         [op for op in ops if op.name.rpartition("/")[2].startswith(name)] for name in (ROW_GROUPS, ROWS_JOINED)
     )
     sizes = {op.index: (op.outputs[0].shape or (None,))[0] or 0 for op in starts}
     found = [op for op, size in sizes.items() if size >= question.count]
-    return replace(question, row_starts=found, row_ends=[op.index for op in ends] if found else ())
+    calls = [op.index for op in map(question.graph.ops.__getitem__, question.ops) if _is_row_call(op)]
+    return replace(question, row_starts=found, row_ends=[op.index for op in ends] if found else (), row_calls=calls)
+
+
+def _is_row_call(op: Op) -> bool:
+    """Whether an op calls Python that looks rows of a table up, or updates them."""
+    return op.type == "PyFunc" and op.name.rpartition("/")[2].startswith((ROWS_PULLED, ROWS_PUSHED))
 
 
 def _find_slots(cut: Cut, stage: int, count: int) -> Iterator[tuple[int, Layout]]:

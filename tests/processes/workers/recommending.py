@@ -1,8 +1,11 @@
-"""Worker: a model with three tables: two in the first cluster, one with hot rows beside the dense part; checkpoints."""
+"""Worker: a model with three tables: two in the first cluster, divided over its workers, one with hot rows beside the
+dense part; checkpoints.
+"""
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,6 +15,7 @@ from tests.processes.telling import bits, tell
 from whale_nebula.errors import NotYetError, RemoteFailureError
 from whale_nebula.models.recommender import (
     HashedEmbedding,
+    RowTable,
     SplitEmbedding,
     generated_clicks,
     look_ahead,
@@ -26,23 +30,28 @@ def lesson(epochs: int, folder: str = "") -> None:
     deep = SplitEmbedding(4, optimizer=keras.optimizers.Adam(0.05), hot=most_frequent(log.ids, 9), staleness=1)
     wide = HashedEmbedding(1, optimizer=keras.optimizers.Ftrl(0.05), name="wide")
     model = wide_and_deep(deep, wide, fields=3, numbers=2, deep=(6,))
-    nb.place(model, {"table0|wide": "c0", "(?!table0$|wide$).*": "c1"})
+    nb.place(model, {"table0|wide": "c0", "(?!table0$|wide$).*": "c1", "(table0|wide)": nb.split(axis=0)})
     tables = {layer.name: layer.table for layer in (*deep.layers, wide)}
     nb.state(**tables)
     model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
     data = look_ahead(tf.data.Dataset.from_tensor_slices((log.inputs, log.clicked)).batch(48), deep, wide)
     history = model.fit(data, epochs=epochs, verbose=0).history
     tell("ahead", sum(layer.steps.looked_ahead for layer in (*deep.layers, wide)))
-    states = [table.state_dict() for table in tables.values()]
     tell("loss", history["loss"])
     tell("predicted", bits([model.predict(log.inputs, verbose=0)]))
-    tell("rows", {name: len(table) for name, table in tables.items()})
-    tell("bits", [bits([state["ids"], state["counts"], state["values"]]) for state in states])
+    tell("rows", {name: list_rows(table) for name, table in tables.items()})
     if epochs > 1 and folder:
         try:
             model.save_weights(f"{folder}/rows.weights.h5")
         except (NotYetError, RemoteFailureError) as error:  # there and elsewhere: the run is over
             tell("refused", str(error))
+
+
+def list_rows(table: RowTable) -> dict[str, list[Any]]:
+    """By id, how often it was seen, and its weights and slots, to the bit."""
+    state = table.state_dict()
+    found = zip(state["ids"].tolist(), state["counts"].tolist(), state["values"], strict=True)
+    return {str(key): [count, values.tobytes().hex()] for key, count, values in found}
 
 
 def main(folder: str, epochs: str) -> None:

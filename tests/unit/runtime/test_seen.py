@@ -48,3 +48,8 @@ def test_what_is_no_such_thing_is_left_out(seen: Any) -> None:
 def test_words_in_the_place_of_numbers_are_no_numbers() -> None:
     found = hear([{"seen": {"stages": {"npu": ["fast", None, "many", 7]}, "links": {"a->b": ["x"] * 5}}}])
     assert found == Elsewhere({"npu": StageReport(None, None, "7", None)}, {"a->b": LinkReport()})
+
+
+def test_what_several_workers_of_a_cluster_send_is_added_up() -> None:
+    sheets = [{"seen": tell({}, {"gpu->npu": LinkReport(size, size, size, 1, 0.5)}, {})} for size in (8, 2)]
+    assert hear(sheets).links == {"gpu->npu": LinkReport(10, 10, 10, 2, 1.0)}

@@ -11,6 +11,8 @@ from whale_nebula.runtime.checkpoint.codec_states import decode_state, encode_st
 from whale_nebula.runtime.checkpoint.fitting import remember_callbacks, restore_callbacks
 from whale_nebula.runtime.checkpoint.objects import (
     Put,
+    SavedState,
+    Spread,
     check_object,
     decode_value,
     encode_value,
@@ -86,6 +88,17 @@ class Memories:
         """Save an object of the user's from now on, and give it what was saved of it."""
         check_object(name, value)
         self.objects[name] = value
+        if callable(getattr(value, "load_parts", None)):
+            self._restore_parts(name, value)
+            return
         saved: Mapping[str, Any] = self._find("objects") or {}
         if name in saved:
             write_object(value, decode_value(saved[name], self._get))
+
+    def _restore_parts(self, name: str, value: Spread) -> None:
+        """Let an object that is spread over workers know what each has saved of it."""
+        if self.source is None:
+            return
+        saved = {worker: part.memory.get("objects", {}) for worker, part in self.source.parts.items()}
+        parts = {worker: SavedState(each[name], self._get) for worker, each in saved.items() if name in each}
+        value.load_parts(parts, self.worker, complete=self.source.parts.keys() == self.source.manifest.workers.keys())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +26,32 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: Any) -> None:
         """Remember that again."""
+        ...
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """The state of an object as one worker has saved it; `get` finds arrays by their names."""
+
+    document: Any
+    get: Callable[[str], Any]
+
+    def read(self) -> Any:
+        """All of it."""
+        return decode_value(self.document, self.get)
+
+    def read_plain(self) -> Any:
+        """It without arrays: None stands for them."""
+        return decode_value(self.document, lambda name: None)
+
+
+class Spread(Stateful, Protocol):
+    """An object of which each worker has a part. Where a run goes on with other workers these are given anew."""
+
+    def load_parts(self, parts: Mapping[str, SavedState], worker: str, complete: bool) -> None:
+        """Go on from what workers have saved, by their names: this `worker` finds out when it trains what of it is its
+        own. It is `complete` unless other workers have saved more, in files that are not here.
+        """
         ...
 
 
@@ -63,7 +90,8 @@ def decode_value(document: Any, get: Callable[[str], Any]) -> Any:
         return document
     ((kind, inner),) = document.items()
     if kind == _ARRAY:
-        return get(inner).numpy()
+        found = get(inner)
+        return None if found is None else found.numpy()
     if kind == _KEYS:
         return {_hashable(key): decode_value(each, get) for key, each in inner}
     if kind == _PAIR:

@@ -446,6 +446,24 @@ def _tables(run: Part, op: Op, tensors: Tensors, layout: Layout) -> Tensors:
     return [take_piece(table, layout, run.group.count, device) for device in run.group.here]
 
 
+def _call_rows(run: Part, op: Op, inputs: Inputs, layouts: Held) -> list[Tensors]:
+    """Rows of a table beside the graph: each device's own. In one process one call serves all devices."""
+    given = [tensors[0] for tensors in inputs]
+    if run.group.holds_pieces:
+        starts, sizes = run.measure(op.inputs[-2], inputs[-2], layouts[-2])
+        (device,) = run.group.here
+        given[-1] = tf.constant([starts[device], sizes[device]], given[-1].dtype)
+    else:
+        given[-2] = run.take(op.inputs[-2], WHOLE_LAYOUT)[0]
+    made = tf_private.copy_op(run.operations[op.index], given)
+    run.made[op.index] = [made]
+    outputs = zip(op.values, made.outputs, strict=True)
+    if run.group.holds_pieces:
+        return [[tensor] for _, tensor in outputs]
+    count = run.group.count
+    return [reshard(run.group, [tensor] * count, WHOLE_LAYOUT, run.layouts.layout(value)) for value, tensor in outputs]
+
+
 _TOGETHER: Mapping[str, Callable[[Part, Op, Inputs, Held], list[Tensors]]] = {
     "Softmax": _softmax,
     "LogSoftmax": _log_softmax,
@@ -460,4 +478,5 @@ _TOGETHER: Mapping[str, Callable[[Part, Op, Inputs, Held], list[Tensors]]] = {
     "Min": _extreme,
     "ResourceGather": _look_up,
     "GatherV2": _look_up,
+    "PyFunc": _call_rows,
 }

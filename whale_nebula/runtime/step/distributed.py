@@ -82,7 +82,8 @@ def hear(sheets: Iterable[Mapping[str, Any]]) -> Elsewhere:
             stages[name] = StageReport(_float(compute), _float(wait), cluster, _int(in_flight) or None)
         for name, numbers in _table(seen, "links", 5):
             payload, total, raw, frames = map(_int, numbers[:4])
-            links[name] = LinkReport(payload, total, raw, frames, _float(numbers[4]) or 0.0)
+            more = LinkReport(payload, total, raw, frames, _float(numbers[4]) or 0.0)
+            links[name] = links.get(name, LinkReport()) + more  # several workers of a cluster send
         workers |= {name: WorkerReport(*map(_int, numbers)) for name, numbers in _table(seen, "workers", 2)}
     return Elsewhere(stages, links, workers)
 

@@ -38,11 +38,14 @@ def layers_of(embedding: Any) -> list[HashedEmbedding]:
     return embedding.layers if isinstance(embedding, SplitEmbedding) else [embedding]
 
 
-def train(embedding: Any, *, micro_batch: int = 1, ahead: bool = False, cut: bool = True) -> list[float]:
+def train(
+    embedding: Any, *, micro_batch: int = 1, ahead: bool = False, cut: bool = True, devices: int = 1
+) -> list[float]:
     keras.utils.set_random_seed(2)
     model = dlrm(embedding, fields=3, numbers=2, width=4, bottom=(), top=(6,))
     if cut:
-        nb.place(model, {"table0": "cpu", "(?!table0$).*": "gpu"})
+        split = {"(table0)": nb.split(devices)} if devices > 1 else {}
+        nb.place(model, {"table0": "cpu", "(?!table0$).*": "gpu", **split})
     model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
     data = tf.data.Dataset.from_tensor_slices((LOG.inputs, LOG.clicked)).batch(BATCH)
     if ahead:
@@ -82,6 +85,18 @@ def test_look_ups_ahead_change_no_bit(kind: str, staleness: int, cut: bool) -> N
         assert layer.steps.looked_ahead > 4
         assert bool(layer.table.fetched_again) != bool(staleness)  # what is late is updated before it is looked up
     assert all(not layer.steps.looked_ahead for layer in layers_of(plain))
+
+
+@pytest.mark.parametrize(("kind", "devices", "micro_batch"), [("whole", 2, 1), ("split", 3, 1), ("whole", 3, 4)])
+def test_devices_of_a_split_have_the_bits_of_one(kind: str, devices: int, micro_batch: int) -> None:
+    """In one process; between processes: tests/processes/test_recommending.py."""
+    nb.init()
+    one, several = make_embedding(kind), make_embedding(kind)
+    meant = train(one, micro_batch=micro_batch)
+    assert train(several, micro_batch=micro_batch, devices=devices) == meant
+    for state, found in zip(states(one), states(several), strict=True):
+        for name, value in state.items():
+            np.testing.assert_array_equal(value, found[name])
 
 
 def make_table(staleness: int = 0, **options: Any) -> RowTable:

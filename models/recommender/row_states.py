@@ -1,0 +1,75 @@
+"""States of tables of rows, as they are saved: what is checked of one, and one made of those of several workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from whale_nebula.errors import WeightsError
+
+from .shares import Share
+
+Waiting = tuple[np.ndarray, np.ndarray]
+"""The distinct ids of a push whose update is still to be made, and their gradients."""
+State = dict[str, Any]
+
+
+def check_state(state: State, width: int, optimizer: str) -> None:
+    """Refuse what is no state of a table of this width and optimizer."""
+    if missing := [each for each in ("ids", "counts", "values", "steps", "optimizer", "width") if each not in state]:
+        raise WeightsError(f"this is no table of rows: it has no {missing[0]!r}", mend="what state_dict() has given")
+    for name, mine in (("width", width), ("optimizer", optimizer)):
+        if state[name] != mine:
+            raise WeightsError(
+                f"the rows that were saved have {name} {state[name]!r}, and the table has {mine!r}",
+                mend=f"{name}={state[name]!r} where the table is made",
+            )
+
+
+def share_of(state: State) -> Share | None:
+    """The share whose rows a state has; None of a table that was not used in the process that saved it."""
+    told = state.get("share")
+    return None if told is None else Share(*map(int, told))
+
+
+def pack_waiting(waiting: Iterable[Waiting]) -> State:
+    """Updates that are still to be made, as arrays of a state; nothing if there are none."""
+    pairs = list(waiting)
+    if not pairs:
+        return {}
+    ids, gradients = zip(*pairs, strict=True)
+    lengths = np.array([len(each) for each in ids])
+    return {"waiting": lengths, "waiting_ids": np.concatenate(ids), "waiting_gradients": np.concatenate(gradients)}
+
+
+def unpack_waiting(state: State) -> list[Waiting]:
+    """Those of a state."""
+    if "waiting" not in state:
+        return []
+    ends = np.cumsum(state["waiting"])[:-1]
+    ids, gradients = (np.split(np.asarray(state[f"waiting_{name}"]), ends) for name in ("ids", "gradients"))
+    return list(zip(ids, gradients, strict=True))
+
+
+def join_states(states: Sequence[State], share: Share) -> State:
+    """One state with the rows of a share that any of these has, which have had the same updates; of an id that several
+    have, the first one's row.
+    """
+    ids, picked = _pick([np.asarray(state["ids"], np.int64) for state in states], share)
+    names = ("counts", "values")
+    arrays = {name: np.concatenate([np.asarray(state[name]) for state in states])[picked] for name in names}
+    waiting = []
+    for pushes in zip(*map(unpack_waiting, states), strict=True):
+        found, places = _pick([each for each, _ in pushes], share)
+        waiting.append((found, np.concatenate([each for _, each in pushes])[places]))
+    return {**states[0], "ids": ids, **arrays, "share": list(share), **pack_waiting(waiting)}
+
+
+def _pick(ids: Sequence[np.ndarray], share: Share) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct ids of a share, and the place of each where these stand one behind the other."""
+    joined = np.concatenate(ids)
+    places = np.flatnonzero(share.owns(joined))
+    found, first = np.unique(joined[places], return_index=True)
+    return found, places[first]
