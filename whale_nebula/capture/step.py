@@ -38,7 +38,7 @@ from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.frames import numbering, watched_anew
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf.keras_steps import create_variables, lacks_variables
+from whale_nebula.tf.keras_training import create_variables, lacks_variables
 
 
 def tell_if_stageless(trace: Tracing) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whale_nebula.errors import AccountError
-from whale_nebula.launch.limits import Limits, find_hierarchy
-from whale_nebula.launch.starts import Starts
+from whale_nebula.launch.limits import Limits, Starts, find_hierarchy
 from whale_nebula.security import Credentials, Files
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.tenant import Tenant, check_room, open_home

@@ -1,24 +1,24 @@
-"""Pinned plans: refuse a step whose plan differs from the saved one."""
+"""Pinned plans and approved ones: refuse a step whose plan differs from the saved one."""
 
 from __future__ import annotations
 
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from whale_nebula.errors import NebulaWarning, OptionError, PlanError, PlanMismatchError
+from whale_nebula.errors import NebulaWarning, NotApprovedError, OptionError, PlanError, PlanMismatchError
 from whale_nebula.errors.text import list_names
-from whale_nebula.plan.file import plan_difference
+from whale_nebula.plan.file import parse, plan_difference
 from whale_nebula.plan.plan import Plan
+from whale_nebula.security.approval import Found, check_process, read_plan
 from whale_nebula.site import Site, script_site
 
 Pinned = str | os.PathLike[str] | Plan
 """A plan to hold a step against, or the file that it was saved in."""
-
-_WORDS = "now", "in the pinned plan"
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Pins:
         """Refuse a plan that is not the pinned one."""
         pinned, source = self.plans[pin]
         self.met.add(pin)
-        difference = plan_difference(plan, pinned, _WORDS)
+        difference = plan_difference(plan, pinned, ("now", "in the pinned plan"))
         if difference is not None:
             raise PlanMismatchError(
                 f"{plan.name} is not planned as it was pinned{f' as {pin}' if pin != plan.name else ''}",
@@ -140,3 +140,32 @@ def _read(given: Any, site: str) -> tuple[Plan, str]:
         why="it names files that Plan.save has written",
         mend='nb.init(plan="plan.json"), or a list of them: one for each step',
     )
+
+
+@dataclass
+class Approvals:
+    """The approvals in a folder, of which one is of the code of this process."""
+
+    folder: Path
+    found: Sequence[Found]
+    pins: dict[Path, Pins] = field(default_factory=dict)
+
+    def check(self, plan: Plan) -> None:
+        """Refuse a step that is not planned as it was approved, or comes of code that was not."""
+        chosen = check_process(self.folder, self.found)
+        steps = {} if chosen.approval is None else chosen.approval.plans
+        pins = self.pins.setdefault(chosen.folder, Pins(dict.fromkeys(steps, (plan, ""))))
+        step = pins.pin_of(plan.name)
+        if step is None:
+            raise NotApprovedError(
+                f"{plan.name} is not approved",
+                where=str(chosen.folder),
+                why=f"the steps that were approved are {list_names(steps)}",
+            )
+        pins.met.add(step)
+        approved = parse(Plan, read_plan(chosen, step), str(chosen.folder))
+        difference = plan_difference(plan, approved, ("here", "in the approved plan"))
+        if difference is not None:
+            raise NotApprovedError(
+                f"{plan.name} is not planned as it was approved", where=str(chosen.folder), why=difference
+            )

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from whale_nebula.report.goodput import goodput_lines
-from whale_nebula.report.planned import planned_lines
-from whale_nebula.report.prediction import LinkPrediction, StagePrediction
+from whale_nebula.report.prediction import LinkPrediction, StagePrediction, planned_lines
 from whale_nebula.report.records import ALONE, EXCHANGE, ONCE, BoundaryReport, LinkReport, StageReport, duration, size
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from whale_nebula.planner.measured_blocks import MeasuredBlocks, slowest_of
 from whale_nebula.planner.problem import Options, Problem
 from whale_nebula.planner.search import search
 from whale_nebula.planner.sites import Grounds, grounds_of, problem_of, told_by_nobody
-from whale_nebula.planner.written import fix_stages
+from whale_nebula.planner.space import fix_stages
 from whale_nebula.report.records import size
 from whale_nebula.runtime.block_costs import measure_blocks
 from whale_nebula.runtime.clusters import complete, config_of, told_by_config

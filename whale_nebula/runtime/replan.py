@@ -21,8 +21,7 @@ from whale_nebula.planner.decision import Decision
 from whale_nebula.planner.explanation import describe_shape, stage_names
 from whale_nebula.planner.problem import Candidate, Wire
 from whale_nebula.planner.score import score
-from whale_nebula.report.planned import PlannedReport
-from whale_nebula.report.prediction import Basis
+from whale_nebula.report.prediction import Basis, PlannedReport
 from whale_nebula.report.records import Beside, WorkerReport, duration
 from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.step.clock import StepOutcome

@@ -20,8 +20,7 @@ from whale_nebula.errors.text import closest, did_you_mean, list_names
 from whale_nebula.feed.checks import compared_by, names_any
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.seeding import keep_generators, seed_all
-from whale_nebula.plan.approved import Approvals
-from whale_nebula.plan.pins import Pinned, Pins, pins
+from whale_nebula.plan.pins import Approvals, Pinned, Pins, pins
 from whale_nebula.report.published import forget, watch
 from whale_nebula.report.watchers import OUTPUTS, Seen, audience
 from whale_nebula.scopes import options
@@ -29,7 +28,7 @@ from whale_nebula.scopes.auto import set_limits
 from whale_nebula.scopes.identity import LOCAL, deal_to
 from whale_nebula.scopes.observer import observer
 from whale_nebula.scopes.options import check_signature, scope
-from whale_nebula.security.approved import check_process, read_approvals
+from whale_nebula.security.approval import check_process, read_approvals
 from whale_nebula.site import calling_site, script_site, short_traceback
 
 

@@ -18,7 +18,7 @@ from whale_nebula.launch.control import listen_locally, read_sizes
 from whale_nebula.launch.elastic import Sizes
 from whale_nebula.launch.failures import Failure
 from whale_nebula.launch.job import Outcome, Result
-from whale_nebula.launch.memory import open_memory, remove_abandoned
+from whale_nebula.launch.placed import open_memory, remove_abandoned
 from whale_nebula.launch.placement import Placement, everything
 from whale_nebula.launch.pulse import Told
 

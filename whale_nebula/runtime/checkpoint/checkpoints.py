@@ -36,9 +36,8 @@ from whale_nebula.runtime.checkpoint.apart import capture_rounds, list_copies, m
 from whale_nebula.runtime.checkpoint.copies import Copies, admit_copies, find_ring, hand_over_parts
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
 from whale_nebula.runtime.checkpoint.known import Known
-from whale_nebula.runtime.checkpoint.level import Level
+from whale_nebula.runtime.checkpoint.level import Level, Notices
 from whale_nebula.runtime.checkpoint.memories import Memories
-from whale_nebula.runtime.checkpoint.notices import Notices
 from whale_nebula.runtime.checkpoint.slices import Source
 from whale_nebula.runtime.checkpoint.spent import Spent
 from whale_nebula.runtime.checkpoint.writing import Snapshot
