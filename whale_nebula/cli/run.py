@@ -27,12 +27,11 @@ from whale_nebula.launch.attach import Identity
 from whale_nebula.launch.control import Answer, listen_locally, read_sizes
 from whale_nebula.launch.elastic import Sizes
 from whale_nebula.launch.ending import last_sentence, last_word, same_cause
-from whale_nebula.launch.failures import describe, find_first
 from whale_nebula.launch.placed import Output, identities, open_memory, seed_of, start_placed
 from whale_nebula.launch.placement import PORT, Asked, Placement, everything, is_local, settle_ports, wait_free
 from whale_nebula.launch.processes import Board, Sink
 from whale_nebula.launch.resolve import Resolved, resolve
-from whale_nebula.launch.restarts import Attempts, Ended, Rule
+from whale_nebula.launch.restarts import Attempts, Ended, Rule, describe, find_first
 from whale_nebula.launch.tenancy import open_tenancy
 from whale_nebula.report.prometheus import Metric, Sample, read_reports, render_metrics, serve_metrics
 from whale_nebula.report.screen import Screen, terminal

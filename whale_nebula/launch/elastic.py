@@ -18,9 +18,9 @@ from whale_nebula.config import Config
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, NotYetError, OptionError
 from whale_nebula.errors.text import list_counts, list_names
-from whale_nebula.launch.failures import Failure
 from whale_nebula.launch.job import Result
 from whale_nebula.launch.placement import Placement
+from whale_nebula.launch.restarts import Failure
 
 _LOST = 2
 """A worker that fails first in so many starts, one after the other, is not expected to come back."""
