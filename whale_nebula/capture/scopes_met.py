@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from whale_nebula.capture.source_lines import warn_once
-from whale_nebula.errors import NebulaWarning, NestingError, OptionError
+from whale_nebula.errors import NestingError, OptionError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Apart, Pipeline, Stage
 from whale_nebula.ir.routing import enough
@@ -30,6 +29,7 @@ from whale_nebula.scopes.identity import (
     worker_speeds,
     workers_in,
 )
+from whale_nebula.site import warn_once
 
 REPLICA, SPLIT_STAGE = "replica", "split"
 """The stages of an `nb.replica` and an `nb.split` that stand side by side, with no `nb.stage` in the step."""
@@ -101,13 +101,13 @@ class ScopesMet:
                 mend="one nb.pipeline(...) around all stages, or the same options at both lines",
             )
         if names:
-            warning = NebulaWarning(
+            warn_once(
+                before.site,
                 f"nb.pipeline({other}) around the step does not count",
-                where=str(before.site),
                 why=f"the model has its own at {frame.site}, with {mine}; it is said once for this place",
                 mend="leave one of the two out",
+                key=frame.site,
             )
-            warn_once(before.site, warning, frame.site)
         self.pipe = frame
         options = dict(frame.options)
         self.pipeline = replace(self.pipeline, **{**options, "micro_batch": options["micro_batch"] or 1})
@@ -205,13 +205,13 @@ class Replicas:
         if frame not in self.all:
             self.met.append(frame)
             if self.around is not None and self.around.options != frame.options:
-                warning = NebulaWarning(
+                warn_once(
+                    self.around.site,
                     f"{_describe_frame(self.around).partition(' at ')[0]} around the step does not count",
-                    where=str(self.around.site),
                     why=f"what it holds stands in {_describe_frame(frame)}; it is said once for this place",
                     mend="leave one of the two out",
+                    key=frame.site,
                 )
-                warn_once(self.around.site, warning, frame.site)
         frames = open_frames()
         self.home = home_of(frames)
         apart = apart_of(frames, frame)

@@ -26,12 +26,12 @@ from whale_nebula.capture.patches import install, trace_patched
 from whale_nebula.capture.place_trace import Places
 from whale_nebula.capture.placed import placed_models
 from whale_nebula.capture.projection import check_crossed, check_listed
-from whale_nebula.capture.source_lines import find_origin, warn_once
+from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.splits import add_splits
 from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.capture.tracing import LiveRequest, Tracing
 from whale_nebula.codec.way import ways
-from whale_nebula.errors import NebulaWarning, UnsupportedError
+from whale_nebula.errors import UnsupportedError
 from whale_nebula.feed.checks import absent_in
 from whale_nebula.feed.inputs import Partial
 from whale_nebula.ir.assignment import Assignment, Constraints
@@ -42,7 +42,7 @@ from whale_nebula.passes.effects import is_effect
 from whale_nebula.passes.label import label
 from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.frames import numbering, watched_anew
-from whale_nebula.site import script_site
+from whale_nebula.site import script_site, warn_once
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.keras_training import create_variables, lacks_variables
@@ -74,14 +74,13 @@ def tell_if_stageless(trace: Tracing) -> None:
         or met.outer is None
     ):
         return
-    warning = NebulaWarning(
+    warn_once(
+        met.outer.site,
         f"nb.{met.outer.kind} holds no nb.stage: all of the step is one stage, 'stage0'",
-        where=str(met.outer.site),
         why="what runs on which cluster is said by nb.stage alone; it is said once for this place",
         mend='with nb.stage(cluster="gpu"): around the calls of the layers that belong together, '
         "or with nb.stage(): around all of them",
     )
-    warn_once(met.outer.site, warning)
 
 
 def tell_if_partly_copied(trace: Tracing, paths: Mapping[int, str]) -> None:
@@ -95,14 +94,13 @@ def tell_if_partly_copied(trace: Tracing, paths: Mapping[int, str]) -> None:
     rest = sorted(paths.get(handle, name) for handle, name in outside - inside)
     if not inside or not rest:
         return
-    warning = NebulaWarning(
+    warn_once(
+        replicas.met[0].site,
         f"nb.replica holds a part of the step, and all of it is copied: {rest[0]!r} stands outside",
-        where=str(replicas.met[0].site),
         why="copies are made of stages, and a step without nb.stage is one; it is said once for this place",
         mend='with nb.replica(...), nb.stage(name="..."): around these lines, and nb.stage(name="...") around the rest'
         "\nor nb.replica around all of it",
     )
-    warn_once(replicas.met[0].site, warning)
 
 
 def _weights(trace: Tracing, copied: bool) -> Iterator[tuple[int, str]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -20,12 +19,13 @@ from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.interval import Pace
 from whale_nebula.checkpoint.manifest import Manifest, Part
-from whale_nebula.errors import AccountError, CheckpointError, DeadlineError, NebulaWarning
+from whale_nebula.errors import AccountError, CheckpointError, DeadlineError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.faults import failpoint
 from whale_nebula.runtime.checkpoint.copies import Copies
 from whale_nebula.runtime.checkpoint.group import Group
 from whale_nebula.runtime.checkpoint.writing import Snapshot, Writer, commit_parts, count_bytes, write_part
+from whale_nebula.site import Site, warn_at
 from whale_nebula.transport import Link
 from whale_nebula.wire.message import build_message
 
@@ -175,13 +175,13 @@ class Level:
         if not self.durable:
             _LOG.info("%s: nothing is saved in memory any more: %s", self.group.worker, why)
             return
-        warning = NebulaWarning(
+        warn_at(
+            Site(self.folder.path, 0),
             f"step {step} could not be saved",
-            where=self.folder.path,
             why=why,
             mend="make room on that disk, or nb.init(checkpoint=...) with a folder that can be written",
+            where=self.folder.path,
         )
-        warnings.warn_explicit(warning, NebulaWarning, self.folder.path, 0)
 
     def close(self) -> None:
         """The run is over."""
