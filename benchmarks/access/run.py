@@ -10,7 +10,6 @@ and a third, with the lowest priority, opens a connection for each guess. Steps 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import multiprocessing
@@ -28,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, verdict, write
+from common import machine, parser, verdict, write
 
 from whale_nebula.accounts import service
 from whale_nebula.accounts.login import Desk
@@ -191,9 +190,7 @@ def _attacked(folder: Path) -> Iterator[tuple[Any, Any]]:
 
 def main() -> int:
     """Measure, print, write."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--quick", action="store_true", help="a few of each; writes nothing")
-    quick = arguments.parse_args().quick
+    quick = parser(__doc__, "a few of each; writes nothing").parse_args().quick
     about = machine()
     with tempfile.TemporaryDirectory() as name:
         large, small = Path(name) / "large", Path(name) / "small"

@@ -8,7 +8,6 @@ A language model of two stages over an emulated line of 60 Mbit/s and 20 ms; way
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -23,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 import numpy as np
 import tensorflow as tf
-from common import machine, picture, verdict, write
+from common import machine, parser, picture, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.models import Sizes, text, transformer
@@ -241,9 +240,7 @@ def draw(found: list[dict[str, Any]]) -> None:
 
 def main() -> int:
     """Measure what is missing, and write all tables."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--quick", action="store_true")
-    quick = arguments.parse_args().quick
+    quick = parser(__doc__).parse_args().quick
     kept = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()] if ROWS.exists() and not quick else []
     found = measure(20, 20, SEEDS[:1], kept) if quick else measure(STEPS, LARGE_STEPS, SEEDS, kept)
     tables = {"steps": describe_steps(found), "steadiness": describe_steadiness(found)}

@@ -9,7 +9,6 @@ what is learned does not depend on the line, and is measured without it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -24,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import keras
 import numpy as np
-from common import machine, picture, verdict, write
+from common import machine, parser, picture, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.models import Sizes, text, transformer
@@ -165,9 +164,7 @@ def draw(rows: list[list[Any]]) -> None:
 
 def main() -> int:
     """Measure what is missing, and write the table."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--quick", action="store_true")
-    quick = arguments.parse_args().quick
+    quick = parser(__doc__).parse_args().quick
     found = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()] if ROWS.exists() and not quick else []
     measure(8 if quick else STEPS, 4 if quick else FREEZE, SEEDS[:1] if quick else SEEDS, found, not quick)
     rows = describe(found)
