@@ -22,8 +22,8 @@ Around = Callable[[str], AbstractContextManager[Any]]
 """The scope around each side: called with "source" and with "target"."""
 
 
-def nowhere(side: str) -> AbstractContextManager[None]:
-    """No scope around any side.
+def nowhere(part: object) -> AbstractContextManager[None]:
+    """No scope around any part.
 
     >>> with nowhere("source") as nothing:
     ...     nothing
