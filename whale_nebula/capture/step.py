@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from whale_nebula.capture import tracing
 from whale_nebula.capture.arguments import Declared, key_of
-from whale_nebula.capture.assigned import adopt_stages, list_constraints
 from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.errors import check_constants, translate_errors
 from whale_nebula.capture.intercept import explain_late_requests
@@ -26,6 +25,7 @@ from whale_nebula.capture.patches import install, trace_patched
 from whale_nebula.capture.place_trace import Places
 from whale_nebula.capture.placed import placed_models
 from whale_nebula.capture.projection import check_crossed, check_listed
+from whale_nebula.capture.scopes_met import adopt_stages, list_constraints
 from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.splits import add_splits
 from whale_nebula.capture.surroundings import check_surroundings
@@ -34,9 +34,19 @@ from whale_nebula.codec.way import ways
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.feed.checks import absent_in
 from whale_nebula.feed.inputs import Partial
-from whale_nebula.ir.assignment import Assignment, Constraints
 from whale_nebula.ir.graph import Graph
-from whale_nebula.ir.program import Arrival, Flow, GradientPart, Holder, Leaf, Program, Request, Variable
+from whale_nebula.ir.program import (
+    Arrival,
+    Assignment,
+    Constraints,
+    Flow,
+    GradientPart,
+    Holder,
+    Leaf,
+    Program,
+    Request,
+    Variable,
+)
 from whale_nebula.passes.branches import Aliases, unbundle
 from whale_nebula.passes.effects import is_effect
 from whale_nebula.passes.label import label

@@ -34,8 +34,7 @@ from whale_nebula.ir.layout import (
     list_crossing,
 )
 from whale_nebula.passes.effects import SHAPES
-from whale_nebula.passes.facts import ASSIGNS, COOPERATIVE, SCATTERS, Facts
-from whale_nebula.passes.pieces import Step, find_pieces, find_wanted
+from whale_nebula.passes.facts import ASSIGNS, COOPERATIVE, SCATTERS, Facts, Step, find_pieces, find_wanted
 from whale_nebula.passes.rules.registry import Axes, Fold, Labels
 from whale_nebula.spec import Spec, Value
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from whale_nebula.errors import PlanError
-from whale_nebula.ir.assignment import Constraints, Written
+from whale_nebula.ir.program import Constraints, Written
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.problem import Array, Chain, Fixed, Problem, Shape, Site
 

@@ -13,9 +13,8 @@ from whale_nebula.errors import NebulaError, OptionError, PlanError
 from whale_nebula.feed.rows import sizes
 from whale_nebula.hardware import Clusters
 from whale_nebula.hardware.measured import read_slowness, slowness_path
-from whale_nebula.ir.assignment import Constraints
 from whale_nebula.ir.cut import Cut
-from whale_nebula.ir.program import Leaf
+from whale_nebula.ir.program import Constraints, Leaf
 from whale_nebula.launch.placement import is_local
 from whale_nebula.plan.splits import Crossed, list_collectives
 from whale_nebula.planner.chain import Layers, layers_of, size_values
