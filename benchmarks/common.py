@@ -88,6 +88,21 @@ def picture(path: Path, columns: int = 1, size: tuple[float, float] = (5.5, 4.0)
     pyplot.close(figure)
 
 
+def finished(path: Path) -> list[dict[str, Any]]:
+    """What was run so far: a line of JSON each."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+
+def read_text(sentences: int, words: int, length: int) -> tuple[Any, Any]:
+    """One text of so many sentences as rows of tokens of a vocabulary, and the token that follows each."""
+    from whale_nebula.models import text
+
+    lines = text.monolingual("en", sentences)
+    ids = text.Tokenizer(text.learn_vocabulary(lines, words)).encode(lines).flat_values.numpy()
+    count = (len(ids) - 1) // length
+    return ids[: count * length].reshape(count, length), ids[1 : count * length + 1].reshape(count, length)
+
+
 def verdict(value: float, bar: float, *, least: bool = False) -> str:
     """'reached' or 'missed', against a bar that must not be exceeded (or, with `least`, must be)."""
     return "reached" if (value >= bar if least else value <= bar) else "missed"

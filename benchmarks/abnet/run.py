@@ -21,8 +21,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import story
-from apart import finished, one_thread, run_all, script
-from common import machine, write
+from apart import one_thread, run_all, script
+from common import finished, machine, write
 from one import options
 from rows import ROWS
 from telling import differences, plot, table

@@ -26,9 +26,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from apart import finished, run_all, script
+from apart import run_all, script
 from boundaries import CODECS, SAID
-from common import picture, write
+from common import finished, picture, write
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"
