@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import ClassVar, NoReturn, TypeVar
 
 Value = TypeVar("Value")
@@ -99,6 +99,20 @@ def escape_foreign_text(text: object, limit: int = LIMIT, *, lines: bool = False
         length += len(shown)
     left = len(whole) - len(kept)
     return "".join(kept) + f"... ({left} characters more)" * (left > 0)
+
+
+def align_columns(rows: Sequence[Sequence[str]], numbers: Container[int] = ()) -> list[str]:
+    """Rows as lines whose cells stand under each other; columns of `numbers` are flush right.
+
+    >>> align_columns([["gpu", "8"], ["a", "16"]], numbers={1})
+    ['gpu   8', 'a    16']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def pad(column: int, cell: str) -> str:
+        return cell.rjust(widths[column]) if column in numbers else cell.ljust(widths[column])
+
+    return ["  ".join(pad(*each) for each in enumerate(row)).rstrip() for row in rows]
 
 
 def remove_folders(text: str, known: Iterable[str] = ()) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 from whale_nebula.config.schema import Cluster, Config, Line, Links, WorkerSpec
 from whale_nebula.errors import ConfigError
-from whale_nebula.errors.text import did_you_mean
+from whale_nebula.errors.text import align_columns, did_you_mean
 from whale_nebula.plain import from_plain, to_plain, write_json
 
 FORMAT = "whale_nebula clusters 1"
@@ -383,7 +383,7 @@ def table(clusters: Clusters) -> str:
         cores = f"{device.kind}, {device.cores} core{'s' * (device.cores != 1)}"
         memory, call = with_prefix(device.memory_bytes, "B", 1024.0), with_prefix(device.call_seconds, "s")
         rows.append([worker.name, worker.machine, cores, memory, _rates(device), call])
-    lines = list(_align(rows))
+    lines = align_columns(rows)
     for each in clusters.clusters:
         if len(each.workers) > 1:
             lines.append(f"inside {each.name}: {each.inside}")
@@ -404,12 +404,6 @@ def _rates(device: Device) -> str:
     if not device.rates:
         return with_prefix(device.flops_per_s, "")
     return ", ".join(f"{kernel} {with_prefix(rate, '')}" for kernel, rate in device.rates.items())
-
-
-def _align(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def mermaid(clusters: Clusters) -> str:
