@@ -329,7 +329,6 @@ def open_tenancy(
     base: Path,
     security: Mapping[str, Files],
     tell: Callable[[str], None],
-    find: Callable[[], Path | None] = find_hierarchy,
 ) -> Iterator[Tenancy | None]:
     """Open what an account has here, and `tell` what is not isolated; None where a run is of no account."""
     if tenant is None:
@@ -338,7 +337,7 @@ def open_tenancy(
     home = open_home(base, tenant)
     credentials = Credentials.of(next(iter(security.values())))
     log = AuditLog(home / AUDIT / f"{credentials.identity.stem}.jsonl", credentials.identity, credentials)
-    limits = Limits(tenant, find(), Starts(home / STARTS))
+    limits = Limits(tenant, find_hierarchy(), Starts(home / STARTS))
     try:
         try:
             check_room(tenant, [home])
