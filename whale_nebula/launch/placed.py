@@ -1,18 +1,14 @@
-"""Start the workers of this host as a placement says, with the addresses of all others and a folder in its memory."""
+"""Start the workers of this host as a placement says, with the addresses of all others."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from whale_nebula.config import Config, load
@@ -236,31 +232,3 @@ def spawn(
             stack.enter_context(gateway_processes.running(config, placement, security))
         told = identities(placement, config, security, everywhere=True)
         yield stack.enter_context(start_placed(argv, told, output=Echoed(echo=echo), silence=silence, env=env, cwd=cwd))
-
-
-PLACE = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it, which nobody else may read
-_NAME = re.compile(r"whale-nebula-(\d+)-\w+")
-
-
-@contextlib.contextmanager
-def open_memory(place: Path = PLACE) -> Iterator[str | None]:
-    """Make the folder, and remove it in the end; None where this host has no file system in memory. Those of launchers
-    that were killed are removed, too.
-    """
-    if not os.access(place, os.W_OK):
-        yield None
-        return
-    remove_abandoned(place)
-    folder = tempfile.mkdtemp(prefix=f"whale-nebula-{os.getpid()}-", dir=place)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def remove_abandoned(place: Path) -> None:
-    """Remove the folders of launchers that are no more."""
-    for path in place.iterdir():
-        match = _NAME.fullmatch(path.name)
-        if match is not None and not Path(f"/proc/{match[1]}").exists():
-            shutil.rmtree(path, ignore_errors=True)
