@@ -4,22 +4,15 @@ benchmark of hours can be stopped and gone on with.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 Key = TypeVar("Key")
 Process = subprocess.Popen[str]
-
-
-def finished(path: Path) -> list[dict[str, Any]]:
-    """What was run so far."""
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
 def one_thread() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime
 import json
@@ -15,6 +16,13 @@ from typing import Any
 
 OPENS, CLOSES = "<!-- measured: {}.py writes this -->", "<!-- /measured -->"
 PACKAGES = ("tensorflow", "keras", "numpy", "whale-nebula")
+
+
+def parser(about: str | None, quickly: str = "few, short measurements; writes nothing") -> argparse.ArgumentParser:
+    """The options of a benchmark, of which `--quick` is there already."""
+    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--quick", action="store_true", help=quickly)
+    return made
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -60,21 +68,39 @@ def write(script: str, result: dict[str, Any], table: Sequence[Sequence[object]]
 
 
 @contextlib.contextmanager
-def picture(path: Path, columns: int = 1) -> Iterator[list[Any]]:
-    """The axes of a row of plots, which are written as SVG to a path; the same numbers give the same file."""
+def picture(path: Path, columns: int = 1, size: tuple[float, float] = (5.5, 4.0)) -> Iterator[list[Any]]:
+    """The axes of a row of plots, which are written to a path; as SVG the same numbers give the same file."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = path.stem
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, columns, figsize=(5.5 * columns, 4), layout="constrained", squeeze=False)
+    figure, axes = pyplot.subplots(
+        1, columns, figsize=(size[0] * columns, size[1]), layout="constrained", squeeze=False
+    )
     yield list(axes[0])
     for each in axes[0]:
-        each.legend(frameon=False, fontsize=8)
+        if each.get_legend_handles_labels()[0]:
+            each.legend(frameon=False, fontsize=8)
         each.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, dpi=120, metadata={"Date": None})
     pyplot.close(figure)
+
+
+def finished(path: Path) -> list[dict[str, Any]]:
+    """What was run so far: a line of JSON each."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+
+def read_text(sentences: int, words: int, length: int) -> tuple[Any, Any]:
+    """One text of so many sentences as rows of tokens of a vocabulary, and the token that follows each."""
+    from whale_nebula.models import text
+
+    lines = text.monolingual("en", sentences)
+    ids = text.Tokenizer(text.learn_vocabulary(lines, words)).encode(lines).flat_values.numpy()
+    count = (len(ids) - 1) // length
+    return ids[: count * length].reshape(count, length), ids[1 : count * length + 1].reshape(count, length)
 
 
 def verdict(value: float, bar: float, *, least: bool = False) -> str:

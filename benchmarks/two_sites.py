@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from common import machine, write
+from common import machine, parser, write
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTERS = ("gpu", "npu")
@@ -90,11 +89,10 @@ def bench(
     keys: Sequence[str],
 ) -> int:
     """The `main` of a benchmark by rows: measure (steps, rounds), print and write; or, with --quick, a little of it."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=f"{quickly}; writes nothing")
-    parser.add_argument("--steps", type=int, default=steps)
-    parser.add_argument("--rounds", type=int, default=3)
-    chosen = parser.parse_args()
+    made = parser(about, f"{quickly}; writes nothing")
+    made.add_argument("--steps", type=int, default=steps)
+    made.add_argument("--rounds", type=int, default=3)
+    chosen = made.parse_args()
     if chosen.quick:
         print(*quick(), sep="\n")
         return 0

@@ -1,8 +1,6 @@
 """The models that examples and benchmarks train; installed as `whale_nebula.models`."""
 
-from .abnet_causal import CausalABNet
-from .abnet_cmlm import MaskedABNet
-from .abnet_objective import ABNet
+from .abnet import ABNet, CausalABNet, MaskedABNet
 from .bert import Bert, BertSizes
 from .bert_folder import load_bert, load_masked_lm, save_bert
 from .experts import SwitchFeedForward

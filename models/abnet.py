@@ -1,17 +1,36 @@
-"""What both ABNets are made of: two frozen BERTs, with an adapter after each of their sub-layers."""
+"""ABNet: two frozen BERTs learn to translate, by adapters after each of their sub-layers.
+
+The BERTs were pretrained apart, the source's in one place and the target's in another. Both stay frozen; what is
+trained stands between their sub-layers:
+
+    source ids ─ embedding ─[ attention ─ adapter ─ feed-forward ─ adapter ]× ─ hidden states
+                                                                                     │  the slow line
+    shown ids ── embedding ─[ attention ─ adapter ─ feed-forward ─ adapter ]× ─ scores of the next word
+
+An adapter of the source's side is a norm and two dense layers. One of the target's side first looks at the source's
+hidden states. Written from left to right (`CausalABNet`), the target's BERT, which had looked both ways, looks from
+left to right. Filled in (`MaskedABNet`, a conditional masked language model), it looks both ways, as it was pretrained,
+at words some of which are hidden (`masking.Hiding`), and is asked for those; and as nothing says where a sentence ends,
+its number of words is predicted from the source's hidden states.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import keras
+from keras import ops
+
+from whale_nebula.errors import OptionError
+from whale_nebula.errors.text import did_you_mean
 
 from .adapters import DecoderAdapter, EncoderAdapter
 from .bert import Bert
-from .decoder import Decoder
-from .encoder import Encoder
+from .decoder import Decoder, Scores
+from .decoding import Found, MaskPredict, mask_predicted
+from .encoder import Encoder, Source
 from .masked_lm import Bias, MaskedLm
-from .scores import Scores
+from .sides import Around, Sides, Translating, check_names, nowhere
 
 
 class Adapters(NamedTuple):
@@ -79,3 +98,151 @@ def _scores(target: Bert | MaskedLm, *, tied: bool) -> Scores:
     if tied:
         return Scores((norm,), bert.embedding, Bias(name=f"{bert.name}_output_bias"))
     return Scores((norm, keras.layers.Dense(bert.sizes.vocabulary, name=f"{bert.name}_output")))
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class CausalABNet(Translating):
+    """{"source": ids, "target": ids from the start on} in, logits of the word after each shown one out.
+
+    `around(side)` gives the scope around each side. `target` may be a BERT with its head (`masked_lm`): then this head,
+    frozen too, scores the words; otherwise a new norm and, if `tied`, the BERT's own table do. Both BERTs are frozen.
+
+    >>> import whale_nebula as nb
+    >>> from whale_nebula.models.bert import BertSizes
+    >>> sizes = BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16)
+    >>> with nb.cluster():
+    ...     model = CausalABNet(
+    ...         Bert(sizes, name="es"), Bert(sizes, name="en"), inner=4, around=lambda side: nb.stage(cluster=side)
+    ...     )
+    >>> model.output.shape, sorted({weight.path.split("/")[0] for weight in model.trainable_variables})
+    ((None, None, 11), ['en_attention0_adapter', 'en_inner0_adapter', 'en_output_bias', 'en_output_norm',
+    'es_attention0_adapter', 'es_inner0_adapter'])
+    """
+
+    def __init__(
+        self,
+        source: Bert,
+        target: Bert | MaskedLm,
+        *,
+        inner: int = 512,
+        dropout: float = 0.0,
+        tied: bool = True,
+        around: Around = nowhere,
+        name: str = "abnet",
+    ) -> None:
+        check_names(source, bert_of(target))
+        adapters = Adapters(inner, dropout)
+        encoder, decoder = source_side(source, adapters), target_side(target, adapters, tied=tied, causal=True)
+        config = {**saved(source, target), **adapters._asdict(), "tied": tied, "name": name}
+        super().__init__(Sides(encoder, decoder, around), config)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> CausalABNet:
+        """Another one like it, without scopes."""
+        return cls(**loaded(config))
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class LengthScores(keras.layers.Layer):
+    """How many words a translation will have: a score for each number up to `longest`, from the mean of the source.
+
+    >>> import numpy as np
+    >>> LengthScores(longest=6)(np.zeros((2, 5, 8)), np.ones((2, 5), bool)).shape
+    TensorShape([2, 7])
+    """
+
+    def __init__(self, longest: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.longest = longest
+        self.dense = keras.layers.Dense(longest + 1, dtype=self.dtype_policy, name="dense")
+        self.supports_masking = True
+
+    def build(self, hidden_shape: Any, visible_shape: Any) -> None:
+        """Make the weights."""
+        self.dense.build((hidden_shape[0], hidden_shape[2]))
+
+    def call(self, hidden: Any, visible: Any) -> Any:
+        """The scores of a batch of sources."""
+        counted = ops.cast(visible, hidden.dtype)[:, :, None]
+        words = ops.maximum(ops.sum(counted, axis=1), 1)
+        return self.dense(ops.sum(hidden * counted, axis=1) / words)
+
+    def compute_mask(self, hidden: Any, previous_mask: Any = None) -> None:
+        """A row has one length: no places are left to be marked."""
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        return {**super().get_config(), "longest": self.longest}
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class MaskedABNet(Translating):
+    """{"source": ids, "target": ids, some of them hidden} in; {"words": logits of all places, "length": scores} out.
+
+    All else as in `CausalABNet`. A head of the target's BERT (`masked_lm`) is at home here: it guesses hidden words.
+    `longest` is how many words a translation may have: as many as the target's BERT has positions for, if None.
+
+    >>> from whale_nebula.models.bert import BertSizes
+    >>> sizes = BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16)
+    >>> model = MaskedABNet(Bert(sizes, name="es"), Bert(sizes, name="en"), inner=4)
+    >>> {name: output.shape for name, output in model.output.items()}
+    {'words': (None, None, 11), 'length': (None, 5)}
+    """
+
+    searched_by = MaskPredict
+
+    def __init__(
+        self,
+        source: Bert,
+        target: Bert | MaskedLm,
+        *,
+        inner: int = 512,
+        dropout: float = 0.0,
+        tied: bool = True,
+        longest: int | None = None,
+        around: Around = nowhere,
+        name: str = "abnet",
+    ) -> None:
+        bert = bert_of(target)
+        check_names(source, bert)
+        adapters = Adapters(inner, dropout)
+        encoder, decoder = source_side(source, adapters), target_side(target, adapters, tied=tied, causal=False)
+        lengths = LengthScores(longest or bert.sizes.length - 2, name=f"{bert.name}_length")
+        config = {**saved(source, target), **adapters._asdict(), "tied": tied, "longest": longest, "name": name}
+        super().__init__(Sides(encoder, decoder, around), config, lengths)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MaskedABNet:
+        """Another one like it, without scopes."""
+        return cls(**loaded(config))
+
+    @property
+    def lengths(self) -> LengthScores:
+        """The layer that predicts how many words a translation has."""
+        return next(layer for layer in self.layers if isinstance(layer, LengthScores))
+
+    def find(self, source: Source, search: MaskPredict) -> Found:
+        """Mask-predict, for several lengths at once."""
+        return mask_predicted(self.sides.decoder, source, self.lengths(*source), search)
+
+
+Objective = Literal["causal", "cmlm"]
+_KINDS: dict[str, type[CausalABNet] | type[MaskedABNet]] = {"causal": CausalABNet, "cmlm": MaskedABNet}
+
+
+def ABNet(
+    source: Bert, target: Bert | MaskedLm, *, objective: Objective = "causal", **options: Any
+) -> CausalABNet | MaskedABNet:
+    """A `CausalABNet`, which writes from left to right, or a `MaskedABNet`, which fills in hidden words.
+
+    `objective` says which; everything else goes to it.
+
+    >>> from .bert import BertSizes
+    >>> sizes = BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16)
+    >>> model = ABNet(Bert(sizes, name="es"), Bert(sizes, name="en"), objective="cmlm", inner=4)
+    >>> type(model).__name__, model.searched_by.__name__
+    ('MaskedABNet', 'MaskPredict')
+    """
+    if objective not in _KINDS:
+        raise OptionError(f"objective={objective!r} is not known", mend=did_you_mean(str(objective), list(_KINDS)))
+    return _KINDS[objective](source, target, **options)

@@ -43,8 +43,18 @@ def among(visible: Any) -> Any:
     return visible[:, None, None, :]
 
 
+class Configured(keras.layers.Layer):
+    """A layer whose config says what it was made with: its `_options`."""
+
+    _options: dict[str, Any]
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        return {**super().get_config(), **self._options}
+
+
 @keras.saving.register_keras_serializable("whale_nebula")
-class Attention(keras.layers.Layer):
+class Attention(Configured):
     """Multi-head attention with its own query, key, value and output projections.
 
     >>> import numpy as np
@@ -96,10 +106,6 @@ class Attention(keras.layers.Layer):
         shares = ops.cast(ops.softmax(scores), self.compute_dtype)
         taken = ops.einsum("bhqk,bhkd->bhqd", self.drop(shares, training=training), cache.values)
         return self.out(self._joined(taken))
-
-    def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
-        return {**super().get_config(), **self._options}
 
     def _widened(self, scores: Any) -> Any:
         """Sums over many places in at least single precision."""

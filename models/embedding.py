@@ -9,11 +9,11 @@ from keras import ops
 
 from whale_nebula.errors import OptionError
 
-from .attention import near_zero
+from .attention import Configured, near_zero
 
 
 @keras.saving.register_keras_serializable("whale_nebula")
-class TokenEmbedding(keras.layers.Layer):
+class TokenEmbedding(Configured):
     """The sum of a token's vector, its position's and its type's; then a norm (if `norm`) and dropout.
 
     >>> import numpy as np
@@ -84,10 +84,6 @@ class TokenEmbedding(keras.layers.Layer):
             self._check_length(tokens)
         last = self.vocabulary if reverse else self.width
         return keras.KerasTensor((*tokens.shape[:2], last), self.compute_dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
-        return {**super().get_config(), **self._options}
 
     def _check_length(self, tokens: Any) -> None:
         length = tokens.shape[1]

@@ -13,7 +13,7 @@ from keras import ops
 
 from whale_nebula.errors import OptionError
 
-from .attention import Attention, Cache, among, causal, near_zero
+from .attention import Attention, Cache, Configured, among, causal, near_zero
 
 Norm = Literal["post", "pre"]
 NORMS = ("post", "pre")
@@ -28,7 +28,7 @@ def gelu_new(x: Any) -> Any:
 ACTIVATIONS = {"gelu": keras.activations.gelu, "gelu_new": gelu_new, "relu": keras.activations.relu}
 
 
-class SubLayer(keras.layers.Layer):
+class SubLayer(Configured):
     """What both sub-layers share: dropout, the sum with the input, and where the norm stands."""
 
     def __init__(self, norm: Norm, dropout: float, epsilon: float, **kwargs: Any) -> None:
@@ -38,7 +38,7 @@ class SubLayer(keras.layers.Layer):
         self.norm = keras.layers.LayerNormalization(epsilon=epsilon, dtype=self.dtype_policy, name="norm")
         self.drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="drop")
         self.supports_masking = True
-        self._options: dict[str, Any] = {"norm": norm, "dropout": dropout, "epsilon": epsilon}
+        self._options = {"norm": norm, "dropout": dropout, "epsilon": epsilon}
 
     def read(self, hidden: Any) -> Any:
         """What the sub-layer computes with."""
@@ -52,10 +52,6 @@ class SubLayer(keras.layers.Layer):
     def compute_output_spec(self, hidden: Any, *others: Any, **options: Any) -> Any:
         """What comes out is as what goes in: Keras need not trace the layer to know."""
         return keras.KerasTensor(hidden.shape, self.compute_dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
-        return {**super().get_config(), **self._options}
 
 
 class Attending(SubLayer):

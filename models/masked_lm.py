@@ -7,13 +7,13 @@ from typing import Any
 import keras
 from keras import ops
 
-from .attention import near_zero
+from .attention import Configured, near_zero
 from .bert import Bert
 from .layers import activation_of
 
 
 @keras.saving.register_keras_serializable("whale_nebula")
-class Guess(keras.layers.Layer):
+class Guess(Configured):
     """Hidden states at some places, made ready to be compared with every token's vector."""
 
     def __init__(self, width: int, activation: str, epsilon: float, spread: float, **kwargs: Any) -> None:
@@ -40,10 +40,6 @@ class Guess(keras.layers.Layer):
     def compute_output_spec(self, hidden: Any, places: Any) -> Any:
         """What comes out, without tracing the layer."""
         return keras.KerasTensor((*places.shape, hidden.shape[-1]), self.compute_dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
-        return {**super().get_config(), **self._options}
 
 
 @keras.saving.register_keras_serializable("whale_nebula")

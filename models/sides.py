@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,15 +15,15 @@ from whale_nebula.errors import OptionError
 from whale_nebula.scopes.frames import impose_frames, open_frames
 
 from .decoder import Decoder
-from .decoding import Found
+from .decoding import Beam, Found, beamed
 from .encoder import Encoder, Source
 
 Around = Callable[[str], AbstractContextManager[Any]]
 """The scope around each side: called with "source" and with "target"."""
 
 
-def nowhere(side: str) -> AbstractContextManager[None]:
-    """No scope around any side.
+def nowhere(part: object) -> AbstractContextManager[None]:
+    """No scope around any part.
 
     >>> with nowhere("source") as nothing:
     ...     nothing
@@ -50,9 +49,16 @@ class Translating(keras.Model):
     """
 
     sides: Sides
-    searched_by: ClassVar[type]
+    searched_by: ClassVar[type] = Beam
 
-    def __init__(self, inputs: Any, outputs: Any, sides: Sides, config: dict[str, Any]) -> None:
+    def __init__(self, sides: Sides, config: dict[str, Any], lengths: keras.layers.Layer | None = None) -> None:
+        inputs = {side: keras.Input((None,), dtype="int32", name=side) for side in ("source", "target")}
+        with sides.around("source"):
+            hidden = sides.encoder(inputs["source"])
+        with sides.around("target"):
+            outputs = sides.decoder(inputs["target"], hidden)
+            if lengths is not None:
+                outputs = {"words": outputs, "length": lengths(*hidden)}
         super().__init__(inputs, outputs, name=config["name"])
         self.sides, self._config = sides, MappingProxyType(config)
         self._compressed = tuple(frame for frame in open_frames() if frame.kind == "compress")
@@ -73,9 +79,11 @@ class Translating(keras.Model):
         """What it takes to make another one; scopes are no part of it."""
         return dict(self._config)
 
-    @abstractmethod
     def find(self, source: Source, search: Any) -> Found:
-        """Search for the translations of what the source's side tells: each kind of translator has its own way."""
+        """Search for the translations of what the source's side tells: beam search, with what is known of each
+        beginning kept, unless a kind of translator has its own way.
+        """
+        return beamed(self.sides.decoder, source, search)
 
     def _check(self, search: Any) -> None:
         if not isinstance(search, self.searched_by):
@@ -85,11 +93,6 @@ class Translating(keras.Model):
                 why="a Beam writes from left to right, a MaskPredict fills in: as the model was trained",
                 mend=f"search={name}(...), of whale_nebula.models.decoding",
             )
-
-
-def pair_inputs() -> dict[str, Any]:
-    """The two inputs of a translator, rows of any length."""
-    return {side: keras.Input((None,), dtype="int32", name=side) for side in ("source", "target")}
 
 
 def check_names(source: Any, target: Any) -> None:

@@ -5,7 +5,6 @@ It is a functional Keras model whose layers lie in a sequence: `embedding`, `blo
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -14,6 +13,9 @@ from typing import Any
 import keras
 
 from whale_nebula.errors import OptionError
+
+from .attention import Configured
+from .sides import nowhere
 
 Around = Callable[[int], AbstractContextManager[Any]]
 
@@ -51,12 +53,12 @@ class Sizes:
         return 4 * self.width if self.inner is None else self.inner
 
 
-class Embedding(keras.layers.Layer):
+class Embedding(Configured):
     """Tokens become vectors, and each gets its position added."""
 
     def __init__(self, vocabulary: int, length: int, width: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._sizes = {"vocabulary": vocabulary, "length": length, "width": width}
+        self._options = {"vocabulary": vocabulary, "length": length, "width": width}
         self.tokens = keras.layers.Embedding(vocabulary, width, name="tokens")
         self.positions = keras.layers.Embedding(length, width, name="positions")
 
@@ -69,17 +71,13 @@ class Embedding(keras.layers.Layer):
         """The vectors of a batch of rows of tokens."""
         return self.tokens(tokens) + self.positions(keras.ops.arange(keras.ops.shape(tokens)[1]))
 
-    def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
-        return {**super().get_config(), **self._sizes}
 
-
-class Block(keras.layers.Layer):
+class Block(Configured):
     """Attention to what came before, then a feed-forward part; each normalises first and adds to its input."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._sizes = {"width": width, "heads": heads, "inner": inner, "dropout": dropout}
+        self._options = {"width": width, "heads": heads, "inner": inner, "dropout": dropout}
         self.attention_norm = keras.layers.LayerNormalization(epsilon=1e-5, name="attention_norm")
         self.attention = keras.layers.MultiHeadAttention(heads, width // heads, dropout=dropout, name="attention")
         self.inner_norm = keras.layers.LayerNormalization(epsilon=1e-5, name="inner_norm")
@@ -92,7 +90,7 @@ class Block(keras.layers.Layer):
         for part in (self.attention_norm, self.inner_norm, self.wide):
             part.build(shape)
         self.attention.build(shape, shape)
-        self.narrow.build((*shape[:-1], self._sizes["inner"]))
+        self.narrow.build((*shape[:-1], self._options["inner"]))
 
     def call(self, hidden: Any, training: bool | None = None) -> Any:
         """One step up."""
@@ -101,19 +99,6 @@ class Block(keras.layers.Layer):
         hidden = hidden + self.dropout(attended, training=training)
         inner = self.narrow(self.wide(self.inner_norm(hidden)))
         return hidden + self.dropout(inner, training=training)
-
-    def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
-        return {**super().get_config(), **self._sizes}
-
-
-def nowhere(block: int) -> AbstractContextManager[None]:
-    """No scope around any block.
-
-    >>> with nowhere(0) as nothing:
-    ...     nothing
-    """
-    return contextlib.nullcontext()
 
 
 def transformer(sizes: Sizes | None = None, *, around: Around = nowhere, shorter: bool = False) -> keras.Model:

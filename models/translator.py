@@ -13,13 +13,10 @@ import keras
 
 from .bert import Bert, BertSizes
 from .cross_attention import CrossAttention
-from .decoder import Decoder
-from .decoding import Beam, Found
-from .decoding.stepwise import beamed
-from .encoder import Encoder, Source
+from .decoder import Decoder, Scores
+from .encoder import Encoder
 from .masked_lm import Bias
-from .scores import Scores
-from .sides import Around, Sides, Translating, nowhere, pair_inputs
+from .sides import Around, Sides, Translating, nowhere
 
 
 @keras.saving.register_keras_serializable("whale_nebula")
@@ -33,8 +30,6 @@ class Translator(Translating):
     (None, None, 11)
     """
 
-    searched_by = Beam
-
     def __init__(
         self,
         source: BertSizes,
@@ -45,23 +40,14 @@ class Translator(Translating):
         name: str = "translator",
     ) -> None:
         encoder, decoder = _source_side(source), _target_side(target, tied=tied)
-        inputs = pair_inputs()
-        with around("source"):
-            hidden = encoder(inputs["source"])
-        with around("target"):
-            logits = decoder(inputs["target"], hidden)
         config = {"source": asdict(source), "target": asdict(target), "tied": tied, "name": name}
-        super().__init__(inputs, logits, Sides(encoder, decoder, around), config)
+        super().__init__(Sides(encoder, decoder, around), config)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Translator:
         """Another one like it, without scopes."""
         sizes = {side: BertSizes(**config[side]) for side in ("source", "target")}
         return cls(**{**config, **sizes})
-
-    def find(self, source: Source, search: Beam) -> Found:
-        """Beam search, with what is known of each beginning kept."""
-        return beamed(self.sides.decoder, source, search)
 
 
 def _source_side(sizes: BertSizes) -> Encoder:

@@ -10,7 +10,7 @@ from whale_nebula.planner.correction import Observed, Offer
 from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import Found
-from whale_nebula.report.planned import PlannedReport
+from whale_nebula.report.prediction import PlannedReport
 from whale_nebula.runtime import decisions, replan
 
 

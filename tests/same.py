@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf.keras_steps import create_variables, lacks_variables, trains_as_keras
+from whale_nebula.tf.keras_training import create_variables, lacks_variables, trains_as_keras
 from whale_nebula.tf.patch import Patch
 
 

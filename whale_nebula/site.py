@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, ParamSpec, TypeVar
 
-from whale_nebula.errors import NebulaError
+from whale_nebula.errors import NebulaError, NebulaWarning
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,6 +55,22 @@ def _find_site(frame: FrameType | None, passes: Callable[[str], bool]) -> Site:
                 return site
         frame = frame.f_back
     return Site("<unknown>", 0)
+
+
+def warn_at(site: Site, what: str, *, why: str, mend: str, where: str | None = None) -> None:
+    """Warn of a line, which the warning names unless it says `where` otherwise."""
+    warning = NebulaWarning(what, where=str(site) if where is None else where, why=why, mend=mend)
+    warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
+
+
+_said: set[tuple[Site, Hashable]] = set()
+
+
+def warn_once(site: Site, what: str, *, why: str, mend: str, where: str | None = None, key: Hashable = None) -> None:
+    """Warn of a line, if it has not been said there before of the same `key`."""
+    if (site, key) not in _said:
+        _said.add((site, key))
+        warn_at(site, what, why=why, mend=mend, where=where)
 
 
 def runs_now(site: Site) -> bool:

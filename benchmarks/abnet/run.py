@@ -21,11 +21,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import story
-from apart import finished, one_thread, run_all, script
-from common import machine, write
+from apart import one_thread, run_all, script
+from common import finished, machine, write
 from one import options
 from rows import ROWS
-from telling import differences, picture, table
+from telling import differences, plot, table
 from two_sites import FREE, run
 
 HERE = Path(__file__).resolve().parent
@@ -131,7 +131,7 @@ def main() -> int:
     times = json.loads(TIMES.read_text("utf-8")) if TIMES.exists() else {}
     said = differences(asked, runs)
     print(*said, sep="\n")
-    picture(runs, times, HERE)
+    plot(runs, times, HERE)
     write(__file__, {"machine": machine(), "runs": runs, "times": times, "differences": said}, table(runs, times))
     return 0
 

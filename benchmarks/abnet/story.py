@@ -24,8 +24,7 @@ from whale_nebula.models import (
 )
 from whale_nebula.models.bert import Bert
 from whale_nebula.models.decoding import Beam, MaskPredict, translation
-from whale_nebula.models.hiding import Hiding
-from whale_nebula.models.masking import Masking, pretrain
+from whale_nebula.models.masking import Hiding, Masking, pretrain
 
 SIDES = ("source", "target")
 LONGEST, BATCH, VOCABULARY = 40, 32, 3000

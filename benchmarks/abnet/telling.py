@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from common import picture
 from rows import ROWS
 
 Found = dict[str, Any]
@@ -94,20 +95,11 @@ def differences(asked: argparse.Namespace, runs: Sequence[Found]) -> list[str]:
     return said
 
 
-def picture(runs: Sequence[Found], times: Found, folder: Path) -> None:
-    """BLEU by how many times fewer bytes, and BLEU of validation by hours on the line; nothing without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
-        return
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "abnet"
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
-    by_bytes(left, runs)
-    by_time(right, runs, times)
-    figure.savefig(folder / "bleu.svg", metadata={"Date": None})
+def plot(runs: Sequence[Found], times: Found, folder: Path) -> None:
+    """BLEU by how many times fewer bytes, and BLEU of validation by hours on the line."""
+    with picture(folder / "bleu.svg", columns=2, size=(6, 4.5)) as (left, right):
+        by_bytes(left, runs)
+        by_time(right, runs, times)
 
 
 def by_bytes(axes: Any, runs: Sequence[Found]) -> None:
@@ -133,5 +125,3 @@ def by_time(axes: Any, runs: Sequence[Found], times: Found) -> None:
         minutes = [steps * times[name]["step"] / 60 for steps, *_ in curve]
         axes.plot(minutes, [each[2] for each in curve], marker=".", label=f"{name}", linewidth=1)
     axes.set(xscale="log", xlabel="minutes over the slow line", ylabel="BLEU of validation (greedy)")
-    if times:
-        axes.legend(fontsize=7)

@@ -30,7 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from common import machine, verdict, write
+from common import machine, parser, verdict, write
 
 from whale_nebula.accounts.registry import Registry
 from whale_nebula.config.place import Place
@@ -349,8 +349,7 @@ def _at_least(what: str, value: float, bar: float) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, print, write."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--quick", action="store_true", help="a few of each; writes nothing")
+    arguments = parser(__doc__, "a few of each; writes nothing")
     for hidden in ("--side", "--folder", "--batches"):
         arguments.add_argument(hidden, help=argparse.SUPPRESS)
     given = arguments.parse_args()

@@ -12,7 +12,6 @@ and without guesses take turns.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -33,7 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from common import machine, verdict, write
+from common import machine, parser, verdict, write
 
 from whale_nebula.accounts import service
 from whale_nebula.accounts.login import Desk
@@ -293,9 +292,7 @@ def _attacked(folder: Path, port: int | None) -> Iterator[tuple[Any, Any]]:
 
 def main() -> int:
     """Measure, print, write."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--quick", action="store_true", help="a few of each; writes nothing")
-    quick = arguments.parse_args().quick
+    quick = parser(__doc__, "a few of each; writes nothing").parse_args().quick
     about = machine()
     with tempfile.TemporaryDirectory() as name:
         large, small = Path(name) / "large", Path(name) / "small"

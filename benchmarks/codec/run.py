@@ -9,7 +9,6 @@ rounds. A cost is a share of the SVD of its own round.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -24,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import tensorflow as tf
-from common import machine, verdict, write
+from common import machine, parser, verdict, write
 
 from whale_nebula.codec import Coded, axes, sparse
 from whale_nebula.codec import blocks as rounding
@@ -242,10 +241,9 @@ HEAD = [
 
 def main() -> int:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="an eighth of the rows, once; writes nothing")
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
+    made = parser(__doc__, "an eighth of the rows, once; writes nothing")
+    made.add_argument("--rounds", type=int, default=7)
+    options = made.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     about = machine()

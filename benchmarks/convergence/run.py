@@ -26,9 +26,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from apart import finished, run_all, script
+from apart import run_all, script
 from boundaries import CODECS, SAID
-from common import write
+from common import finished, picture, write
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"
@@ -124,26 +124,18 @@ def table(runs: Sequence[Run]) -> list[list[object]]:
     return [head, *(row(codec, runs, plain) for codec in known)]
 
 
-def picture(runs: Sequence[Run], path: Path) -> None:
-    """Validation losses by step, a colour for each codec; nothing without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
-        return
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "convergence"
-    from matplotlib import pyplot
+def plot(runs: Sequence[Run], path: Path) -> None:
+    """Validation losses by step, a colour for each codec."""
+    import matplotlib
 
-    figure, axes = pyplot.subplots(figsize=(9, 5))
-    drawn = pyplot.colormaps["turbo"]
+    drawn = matplotlib.colormaps["turbo"]
     colors = {codec: drawn(place / len(CODECS)) for place, codec in enumerate(CODECS)}
-    for run in runs:
-        steps, losses = zip(*((point[0], point[2]) for point in run["curve"]), strict=True)
-        label = SAID[run["codec"]] if run["seed"] == SEEDS[0] else None
-        axes.plot(steps, losses, color=colors[run["codec"]], label=label, linewidth=1)
-    axes.set(yscale="log", xlabel="step", ylabel="validation loss")
-    axes.legend(fontsize=7)
-    figure.savefig(path, metadata={"Date": None})
+    with picture(path, size=(9, 5)) as (axes,):
+        for run in runs:
+            steps, losses = zip(*((point[0], point[2]) for point in run["curve"]), strict=True)
+            label = SAID[run["codec"]] if run["seed"] == SEEDS[0] else None
+            axes.plot(steps, losses, color=colors[run["codec"]], label=label, linewidth=1)
+        axes.set(yscale="log", xlabel="step", ylabel="validation loss")
 
 
 def main() -> int:
@@ -171,7 +163,7 @@ def main() -> int:
     lines = table(runs)
     for line in lines:
         print(*line, sep=" | ")
-    picture(runs, HERE / "curves.svg")
+    plot(runs, HERE / "curves.svg")
     about = [{key: value for key, value in run.items() if key != "curve"} for run in runs]
     write(__file__, {"machine": runs[0]["machine"], "runs": about, "table": lines}, lines)
     return 0

@@ -8,7 +8,6 @@ A language model of two stages over an emulated line of 60 Mbit/s and 20 ms; way
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -23,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 import numpy as np
 import tensorflow as tf
-from common import machine, picture, verdict, write
+from common import finished, machine, parser, picture, read_text, verdict, write
 
 import whale_nebula as nb
-from whale_nebula.models import Sizes, text, transformer
+from whale_nebula.models import Sizes, transformer
 from whale_nebula.strategies import ByTokens, Curriculum
 
 HERE = Path(__file__).parent
@@ -43,14 +42,6 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 LARGE, LARGE_STEPS, LARGE_RATE = 4, 120, 4
 """So many times the batch, for so many steps, at so many times the rate."""
 SPIKE = 1.1
-
-
-def read_text() -> tuple[np.ndarray, np.ndarray]:
-    """One text of many sentences as rows of tokens, and the token that follows each."""
-    lines = text.monolingual("en", SENTENCES)
-    ids = text.Tokenizer(text.learn_vocabulary(lines, WORDS)).encode(lines).flat_values.numpy()
-    count = (len(ids) - 1) // LENGTH
-    return ids[: count * LENGTH].reshape(count, LENGTH), ids[1 : count * LENGTH + 1].reshape(count, LENGTH)
 
 
 class Looks(keras.callbacks.Callback):
@@ -93,7 +84,7 @@ def train(way: str, seed: int, steps: int, *, times: int = 1, rate: float = RATE
         model = transformer(SIZES, shorter=True)
     schedule = ByTokens(keras.optimizers.schedules.CosineDecay(rate, steps, 0.1), curriculum)
     model.compile(keras.optimizers.Adam(schedule), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    x, y = read_text()
+    x, y = read_text(SENTENCES, WORDS, LENGTH)
     held = 4 * BATCH
     data = tf.data.Dataset.from_tensor_slices((x[held:], y[held:])).shuffle(len(x), seed=seed).repeat()
     data = data.batch(times * BATCH).apply(curriculum)
@@ -241,10 +232,8 @@ def draw(found: list[dict[str, Any]]) -> None:
 
 def main() -> int:
     """Measure what is missing, and write all tables."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--quick", action="store_true")
-    quick = arguments.parse_args().quick
-    kept = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()] if ROWS.exists() and not quick else []
+    quick = parser(__doc__).parse_args().quick
+    kept = [] if quick else finished(ROWS)
     found = measure(20, 20, SEEDS[:1], kept) if quick else measure(STEPS, LARGE_STEPS, SEEDS, kept)
     tables = {"steps": describe_steps(found), "steadiness": describe_steadiness(found)}
     times = describe_times(found)

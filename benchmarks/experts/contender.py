@@ -17,7 +17,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from benchmarks.replica.turns import blocks, serve
 from whale_nebula.models import SwitchFeedForward
-from whale_nebula.runtime.split.collective_group import CollectiveGroup
+from whale_nebula.runtime.split.shards import CollectiveGroup
 from whale_nebula.tf import collectives as tf_collectives
 
 EXPERTS, WORKERS, ROWS, LENGTH, WIDTH, HIDDEN = 8, 2, 32, 128, 256, 1024

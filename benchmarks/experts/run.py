@@ -9,7 +9,6 @@ computing.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import socket
@@ -149,26 +148,18 @@ def rank(curves: dict[str, list[list[tuple[int, float]]]]) -> list[list[object]]
 
 def draw(curves: dict[str, list[list[tuple[int, float]]]], path: Path) -> None:
     """The curves of all seeds, and their means."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 3.4), layout="constrained")
-    for (name, each), colour in zip(curves.items(), ("tab:gray", "tab:blue"), strict=True):
-        steps = [number for number, _ in each[0]][1:]
-        for curve in each:
-            axes.plot(steps, [loss for _, loss in curve][1:], color=colour, alpha=0.35, linewidth=0.8)
-        means = [fmean(losses) for losses in zip(*([loss for _, loss in curve][1:] for curve in each), strict=True)]
-        axes.plot(steps, means, color=colour, label={"experts": "8 experts"}.get(name, name))
-    axes.set(xlabel="step", ylabel="held-out bits a byte")
-    axes.legend()
-    figure.savefig(path, metadata={"Date": None})
+    with common.picture(path, size=(6, 3.4)) as (axes,):
+        for (name, each), colour in zip(curves.items(), ("tab:gray", "tab:blue"), strict=True):
+            steps = [number for number, _ in each[0]][1:]
+            for curve in each:
+                axes.plot(steps, [loss for _, loss in curve][1:], color=colour, alpha=0.35, linewidth=0.8)
+            means = [fmean(losses) for losses in zip(*([loss for _, loss in curve][1:] for curve in each), strict=True)]
+            axes.plot(steps, means, color=colour, label={"experts": "8 experts"}.get(name, name))
+        axes.set(xlabel="step", ylabel="held-out bits a byte")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one seed, few steps, nothing written")
+    parser = common.parser(__doc__, "one seed, few steps, nothing written")
     parser.add_argument(
         "--only", nargs="*", choices=PARTS, help="these parts alone; the others stay as they were measured"
     )

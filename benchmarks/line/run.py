@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, verdict, write
+from common import machine, parser, verdict, write
 
 ROOT = Path(__file__).resolve().parents[2]
 WAN = ROOT / "tools" / "wan.py"
@@ -114,14 +114,13 @@ def measure(count: int, hosts: tuple[str, str], wan: list[str], *, sealed: bool 
 
 def main() -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="little of each; writes nothing")
-    parser.add_argument("--side", help=argparse.SUPPRESS)
+    made = parser(__doc__, "little of each; writes nothing")
+    made.add_argument("--side", help=argparse.SUPPRESS)
     for hidden in ("--folder", "--addresses", "--out"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
-    parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--sealed", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+        made.add_argument(hidden, help=argparse.SUPPRESS)
+    made.add_argument("--count", type=int, help=argparse.SUPPRESS)
+    made.add_argument("--sealed", action="store_true", help=argparse.SUPPRESS)
+    arguments = made.parse_args()
     if arguments.side:
         with open(arguments.out, "w") as sys.stdout:
             side(arguments.side, arguments.folder, json.loads(arguments.addresses), arguments.count, arguments.sealed)

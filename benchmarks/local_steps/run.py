@@ -6,7 +6,6 @@ python benchmarks/local_steps/run.py --quick    # a few steps over the line, a m
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -19,7 +18,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from common import machine, verdict, write  # noqa: E402
+from common import machine, parser, verdict, write  # noqa: E402
 from two_sites import FREE, run  # noqa: E402
 
 LINE = ("60mbit", "20ms")
@@ -106,9 +105,7 @@ def _rows_of_loss(losses: dict[str, list[float]]) -> list[tuple[object, ...]]:
 
 def main() -> int:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    if not parser.parse_args().quick:
+    if not parser(__doc__).parse_args().quick:
         return whole()
     with tempfile.TemporaryDirectory() as folder:
         words = ["--every", "20", "--steps", "60", "--loss"]

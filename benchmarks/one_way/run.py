@@ -6,7 +6,6 @@ python benchmarks/one_way/run.py --quick     # few short steps, once; writes not
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, verdict, write
+from common import machine, parser, verdict, write
 from two_sites import FREE, run
 
 BAR, NEBULA_I = 0.97, 0.85
@@ -23,10 +22,9 @@ QUICK = ["--rows", "4", "--width", "64", "--pairs", "2"]
 
 def main() -> int:
     """Both lines by turns within each run, then the middle of all pairs of neighbours."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few short steps, once; writes nothing")
-    parser.add_argument("--rounds", type=int, default=2)
-    chosen = parser.parse_args()
+    made = parser(__doc__, "few short steps, once; writes nothing")
+    made.add_argument("--rounds", type=int, default=2)
+    chosen = made.parse_args()
     pairs: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         follow = Path(folder) / "line"

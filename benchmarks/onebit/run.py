@@ -9,7 +9,6 @@ what is learned does not depend on the line, and is measured without it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -24,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import keras
 import numpy as np
-from common import machine, picture, verdict, write
+from common import finished, machine, parser, picture, read_text, verdict, write
 
 import whale_nebula as nb
-from whale_nebula.models import Sizes, text, transformer
+from whale_nebula.models import Sizes, transformer
 from whale_nebula.strategies import OneBitAdam, OneBitLamb
 
 HERE = Path(__file__).parent
@@ -63,14 +62,6 @@ WAYS: Mapping[str, tuple[Any, bool, Mapping[str, Any], Mapping[str, Any]]] = {
 """The optimizer, whether it freezes, and what is said of the replica and of the codec."""
 
 
-def read_text() -> tuple[np.ndarray, np.ndarray]:
-    """One text of many sentences as rows of tokens, and the token that follows each."""
-    lines = text.monolingual("en", SENTENCES)
-    ids = text.Tokenizer(text.learn_vocabulary(lines, WORDS)).encode(lines).flat_values.numpy()
-    count = (len(ids) - 1) // LENGTH
-    return ids[: count * LENGTH].reshape(count, LENGTH), ids[1 : count * LENGTH + 1].reshape(count, LENGTH)
-
-
 def train(way: str, seed: int, steps: int, freeze: int, line: str | None) -> dict[str, Any]:
     """The seconds and bytes of each step, and the loss on rows that were held back."""
     make, freezes, replica, codec = WAYS[way]
@@ -83,7 +74,7 @@ def train(way: str, seed: int, steps: int, freeze: int, line: str | None) -> dic
         model = transformer(SIZES)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(make(freeze if freezes else NEVER), loss)
-    x, y = read_text()
+    x, y = read_text(SENTENCES, WORDS, LENGTH)
     held = 8 * BATCH
     order = np.random.default_rng(seed).permutation(np.arange(held, len(x)))
     taken: list[list[float]] = []
@@ -165,10 +156,8 @@ def draw(rows: list[list[Any]]) -> None:
 
 def main() -> int:
     """Measure what is missing, and write the table."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--quick", action="store_true")
-    quick = arguments.parse_args().quick
-    found = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()] if ROWS.exists() and not quick else []
+    quick = parser(__doc__).parse_args().quick
+    found = [] if quick else finished(ROWS)
     measure(8 if quick else STEPS, 4 if quick else FREEZE, SEEDS[:1] if quick else SEEDS, found, not quick)
     rows = describe(found)
     print("\n".join(" | ".join(map(str, row)) for row in rows))

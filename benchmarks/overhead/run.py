@@ -8,7 +8,6 @@ Everything is a ratio of two things measured in this run, in turn, so that a noi
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import os
@@ -27,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 import numpy as np
 import tensorflow as tf
-from common import machine, spread, verdict, write
+from common import machine, parser, spread, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.models import Sizes, transformer
@@ -220,10 +219,9 @@ def table(results: list[dict[str, Any]]) -> list[list[object]]:
 
 def main() -> None:
     """Run all parts and write the result."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="a few pairs only; writes nothing")
-    parser.add_argument("--peak", metavar="VARIANT", help="(the memory part's own) print one variant's peak")
-    options = parser.parse_args()
+    made = parser(__doc__, "a few pairs only; writes nothing")
+    made.add_argument("--peak", metavar="VARIANT", help="(the memory part's own) print one variant's peak")
+    options = made.parse_args()
     if options.peak:
         print_peak(options.peak)
         return

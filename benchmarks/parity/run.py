@@ -26,7 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from common import machine, verdict, write
+from common import machine, parser, verdict, write
 
 import whale_nebula as nb
 from tests.parity.cases import CASES, ways
@@ -122,8 +122,7 @@ def all_rows(quick: bool) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Measure, print, write."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--quick", action="store_true", help="three models; writes nothing")
+    arguments = parser(__doc__, "three models; writes nothing")
     arguments.add_argument("--part", type=int, help=argparse.SUPPRESS)
     chosen = arguments.parse_args()
     if chosen.part is not None:

@@ -10,7 +10,6 @@ with the line. Needs root.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, verdict, write
+from common import machine, parser, verdict, write
 from prediction import DELAY, SCRIPT, own_cache, two_sites
 
 RUNS = (
@@ -56,9 +55,7 @@ def measure(model: str, plan: str, rate: str) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure all runs and write the result."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="one run; writes nothing")
-    quick = parser.parse_args().quick
+    quick = parser(__doc__, "one run; writes nothing").parse_args().quick
     rows = []
     for run in RUNS[-1:] if quick else RUNS:
         rows += measure(*run)

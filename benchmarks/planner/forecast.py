@@ -9,7 +9,6 @@ model and the simulator that `nb.auto_parallel` goes by.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from dataclasses import replace
@@ -20,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
-from common import machine, write  # noqa: E402
+from common import machine, parser, picture, write  # noqa: E402
 
 from whale_nebula.planner.problem import Candidate, Chain, Options, Part, Problem, Shape, Site, Wire  # noqa: E402
 from whale_nebula.planner.score import score  # noqa: E402
@@ -113,30 +112,21 @@ def forecast(devices: tuple[int, ...], rows: tuple[int, ...]) -> list[dict[str, 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Speed-up over data parallelism, and weak scaling, with the papers' points."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for each in ROWS:
-        own = [row for row in rows if row["rows"] == each]
+    with picture(path, columns=2, size=(5.5, 4.5)) as (left, right):
+        for each in ROWS:
+            own = [row for row in rows if row["rows"] == each]
+            counts = [row["devices"] for row in own]
+            left.plot(counts, [row["data"] / row["pipeline"] for row in own], "o-", label=f"forecast, {each} a device")
+            scaling = [own[0]["pipeline"] / row["pipeline"] for row in own]
+            right.plot(counts, scaling, "o-", label=f"pipeline, {each} a device")
+        own = [row for row in rows if "halves_planned" in row]
         counts = [row["devices"] for row in own]
-        left.plot(counts, [row["data"] / row["pipeline"] for row in own], "o-", label=f"forecast, {each} a device")
-        scaling = [own[0]["pipeline"] / row["pipeline"] for row in own]
-        right.plot(counts, scaling, "o-", label=f"pipeline, {each} a device")
-    own = [row for row in rows if "halves_planned" in row]
-    counts = [row["devices"] for row in own]
-    scaling = [own[0]["halves_planned"] / row["halves_planned"] for row in own]
-    right.plot(counts, scaling, "s--", color="gray", label="two halves, planned, 8 a device")
-    left.plot(*WHALE, "k*", markersize=14, label="Whale, Figure 2")
-    right.plot(*PADDLE, "k*", markersize=14, label="Paddle, ERNIE 260B")
-    left.set(xscale="log", xlabel="devices", ylabel="pipeline beside data parallelism", ylim=(0, None))
-    right.set(xscale="log", xlabel="devices", ylabel="throughput a device, of that with 8", ylim=(0, 1.1))
-    for axes in (left, right):
-        axes.legend(frameon=False, fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+        scaling = [own[0]["halves_planned"] / row["halves_planned"] for row in own]
+        right.plot(counts, scaling, "s--", color="gray", label="two halves, planned, 8 a device")
+        left.plot(*WHALE, "k*", markersize=14, label="Whale, Figure 2")
+        right.plot(*PADDLE, "k*", markersize=14, label="Paddle, ERNIE 260B")
+        left.set(xscale="log", xlabel="devices", ylabel="pipeline beside data parallelism", ylim=(0, None))
+        right.set(xscale="log", xlabel="devices", ylabel="throughput a device, of that with 8", ylim=(0, 1.1))
 
 
 def table(rows: list[dict[str, Any]]) -> list[list[object]]:
@@ -157,9 +147,7 @@ def table(rows: list[dict[str, Any]]) -> list[list[object]]:
 
 def main() -> None:
     """Forecast, and write the result."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="the smallest numbers of devices; writes nothing")
-    if parser.parse_args().quick:
+    if parser(__doc__, "the smallest numbers of devices; writes nothing").parse_args().quick:
         forecast(DEVICES[:1], (8,))
         return
     rows = forecast(DEVICES, ROWS)

@@ -11,7 +11,6 @@ does not give back. Two clusters are two processes of this machine.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-from common import machine, verdict, write  # noqa: E402
+from common import machine, parser, verdict, write  # noqa: E402
 from prediction import SCRIPT, own_cache, train  # noqa: E402
 
 BAR = 0.10
@@ -77,9 +76,7 @@ def _peaks(case: Case) -> dict[str, tuple[int, int]]:
 
 def main() -> int:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    quick = parser(__doc__).parse_args().quick
     os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
     rows: list[dict[str, Any]] = []
     with own_cache():

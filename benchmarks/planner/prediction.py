@@ -10,7 +10,6 @@ not what they show of how slow clusters are: a prediction rests on nothing that 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -27,7 +26,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 import two_sites  # noqa: E402
-from common import machine  # noqa: E402
+from common import machine, parser  # noqa: E402
 
 RESULT = HERE / "prediction.json"
 SCRIPT = str(HERE / "training.py")
@@ -130,11 +129,10 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--runs", default=",".join(map(str, range(len(RUNS)))))
-    parser.add_argument("--steps", type=int, default=16)
-    a = parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("--runs", default=",".join(map(str, range(len(RUNS)))))
+    made.add_argument("--steps", type=int, default=16)
+    a = made.parse_args()
     with own_cache():
         if a.quick:
             print(measure(RUNS[-1], 6))

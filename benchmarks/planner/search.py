@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
-from common import machine, verdict, write  # noqa: E402
+from common import machine, picture, verdict, write  # noqa: E402
 
 from tests.unit.planner.problems import draw_problem, find_best  # noqa: E402
 from whale_nebula.planner.problem import Chain, Options, Problem, Site, Wire  # noqa: E402
@@ -137,22 +137,14 @@ def measure_times(sizes: tuple[tuple[int, int, int], ...]) -> list[dict[str, Any
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Seconds over blocks, both on logarithmic axes, and the bars."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for kind, mark in zip(KINDS, ("o-", "s-"), strict=True):
-        own = [row for row in rows if row["memory"] == kind]
-        axes.plot([row["blocks"] for row in own], [row["seconds"] for row in own], mark, label=f"memory is {kind}")
-    axes.plot([size[0] for size in BARS], list(BARS.values()), "_", color="black", markersize=18, label="bar")
-    axes.set(xscale="log", yscale="log", xlabel="blocks × workers × clusters", ylabel="seconds of a search")
-    axes.set_xticks([size[0] for size in SIZES], [" × ".join(map(str, size)) for size in SIZES], fontsize=7)
-    axes.minorticks_off()
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+    with picture(path, size=(7, 4.5)) as (axes,):
+        for kind, mark in zip(KINDS, ("o-", "s-"), strict=True):
+            own = [row for row in rows if row["memory"] == kind]
+            axes.plot([row["blocks"] for row in own], [row["seconds"] for row in own], mark, label=f"memory is {kind}")
+        axes.plot([size[0] for size in BARS], list(BARS.values()), "_", color="black", markersize=18, label="bar")
+        axes.set(xscale="log", yscale="log", xlabel="blocks × workers × clusters", ylabel="seconds of a search")
+        axes.set_xticks([size[0] for size in SIZES], [" × ".join(map(str, size)) for size in SIZES], fontsize=7)
+        axes.minorticks_off()
 
 
 def table(result: dict[str, Any]) -> list[list[object]]:

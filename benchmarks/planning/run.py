@@ -9,7 +9,6 @@ capturing and planning take beyond the trace; where that grows faster than the o
 
 from __future__ import annotations
 
-import argparse
 import gc
 import math
 import os
@@ -24,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import tensorflow as tf
-from common import machine, verdict, write
+from common import machine, parser, picture, verdict, write
 
 import whale_nebula as nb
 
@@ -128,30 +127,20 @@ def exponents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Seconds over ops, both on logarithmic axes, with a straight line to compare."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for micro_batch in MICRO_BATCHES:
-        own = [row for row in rows if row["micro_batch"] == micro_batch]
-        axes.plot([r["ops"] for r in own], [r["plan_s"] for r in own], "o-", label=f"plan, micro_batch={micro_batch}")
     first = [row for row in rows if row["micro_batch"] == 1]
-    axes.plot([r["ops"] for r in first], [r["trace_s"] for r in first], "s--", color="gray", label="tf.function alone")
-    line = [first[-1]["plan_s"] * r["ops"] / first[-1]["ops"] for r in first]
-    axes.plot([r["ops"] for r in first], line, ":", color="black", label="linear")
-    axes.set(xscale="log", yscale="log", xlabel="ops of the uncut step", ylabel="seconds of computing")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+    ops, line = [r["ops"] for r in first], [first[-1]["plan_s"] * r["ops"] / first[-1]["ops"] for r in first]
+    with picture(path, size=(7, 4.5)) as (axes,):
+        for number in MICRO_BATCHES:
+            own = [row for row in rows if row["micro_batch"] == number]
+            axes.plot([r["ops"] for r in own], [r["plan_s"] for r in own], "o-", label=f"plan, micro_batch={number}")
+        axes.plot(ops, [r["trace_s"] for r in first], "s--", color="gray", label="tf.function alone")
+        axes.plot(ops, line, ":", color="black", label="linear")
+        axes.set(xscale="log", yscale="log", xlabel="ops of the uncut step", ylabel="seconds of computing")
 
 
 def main() -> int:
     """Measure, print, write."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--quick", action="store_true", help="the two smallest sizes; writes nothing")
-    quick = arguments.parse_args().quick
+    quick = parser(__doc__, "the two smallest sizes; writes nothing").parse_args().quick
     measure(4, 1)  # the first trace of a process pays for much that no later one does
     rows = []
     for micro_batch in MICRO_BATCHES:

@@ -27,7 +27,7 @@ import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, picture, write
+from common import finished, machine, picture, write
 
 from whale_nebula.models import Bert, BertSizes, masked_lm, text
 from whale_nebula.models.pretraining import (
@@ -180,11 +180,6 @@ def measure(contender: str, corpus: Corpus, words: text.Tokenizer, seed: int, op
     return {**found, "tuned": float(np.mean(losses[-20:])), "right": right, "seconds": time.monotonic() - began}
 
 
-def finished() -> list[Found]:
-    """The rows that there are."""
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
-
-
 def cells(own: Sequence[Found], tuned: str) -> list[object]:
     """The accuracy on the pair that was tuned on, and on all others, in per cent, with the spread over seeds."""
     if not own:
@@ -259,7 +254,7 @@ def main() -> None:
         for seed in options.seeds:
             for contender in options.contenders:
                 case = {"corpus": name, "contender": contender, "seed": seed, "tuned_on": "-".join(options.tune_on)}
-                if any(case.items() <= each.items() for each in finished()) and not options.quick:
+                if any(case.items() <= each.items() for each in finished(RESULTS)) and not options.quick:
                     continue
                 row = {**case, **measure(contender, corpus, words, seed, options)}
                 print(json.dumps(row), flush=True)
@@ -267,8 +262,8 @@ def main() -> None:
                     with RESULTS.open("a") as file:
                         file.write(json.dumps(row) + "\n")
     if not options.quick:
-        write_table(finished())
-        draw(finished())
+        write_table(finished(RESULTS))
+        draw(finished(RESULTS))
 
 
 if __name__ == "__main__":

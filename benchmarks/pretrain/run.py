@@ -23,7 +23,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, verdict, write
+from common import finished, machine, verdict, write
 from two_sites import CLI, ROOT, run
 
 from whale_nebula.launch.ports import free_port
@@ -82,11 +82,6 @@ def route(case: Found, *, quick: bool) -> Found:
         raise SystemExit(f"{case} ended with {ended.returncode}:\n{ended.stderr[-4000:]}")
     told = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('{"site"')]
     return {**case, "seconds": max((each["seconds"] for each in told), key=sum)}
-
-
-def finished() -> list[Found]:
-    """The rows that there are."""
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
 def is_of(found: Found, case: Found) -> bool:
@@ -153,12 +148,12 @@ def main() -> None:
         print(over_line(LINES[-1], quick=True), route(ROUTED[2], quick=True), sep="\n")
         return
     for case in () if chosen.table else (*LINES, *ROUTED):
-        if chosen.only in (None, case["kind"]) and not any(is_of(each, case) for each in finished()):
+        if chosen.only in (None, case["kind"]) and not any(is_of(each, case) for each in finished(RESULTS)):
             row = measure[case["kind"]](case, quick=False)
             with RESULTS.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(json.dumps(row)[:400], flush=True)
-    write_tables(finished())
+    write_tables(finished(RESULTS))
 
 
 if __name__ == "__main__":

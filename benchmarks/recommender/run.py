@@ -7,7 +7,6 @@ python benchmarks/recommender/run.py --only overlap    # one part; the table is 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -26,7 +25,7 @@ import keras
 import numpy as np
 import psutil
 import tensorflow as tf
-from common import machine, verdict, write
+from common import machine, parser, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.launch.ports import free_port
@@ -337,8 +336,7 @@ PARTS: dict[str, Callable[[bool], Rows]] = {
 
 def main() -> None:
     """Measure, and write what was found."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--quick", action="store_true")
+    arguments = parser(__doc__)
     arguments.add_argument("--only", choices=list(PARTS))
     given = arguments.parse_args()
     path, about = HERE / "result.json", machine()

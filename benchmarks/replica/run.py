@@ -8,7 +8,6 @@ All contenders are started once and take turns, forward and back (A B C C B A); 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -114,8 +113,7 @@ def rows(ms: dict[str, float]) -> list[list[object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few steps, nothing written")
+    parser = common.parser(__doc__, "few steps, nothing written")
     parser.add_argument("--only", nargs="*", choices=CONTENDERS, help="these contenders alone; nothing written")
     asked = parser.parse_args()
     names = [name for name in asked.only or CONTENDERS if name != "ddp" or TORCH.exists()]

@@ -14,7 +14,6 @@ stage computes for a micro-batch. Two kinds of stage, each of fixed compute:
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -29,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import tensorflow as tf
 from closed_form import eager_seconds, one_f_one_b_seconds
-from common import machine, verdict, write
+from common import machine, parser, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.wire.frame import wire_bytes
@@ -182,9 +181,7 @@ def table(results: list[dict[str, Any]]) -> list[list[object]]:
 
 def main() -> None:
     """Measure both kinds of stage and write the result."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="few steps; writes nothing")
-    quick = parser.parse_args().quick
+    quick = parser(__doc__, "few steps; writes nothing").parse_args().quick
     tf.config.threading.set_intra_op_parallelism_threads(1)
     here, results = machine(), []
     for kind in KINDS:

@@ -6,7 +6,6 @@ python benchmarks/security/run.py --quick    # a small model, once; writes nothi
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, verdict, write
+from common import machine, parser, verdict, write
 from two_sites import Line, run
 
 SLOW: Line = ("60mbit", "20ms")
@@ -37,10 +36,9 @@ def script(shape: dict[str, int], steps: int) -> list[str]:
 
 def main() -> int:
     """All ways by turns, then the medians."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small model, once; writes nothing")
-    parser.add_argument("--rounds", type=int, default=3)
-    chosen = parser.parse_args()
+    made = parser(__doc__, "a small model, once; writes nothing")
+    made.add_argument("--rounds", type=int, default=3)
+    chosen = made.parse_args()
     asked = script(SMALL, 6) if chosen.quick else script(SHAPE, 12)
     kept: dict[str, list[float]] = {how: [] for how in HOW}
     for _ in range(1 if chosen.quick else chosen.rounds):

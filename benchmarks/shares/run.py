@@ -9,7 +9,6 @@ by the speeds of all replicas together, or what the generator takes, if that is 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -25,7 +24,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, spread, verdict, write
+from common import machine, parser, spread, verdict, write
 
 from whale_nebula.launch.ports import free_port
 
@@ -119,10 +118,9 @@ def row(case: Case, told: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     """Run every case once."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two cases with few steps; writes nothing")
-    parser.add_argument("--only", type=int, choices=range(len(CASES)), help="this case alone; writes nothing")
-    chosen = parser.parse_args()
+    made = parser(__doc__, "two cases with few steps; writes nothing")
+    made.add_argument("--only", type=int, choices=range(len(CASES)), help="this case alone; writes nothing")
+    chosen = made.parse_args()
     quick = chosen.quick or chosen.only is not None
     about, rows = machine(), []
     cases = CASES if chosen.only is None else CASES[chosen.only : chosen.only + 1]

@@ -9,7 +9,6 @@ a page and as JSON; the median counts, in seconds of one core.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -23,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import keras
 import numpy as np
-from common import machine, verdict, write
+from common import machine, parser, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.models import Sizes, transformer
@@ -104,9 +103,7 @@ def table(found: dict[str, Any]) -> Sequence[Sequence[object]]:
 
 def main() -> None:
     """Measure and write the result."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK} blocks; writes nothing")
-    quick = parser.parse_args().quick
+    quick = parser(__doc__, f"{QUICK} blocks; writes nothing").parse_args().quick
     here = machine()
     found = measure(QUICK if quick else BLOCKS)
     print(found, flush=True)

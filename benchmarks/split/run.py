@@ -10,7 +10,6 @@ other; each worker has one thread for computing.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -114,8 +113,7 @@ def strategy_commands(words: list[str], rate: str | None) -> Iterator[tuple[list
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few steps, nothing written")
+    parser = common.parser(__doc__, "few steps, nothing written")
     parser.add_argument("--only", nargs="*", choices=CONTENDERS, help="these contenders alone; nothing written")
     parser.add_argument("--classes", type=int, default=100_000)
     parser.add_argument("--rate", help="of a line between two network namespaces (root): 1gbit; nothing written")

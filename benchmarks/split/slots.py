@@ -132,8 +132,7 @@ def summarize(told: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few steps, nothing written")
+    parser = common.parser(__doc__, "few steps, nothing written")
     parser.add_argument("--work", type=int, metavar="PORT", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.work is not None:

@@ -9,7 +9,6 @@ first pays for what both need. Commands are timed whole, from outside.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, verdict, write
+from common import machine, parser, verdict, write
 
 IMPORT = "import time, tensorflow, keras; t = time.perf_counter(); {}; print(time.perf_counter() - t)"
 IMPORTS = {
@@ -76,9 +75,7 @@ def _outside(arguments: tuple[str, ...]) -> float:
 
 def main() -> int:
     """Measure, print, write."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--quick", action="store_true", help="two starts each; writes nothing")
-    quick = arguments.parse_args().quick
+    quick = parser(__doc__, "two starts each; writes nothing").parse_args().quick
     times = 2 if quick else TIMES
     rows = [*imports(times), *commands(times)]
     for row in rows:

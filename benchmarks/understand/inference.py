@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common import machine, write
 from benchmarks.understand.tuning import BATCH, RATE, ROWS, SIZES, WIDTH, language_model, rows_of
-from whale_nebula.capture.linear_layers import singular_vectors
+from whale_nebula.capture.bottlenecks import singular_vectors
 from whale_nebula.models import Bert
 from whale_nebula.models.understanding import TASKS, loss_of, understanding
 

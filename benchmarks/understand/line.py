@@ -6,14 +6,13 @@ python benchmarks/understand/line.py --quick     # two steps each; writes nothin
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, write
+from common import machine, parser, write
 from two_sites import FREE, run
 
 SLOW = ("60mbit", "20ms")
@@ -22,9 +21,7 @@ WHOLE = 32 * 28 * 768 * 4  # bytes of what crosses in float32
 
 def main() -> None:
     """Both lines, all contenders in the same processes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two steps each; writes nothing")
-    quick = parser.parse_args().quick
+    quick = parser(__doc__, "two steps each; writes nothing").parse_args().quick
     script = [str(Path(__file__).with_name("program.py")), *(["--steps", "2"] if quick else [])]
     found = {}
     with tempfile.TemporaryDirectory() as folder:

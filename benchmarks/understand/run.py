@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.common import machine, picture, write
+from benchmarks.common import finished, machine, picture, write
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -60,11 +60,6 @@ def _of_three_seeds(ranks: Sequence[int]) -> Iterator[Row]:
             for rank in ranks:
                 yield task, "svd", LAST_BUT_ONE, rank, seed
             yield task, "removed", LAST_BUT_ONE, 8, seed
-
-
-def finished() -> list[Found]:
-    """The rows that there are."""
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
 def key(found: Found) -> Row:
@@ -150,11 +145,11 @@ def main() -> None:
     parser.add_argument("--task", choices=list(TASKS))
     options = parser.parse_args()
     if not options.table:
-        done = {key(each) for each in finished()}
+        done = {key(each) for each in finished(RESULTS)}
         rows = [row for row in dict.fromkeys(wanted()) if row not in done]
         rows = [row for row in rows if options.only in (None, row[1]) and options.task in (None, row[0])]
         run_missing(rows)
-    found = finished()
+    found = finished(RESULTS)
     result = {"machine": machine(), "rows": len(found), "wanted": len(set(wanted()))}
     for task in TASKS:
         write(__file__, result, by_layer(found, task), task)

@@ -10,7 +10,6 @@ the runtime starts and sends, and what it adds. Both schedules step in turn.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -25,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import tensorflow as tf
-from common import machine, verdict, write
+from common import machine, parser, verdict, write
 
 import whale_nebula as nb
 from whale_nebula.schedule.lines import Work, uniform
@@ -160,9 +159,7 @@ def table(results: list[dict[str, Any]]) -> list[list[object]]:
 
 def main() -> None:
     """Measure all cases and write the result."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="few steps of the smallest case; writes nothing")
-    quick = parser.parse_args().quick
+    quick = parser(__doc__, "few steps of the smallest case; writes nothing").parse_args().quick
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(8)  # a stage that waits holds one of them
     cases = [(stages, many, line) for stages in (2, 4) for many in (4, 8) for line in LINES]

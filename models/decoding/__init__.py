@@ -3,7 +3,6 @@
 from .beam import Beam, beam_search
 from .found import Found
 from .mask_predict import MaskPredict, mask_predict
-from .stepwise import beamed, mask_predicted
-from .translation import translation
+from .translation import beamed, mask_predicted, translation
 
 __all__ = ["Beam", "Found", "MaskPredict", "beam_search", "beamed", "mask_predict", "mask_predicted", "translation"]

@@ -11,10 +11,9 @@ from .corpus import Corpus, check_families, encode_alone, encode_with_pivot
 from .corruption import Corrupted, Corruption, corrupt, fill_in, hide_tokens, put_back
 from .discriminator import Discriminator
 from .mixing import Mixture, deal_rows, mix_families, shares_by_temperature
-from .objectives import Objectives, correction_loss, detection_loss, guess_loss
 from .optimizer import RiseAndFall, make_adam
 from .rows import encode_pairs_in_rows, encode_sentences
-from .training import DISCRIMINATOR, Pretraining
+from .training import DISCRIMINATOR, Objectives, Pretraining, correction_loss, detection_loss, guess_loss
 
 __all__ = [
     "DISCRIMINATOR",

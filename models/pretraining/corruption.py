@@ -3,6 +3,10 @@
 A row is one sentence, `[CLS] a [SEP]`, or a pair of translations, `[CLS] a [SEP] b [SEP]`. Of a pair both halves have
 their share hidden. What crosses to the discriminator is a `Corrupted`: ids, a bit a token, and, where the objective
 asks for them, the original ids at the places that were hidden.
+
+Random numbers are a function of a seed, a row's number and a place, and of nothing else. So a row is hidden and filled
+in the same way whatever batch, micro-batch or cluster it comes in, and a run that is cut gives the bits of one that is
+not.
 """
 
 from __future__ import annotations
@@ -13,9 +17,30 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from whale_nebula.codec import blocks
 from whale_nebula.errors import OptionError
 
-from . import noise
+HIDE, FILL = 1, 2
+"""What numbers are drawn for: places to hide, and tokens to put there."""
+_LEAST = 2.0**-25
+
+
+def draw_uniform(seed: int, purpose: int, numbers: Any, count: int) -> Any:
+    """`count` numbers in (0, 1) for each row, by the rows' own numbers (int32): (rows, count).
+
+    >>> first = draw_uniform(7, HIDE, tf.constant([3, 4]), 2)
+    >>> bool(tf.reduce_all(first[1] == draw_uniform(7, HIDE, tf.constant([4]), 2)[0]))
+    True
+    """
+    base = tf.constant((seed * 0x9E3779B1 + purpose * 0x85EBCA77) % 2**32, tf.uint32)
+    key = (base, tf.bitcast(numbers, tf.uint32)[:, None])
+    return blocks.uniform(key, tf.bitcast(tf.range(count), tf.uint32)[None, :]) + _LEAST
+
+
+def draw_gumbel(seed: int, purpose: int, numbers: Any, shape: tuple[int, int]) -> Any:
+    """Gumbel noise for each row: (rows, *shape). The largest of scores plus noise is a sample of their softmax."""
+    drawn = draw_uniform(seed, purpose, numbers, shape[0] * shape[1])
+    return tf.reshape(-tf.math.log(-tf.math.log(drawn)), (-1, *shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +99,7 @@ class Corrupted(NamedTuple):
 def hide_tokens(tokens: Any, numbers: Any, how: Corruption) -> Hidden:
     """Hide tokens of rows (rows, length). `numbers` (rows,) are the rows' own: no two rows of a training share one."""
     length = int(tokens.shape[1])
-    chosen = _choose(tokens, noise.draw_uniform(how.seed, noise.HIDE, numbers, length), how)
+    chosen = _choose(tokens, draw_uniform(how.seed, HIDE, numbers, length), how)
     places = places_of(chosen, how.count(length))
     originals = tf.gather(tokens, places, batch_dims=1)
     weights = tf.cast(tf.gather(chosen, places, batch_dims=1), tf.float32)
@@ -93,7 +118,7 @@ def places_of(chosen: Any, count: int) -> Any:
 def fill_in(tokens: Any, numbers: Any, hidden: Hidden, scores: Any, how: Corruption) -> Any:
     """Rows whose hidden tokens are a sample of the generator's scores (rows, places, vocabulary)."""
     count, vocabulary = how.count(int(tokens.shape[1])), int(scores.shape[-1])
-    gumbel = noise.draw_gumbel(how.seed, noise.FILL, numbers, (count, vocabulary))
+    gumbel = draw_gumbel(how.seed, FILL, numbers, (count, vocabulary))
     sampled = tf.argmax(tf.cast(scores, tf.float32) / how.heat + gumbel, axis=-1, output_type=tf.int32)
     return put_back(tokens, hidden.chosen, sampled)
 

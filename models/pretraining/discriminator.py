@@ -7,14 +7,14 @@ from typing import Any
 import keras
 from keras import ops
 
-from ..attention import near_zero
+from ..attention import Configured, near_zero
 from ..bert import Bert
 from ..layers import activation_of
 from ..masked_lm import Bias
 
 
 @keras.saving.register_keras_serializable("whale_nebula")
-class Doubt(keras.layers.Layer):
+class Doubt(Configured):
     """How much each hidden state looks like that of a replaced token: a dense layer, and a number."""
 
     def __init__(self, width: int, activation: str, spread: float, **kwargs: Any) -> None:
@@ -36,10 +36,6 @@ class Doubt(keras.layers.Layer):
     def compute_output_spec(self, hidden: Any) -> Any:
         """What comes out, without tracing the layer."""
         return keras.KerasTensor(hidden.shape[:-1], self.compute_dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
-        return {**super().get_config(), **self._options}
 
 
 @keras.saving.register_keras_serializable("whale_nebula")

@@ -46,9 +46,9 @@ def generated(
     >>> generated("val", 2).target == generated("val", 9, sides=["target"]).first(2).target
     True
     """
-    _check(split, ("train", "val", "test"), count)
+    check_name(split, ("train", "val", "test"), count)
     for language in (source, target):
-        _check(language, ("es", "en"), count, what="language")
+        check_name(language, ("es", "en"), count, what="language")
     known = _known(forms)
     made = [_sentence(split, seed, place, known) for place in range(count)]
     languages = {"source": source, "target": target}
@@ -61,12 +61,13 @@ def monolingual(language: Language, count: int, *, seed: int = 0, forms: Sequenc
     >>> len(monolingual("es", 3))
     3
     """
-    _check(language, ("es", "en"), count, what="language")
+    check_name(language, ("es", "en"), count, what="language")
     known = _known(forms)
     return [getattr(_sentence(f"mono-{language}", seed, place, known), language) for place in range(count)]
 
 
-def _check(name: str, known: Sequence[str], count: int, *, what: str = "split") -> None:
+def check_name(name: str, known: Sequence[str], count: int, *, what: str = "split") -> None:
+    """Refuse a name that is not known, and a number of sentences that is none."""
     if name not in known:
         raise OptionError(f"no {what} {name!r} is generated", mend=did_you_mean(name, known))
     if count < 1:
@@ -85,12 +86,13 @@ def _sentence(split: str, seed: int, place: int, forms: Sequence[str]) -> Both:
     """Draw until what is drawn belongs to the split."""
     attempt = 0
     while True:
-        number, which = divmod(_digest(f"{split}/{seed}/{place}/{attempt}"), len(forms))
+        number, which = divmod(digest(f"{split}/{seed}/{place}/{attempt}"), len(forms))
         made = _FORMS[forms[which]](Pick(number % _SIZES[forms[which]]))
-        if _SPLITS[_digest(made.es) % len(_SPLITS)] == split:
+        if _SPLITS[digest(made.es) % len(_SPLITS)] == split:
             return made
         attempt += 1
 
 
-def _digest(text: str) -> int:
+def digest(text: str) -> int:
+    """A number that a text is known by."""
     return int.from_bytes(blake2b(text.encode(), digest_size=12).digest(), "little")

@@ -7,12 +7,9 @@ and the sentences that a language has alone are no translations of another's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import NamedTuple
 
-from whale_nebula.errors import OptionError
-from whale_nebula.errors.text import did_you_mean
-
+from .generated import check_name, digest
 from .grammar import four
 
 LANGUAGES = four.LANGUAGES
@@ -37,9 +34,9 @@ def aligned(split: str, count: int, *, languages: Sequence[str] = LANGUAGES, see
     >>> [lines[0] for lines in aligned("val", 1, languages=["en", "es"]).values()]
     ['The grey cows are older than the black cows.', 'Las vacas grises son más viejas que las vacas negras.']
     """
-    _check(split, ("train", "val", "test"), "split", count)
+    check_name(split, ("train", "val", "test"), count)
     for language in languages:
-        _check(language, LANGUAGES, "language", count)
+        check_name(language, LANGUAGES, count, what="language")
     meanings = [_drawn(split, seed, place) for place in range(count)]
     return {language: [meaning.said(language) for meaning in meanings] for language in languages}
 
@@ -50,7 +47,7 @@ def alone(language: str, count: int, *, seed: int = 0) -> list[str]:
     >>> len(alone("fr", 3))
     3
     """
-    _check(language, LANGUAGES, "language", count)
+    check_name(language, LANGUAGES, count, what="language")
     return [_drawn(f"mono-{language}", seed, place).said(language) for place in range(count)]
 
 
@@ -62,13 +59,13 @@ def choices(split: str, count: int, first: str, second: str, *, seed: int = 0) -
     >>> sorted(set(found.kinds))
     ['colour', 'negation', 'number', 'order', 'quality', 'thing']
     """
-    _check(split, ("train", "val", "test"), "split", count)
+    check_name(split, ("train", "val", "test"), count)
     for language in (first, second):
-        _check(language, LANGUAGES, "language", count)
+        check_name(language, LANGUAGES, count, what="language")
     made = Choices([], [], [], [])
     for place in range(count):
         meaning = _drawn(split, seed, place)
-        number = _digest(f"choice/{split}/{seed}/{place}")
+        number = digest(f"choice/{split}/{seed}/{place}")
         kind = meaning.changes()[number % len(meaning.changes())]
         wrong = meaning.changed(kind, number // 7)
         made.sentences.append(meaning.said(first))
@@ -78,25 +75,14 @@ def choices(split: str, count: int, first: str, second: str, *, seed: int = 0) -
     return made
 
 
-def _check(name: str, known: Sequence[str], what: str, count: int) -> None:
-    if name not in known:
-        raise OptionError(f"no {what} {name!r} is generated", mend=did_you_mean(name, known))
-    if count < 1:
-        raise OptionError(f"count={count!r} makes no text", mend="count=1, or more")
-
-
 def _drawn(split: str, seed: int, place: int) -> four.Meaning:
     """Draw until what is drawn belongs to the split, and compares no thing with itself."""
     attempt = 0
     while True:
-        number, which = divmod(_digest(f"{split}/{seed}/{place}/{attempt}"), len(four.FORMS))
+        number, which = divmod(digest(f"{split}/{seed}/{place}/{attempt}"), len(four.FORMS))
         form = four.FORMS[which]
         made = four.meaning(form, number % _SIZES[form])
         other = made.changed("order", 0) if form == "compared" else None
-        if other != made and _SPLITS[_digest(made.said("en")) % len(_SPLITS)] == split:
+        if other != made and _SPLITS[digest(made.said("en")) % len(_SPLITS)] == split:
             return made
         attempt += 1
-
-
-def _digest(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=12).digest(), "little")

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from ..attention import near_zero
+from ..attention import Configured, near_zero
 from ..bert import Bert
 from .examples import Task, check_task
 from .metrics import METRICS
@@ -17,7 +17,7 @@ NEVER = -1e9
 
 
 @keras.saving.register_keras_serializable("whale_nebula")
-class Head(keras.layers.Layer):
+class Head(Configured):
     """What stands after a BERT: of sentences and pairs the first token is read, and given a number for each class; for
     spans each token gets two numbers, as (rows, 2, length).
 
@@ -51,10 +51,6 @@ class Head(keras.layers.Layer):
         rows, length = hidden.shape[:2]
         shape = (rows, 2, length) if self.spans else (rows, self._options["outputs"])
         return keras.KerasTensor(shape, self.compute_dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """What it takes to make another one."""
-        return {**super().get_config(), **self._options}
 
 
 def understanding(bert: Bert, task: Task, *, dropout: float = 0.0, name: str = "understanding") -> keras.Model:

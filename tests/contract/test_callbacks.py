@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whale_nebula.tf import callbacks as tf_callbacks
+from whale_nebula.tf import keras_training as tf_callbacks
 
 X, Y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whale_nebula.tf import keras_steps
+from whale_nebula.tf import keras_training
 from whale_nebula.tf import private as tf_private
 
 X, Y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
@@ -59,16 +59,16 @@ def test_create_variables_makes_those_of_the_first_step_and_lacks_variables_says
     first = tf.function(lambda *given: trained.train_step(given), autograph=False)
     given = tf.nest.map_structure(tf.convert_to_tensor, data(trained))
     first(*given)
-    assert not keras_steps.lacks_variables(trained)
+    assert not keras_training.lacks_variables(trained)
 
     def step(*given: Any) -> Any:
         traces.append(1)
         return created.train_step(given)
 
-    assert keras_steps.lacks_variables(created)
-    made = tf.function(lambda *given: keras_steps.create_variables(created, given, later), autograph=False)
+    assert keras_training.lacks_variables(created)
+    made = tf.function(lambda *given: keras_training.create_variables(created, given, later), autograph=False)
     tf_private.trace_variables(made, given)
-    assert not keras_steps.lacks_variables(created)
+    assert not keras_training.lacks_variables(created)
     assert variables_of(created) == variables_of(trained)
     tf.function(step, autograph=False)(*given)
     assert len(traces) == 1
@@ -79,9 +79,9 @@ def test_trains_as_keras_where_nobody_has_another_train_step() -> None:
         def train_step(self, data: Any) -> Any:
             return super().train_step(data)
 
-    assert keras_steps.trains_as_keras(Lazy())
-    assert not keras_steps.trains_as_keras(Own())
-    assert not keras_steps.trains_as_keras(lambda: None)
+    assert keras_training.trains_as_keras(Lazy())
+    assert not keras_training.trains_as_keras(Own())
+    assert not keras_training.trains_as_keras(lambda: None)
 
 
 def test_trace_variables_traces_once_and_gives_them_values() -> None:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("whale_nebula", "models", "strategies")
 PARTS = ("where", "why", "mend")
 HOLE = "{}"
+WARNERS = ("warn_at", "warn_once")
 SENTENCE_WORDS = 4
 
 
@@ -66,12 +67,14 @@ def find_constants(tree: ast.Module) -> dict[str, ast.expr]:
 
 def describe_call(call: ast.Call, classes: dict[str, str], constants: dict[str, ast.expr]) -> str | None:
     """The template of a call that constructs an error, by its class or through a helper that takes its parts."""
-    name = name_of(call.func)
+    name, args = name_of(call.func), call.args
     keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg in PARTS}
     if name not in classes and "mend" not in keywords:
         return None
-    what = " | ".join(template(argument, constants) for argument in call.args) or HOLE
     parts = {key: template(value, constants) for key, value in keywords.items()}
+    if name in WARNERS:  # their first argument is the line, and where a warning is unless it says otherwise
+        name, args, parts = "NebulaWarning", args[1:], {"where": HOLE, **parts}
+    what = " | ".join(template(argument, constants) for argument in args) or HOLE
     if all(not text.strip("{}| ") for text in (what, *parts.values())):
         return None
     return "\n".join([f"{classes.get(name, 'NB-???')} {what}", *(f"  {k}: {parts[k]}" for k in PARTS if k in parts)])

@@ -6,7 +6,7 @@ import pytest
 
 from tests.processes.running import Ended, run
 from whale_nebula.report.report import Report, read
-from whale_nebula.report.summary import programs
+from whale_nebula.report.saved import programs
 
 WORKERS = ("c0/0", "c1/0")
 

@@ -71,7 +71,7 @@ def differentiate(
     region.build(list(targets), list(seeds))
     request.backward = frozenset(op.name for op in trace.graph.get_operations() if op.name not in request.before)
     trace.requests.append(request)
-    return [_hold(trace, request, number, source) for number, source in enumerate(sources)]
+    return [_hold(request, number, source) for number, source in enumerate(sources)]
 
 
 def _labels(trace: Tracing, operations: Sequence[Any]) -> dict[str, int]:
@@ -208,7 +208,7 @@ class _Region:
         )
 
 
-def _hold(trace: Tracing, request: LiveRequest, number: int, source: Any) -> Any:
+def _hold(request: LiveRequest, number: int, source: Any) -> Any:
     """What the user's code gets: None, a dense placeholder, or IndexedSlices of two."""
     parts = [values for _, n, values in request.parts if n == number]
     if not parts:

@@ -7,16 +7,13 @@ loaded or made from a config later is only known by its names: that is said when
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import Any, NamedTuple
 
 import keras
 
-from whale_nebula.capture.source_lines import warn_once
-from whale_nebula.errors import NebulaWarning
 from whale_nebula.scopes.frames import Frame, open_frames, stage_of
-from whale_nebula.site import script_site
+from whale_nebula.site import script_site, warn_at, warn_once
 from whale_nebula.tf import private as tf_private
 
 Frames = tuple[Frame, ...]
@@ -109,14 +106,13 @@ def tell_if_copy(model: Any) -> None:
     copy = next((part for part in parts if _print(part) in _given), None)
     if copy is not None and copy not in _told:
         _told.add(copy)
-        warning = NebulaWarning(
+        warn_at(
+            script_site(),
             f"model {copy.name!r} runs uncut",
-            where=str(script_site()),
             why=f"it has no scopes, and a model of this name and these layers that was saved had some: {_LIE}",
             mend=f"{_BUILD}, and load_weights(file), {_PLACE};\n"
             f"one that is meant to run uncut has a name of its own: keras.Model(..., name={copy.name + '_uncut'!r})",
         )
-        warnings.warn_explicit(warning, NebulaWarning, *script_site())
 
 
 def find_copy_by_user() -> None:
@@ -133,8 +129,7 @@ def find_copy_by_user() -> None:
         _cloned.update(map(_print, _parts(found.given)))
     what, mend = _WAYS[found.name]
     site, why = script_site(found.frame), f"{_LIE}; it is said once for this place"
-    warning = NebulaWarning(what.format(found.given.name), where=str(site), why=why, mend=mend)
-    warn_once(site, warning, found.name)
+    warn_once(site, what.format(found.given.name), why=why, mend=mend, key=found.name)
 
 
 def _parts(model: Any) -> list[Any]:

@@ -20,8 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.capture import bottlenecks
-from whale_nebula.capture.bottlenecks import Bottlenecks, Home
-from whale_nebula.capture.linear_layers import find_factors
+from whale_nebula.capture.bottlenecks import Bottlenecks, Home, find_factors
 from whale_nebula.capture.mirror import COMPRESS, STAGE, ascend_ops, in_order
 from whale_nebula.capture.scopes_met import number_in
 from whale_nebula.capture.source_lines import find_origin

@@ -1,4 +1,4 @@
-"""Source locations of ops, and warnings that are given once for a location.
+"""Source locations of ops.
 
 An op's is the innermost stack frame outside TensorFlow, Keras and this package. A functional model runs far from where
 it was built. There the line is that which called the layer while building.
@@ -9,12 +9,9 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-import warnings
-from collections.abc import Hashable
 from typing import Any
 
-from whale_nebula.errors import NebulaWarning
-from whale_nebula.site import Origin, Site
+from whale_nebula.site import Origin
 from whale_nebula.tf import private as tf_private
 
 BUILT = "_nebula_built"
@@ -53,13 +50,3 @@ def foreign(file: str) -> bool:
     """Whether a file belongs to a library and not to the user."""
     libraries = (_OURS, *(path for path in sys.path if path.endswith(("site-packages", "dist-packages"))))
     return file.startswith("<") or file.startswith(libraries) or f"{os.sep}lib{os.sep}python" in file
-
-
-_said: set[tuple[Site, Hashable]] = set()
-
-
-def warn_once(site: Site, warning: NebulaWarning, key: Hashable = None) -> None:
-    """Warn at a line, if it has not been said there before of the same `key`."""
-    if (site, key) not in _said:
-        _said.add((site, key))
-        warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)

@@ -11,15 +11,14 @@ import tensorflow as tf
 
 from whale_nebula.capture.mirror import COPIED, SPLIT, in_order
 from whale_nebula.capture.scopes_met import REPLICA, SPLIT_STAGE, number_in
-from whale_nebula.capture.source_lines import warn_once
-from whale_nebula.errors import NebulaWarning, OptionError
+from whale_nebula.errors import OptionError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Program, Split, Stage
 from whale_nebula.passes.effects import is_read
 from whale_nebula.passes.replicas import speeds
 from whale_nebula.scopes.frames import Frame
 from whale_nebula.scopes.identity import worker_speeds, workers_in
-from whale_nebula.site import script_site
+from whale_nebula.site import script_site, warn_once
 from whale_nebula.tf import private as tf_private
 
 _SIBLINGS = {REPLICA: COPIED, SPLIT_STAGE: SPLIT}
@@ -155,10 +154,9 @@ def _two_axes(path: str, frame: Frame, axis: int, first: Frame, before: int) -> 
 
 
 def _warn_of_nothing(frame: Frame) -> None:
-    warning = NebulaWarning(
+    warn_once(
+        frame.site,
         "nb.split divides nothing",
-        where=str(frame.site),
         why=f"no variable with an axis {frame.options['axis']} is read inside it; it is said once for this place",
         mend="with nb.split(...): around the call of the layer whose weights are to be divided",
     )
-    warn_once(frame.site, warning)

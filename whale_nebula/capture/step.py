@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,32 +15,61 @@ import tensorflow as tf
 
 from whale_nebula.capture import tracing
 from whale_nebula.capture.arguments import Declared, key_of
-from whale_nebula.capture.assemble import assemble
-from whale_nebula.capture.assigned import adopt_stages, list_constraints
 from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.errors import check_constants, translate_errors
-from whale_nebula.capture.garbage import without_garbage_collection
 from whale_nebula.capture.intercept import explain_late_requests
 from whale_nebula.capture.keras_copies import stages_of
-from whale_nebula.capture.mirror import COPIED
+from whale_nebula.capture.loss_weights import mirror_trace, replace_batch_sizes, settle_sums
+from whale_nebula.capture.mirror import COPIED, in_order, mirror_spec
 from whale_nebula.capture.patches import install, trace_patched
 from whale_nebula.capture.place_trace import Places
 from whale_nebula.capture.placed import placed_models
 from whale_nebula.capture.projection import check_crossed, check_listed
-from whale_nebula.capture.source_lines import warn_once
+from whale_nebula.capture.scopes_met import adopt_stages, list_constraints
+from whale_nebula.capture.source_lines import find_origin
+from whale_nebula.capture.splits import add_splits
 from whale_nebula.capture.surroundings import check_surroundings
-from whale_nebula.capture.tracing import Tracing
-from whale_nebula.errors import NebulaWarning, UnsupportedError
+from whale_nebula.capture.tracing import LiveRequest, Tracing
+from whale_nebula.codec.way import ways
+from whale_nebula.errors import UnsupportedError
 from whale_nebula.feed.checks import absent_in
 from whale_nebula.feed.inputs import Partial
-from whale_nebula.ir.assignment import Assignment, Constraints
-from whale_nebula.ir.program import Program
+from whale_nebula.ir.graph import Graph
+from whale_nebula.ir.program import (
+    Arrival,
+    Assignment,
+    Constraints,
+    Flow,
+    GradientPart,
+    Holder,
+    Leaf,
+    Program,
+    Request,
+    Variable,
+)
 from whale_nebula.passes.branches import Aliases, unbundle
+from whale_nebula.passes.effects import is_effect
+from whale_nebula.passes.label import label
 from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.frames import numbering, watched_anew
-from whale_nebula.site import script_site
+from whale_nebula.site import script_site, warn_once
+from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tf.keras_steps import create_variables, lacks_variables
+from whale_nebula.tf.keras_training import create_variables, lacks_variables
+
+
+@contextlib.contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Let Python look for no garbage meanwhile: graphs and plans are made of many small things that stay, and to look
+    through them again and again takes a seventh of the time of a first step.
+    """
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()
 
 
 def tell_if_stageless(trace: Tracing) -> None:
@@ -53,14 +84,13 @@ def tell_if_stageless(trace: Tracing) -> None:
         or met.outer is None
     ):
         return
-    warning = NebulaWarning(
+    warn_once(
+        met.outer.site,
         f"nb.{met.outer.kind} holds no nb.stage: all of the step is one stage, 'stage0'",
-        where=str(met.outer.site),
         why="what runs on which cluster is said by nb.stage alone; it is said once for this place",
         mend='with nb.stage(cluster="gpu"): around the calls of the layers that belong together, '
         "or with nb.stage(): around all of them",
     )
-    warn_once(met.outer.site, warning)
 
 
 def tell_if_partly_copied(trace: Tracing, paths: Mapping[int, str]) -> None:
@@ -74,14 +104,13 @@ def tell_if_partly_copied(trace: Tracing, paths: Mapping[int, str]) -> None:
     rest = sorted(paths.get(handle, name) for handle, name in outside - inside)
     if not inside or not rest:
         return
-    warning = NebulaWarning(
+    warn_once(
+        replicas.met[0].site,
         f"nb.replica holds a part of the step, and all of it is copied: {rest[0]!r} stands outside",
-        where=str(replicas.met[0].site),
         why="copies are made of stages, and a step without nb.stage is one; it is said once for this place",
         mend='with nb.replica(...), nb.stage(name="..."): around these lines, and nb.stage(name="...") around the rest'
         "\nor nb.replica around all of it",
     )
-    warn_once(replicas.met[0].site, warning)
 
 
 def _weights(trace: Tracing, copied: bool) -> Iterator[tuple[int, str]]:
@@ -298,3 +327,120 @@ def _find_variables(graph: Any, program: Program) -> dict[str, Any]:
     inner = {internal.op.name: external for external, internal in graph.captures}
     names = {variable.op: variable.path for variable in program.variables}
     return {path: known[id(inner[program.graph.ops[op].name])] for op, path in names.items()}
+
+
+def assemble(
+    trace: Tracing,
+    returned: Sequence[Any],
+    leaf_names: Sequence[str],
+    paths: Mapping[int, str],
+    metrics: Mapping[int, str],
+) -> Program:
+    """The Program of a trace. By the id of their handle, `paths` names variables, and `metrics` the metric of some."""
+    if trace.met.cut:
+        replace_batch_sizes(trace)
+    operations = in_order(trace.graph.get_operations())
+    numbers = {op.name: index for index, op in enumerate(operations)}
+    graph = mirror_trace(trace)
+    if not trace.requests:  # a gradient request makes the numbers final
+        trace.met.order_stages(graph)
+
+    def value(tensor: Any) -> Value:
+        return Value(numbers[tensor.op.name], tensor.value_index)
+
+    def is_ours(tensor: Any) -> bool:
+        return getattr(tensor, "graph", None) is trace.graph
+
+    requests = _requests(trace, graph, numbers, value)
+    trace.met.settle(summed=bool(trace.summed))
+    stages = tuple(trace.met.stages.values())
+    backward = frozenset(op for request in requests for op in request.backward)
+    fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
+    labels = label(graph, [stage.key for stage in stages], fixed=fixed, skip=backward)
+    codecs = [ways(frame.options, training=bool(requests)) for frame in trace.met.compressions]
+    # what Keras marked tensors with, where a compress scope asks for it
+    marked = trace.masks if any(frame.options.get("mask") is True for frame in trace.met.compressions) else []
+    leaves = zip(trace.leaves, leaf_names, trace.batched, strict=True)
+    program = Program(
+        graph=graph,
+        leaves=tuple(Leaf(value(t).op, name, mirror_spec(t), split) for t, name, split in leaves),
+        variables=_variables(trace, numbers, paths, metrics),
+        stages=stages,
+        requests=requests,
+        # without the Identity that TensorFlow puts on a returned tensor, which waits for every effect of the step
+        returns=tuple(value(t.op.inputs[0] if t.op.type == "Identity" else t) for t in returned),
+        weights=tuple(value(tensor) for tensor in trace.weights),
+        share=value(trace.feeds["share"]) if "share" in trace.feeds else None,
+        grow=value(trace.feeds["grow"]) if "grow" in trace.feeds else None,
+        pipeline=trace.met.pipeline,
+        compressions=tuple((str(there), str(back)) for there, back in codecs),
+        labels=labels,
+        masks={value(tensor): value(mask) for tensor, mask in marked if all(map(is_ours, (tensor, mask)))},
+        sites=tuple(str(frame.site) for frame in trace.met.compressions),
+        apart=trace.met.replicas.apart,
+    )
+    program = add_splits(trace, program, operations)
+    return settle_sums(trace, program, where=lambda op: find_origin(operations[op]))
+
+
+def _requests(
+    trace: Tracing, graph: Graph, numbers: Mapping[str, int], value: Callable[[Any], Value]
+) -> tuple[Request, ...]:
+    made = {numbers[name] for live in trace.requests for name in live.backward}
+    helpers: set[int] = set()  # ops made while differentiating that the forward reads: a loop's accumulators
+    for op in reversed(graph.ops):
+        if op.index not in made or op.index in helpers:
+            helpers.update(value.op for value in op.inputs if value.op in made)
+    effects = {op.index for op in graph.ops if is_effect(op, graph)}
+    pairs = enumerate(trace.requests)
+    return tuple(_request(number, live, numbers, value, helpers, effects) for number, live in pairs)
+
+
+def _request(
+    number: int,
+    live: LiveRequest,
+    numbers: Mapping[str, int],
+    value: Callable[[Any], Value],
+    helpers: set[int],
+    effects: set[int],
+) -> Request:
+    before = {numbers[name] for name in live.before if name in numbers}
+    inside = frozenset(numbers[name] for name in live.backward if name in numbers) - helpers
+    parts: list[GradientPart] = []
+    terms: Counter[tuple[int, int]] = Counter()  # which of the lookups of one stage each part is
+    for stage, source, tensors in live.parts:
+        parts.append(GradientPart(stage, source, tuple(map(value, tensors)), terms[stage, source]))
+        terms[stage, source] += 1
+    return Request(
+        index=number,
+        start=max(before, default=-1) + 1,
+        backward=inside,
+        targets=tuple(value(t) for t in live.targets),
+        given=tuple(value(t) for t in live.given),
+        sources=tuple(live.sources),
+        origins=tuple(-1 if t is None else numbers[t.op.name] for t in live.origins),
+        holders=tuple(Holder(n, tuple(value(t) for t in tensors)) for n, tensors in live.holders),
+        arrivals=tuple(Arrival(value(t), value(feed)) for t, feed in live.arrivals),
+        flows=tuple(Flow(stage, value(t), value(g)) for stage, t, g in live.flows),
+        effects=tuple((stage, numbers[op.name]) for stage, op in live.made if numbers[op.name] in effects),
+        parts=tuple(parts),
+    )
+
+
+def _variables(
+    trace: Tracing, numbers: Mapping[str, int], paths: Mapping[int, str], metrics: Mapping[int, str]
+) -> tuple[Variable, ...]:
+    known = {id(v.handle): v for v in trace.graph.variables}
+    found: list[Variable] = []
+    used: dict[str, int] = {}
+    for external, internal in trace.graph.captures:
+        if internal.dtype != tf.resource or id(external) not in known:
+            continue
+        variable = known[id(external)]
+        spec = tf_private.resource_spec(internal) or (variable.dtype.name, tuple(variable.shape.as_list()))
+        path = paths.get(id(external)) or variable.name.split(":")[0]
+        used[path] = used.get(path, 0) + 1
+        unique = path if used[path] == 1 else f"{path}#{used[path]}"
+        metric = metrics.get(id(external), "")
+        found.append(Variable(numbers[internal.op.name], unique, Spec(*spec), bool(variable.trainable), metric))
+    return tuple(found)

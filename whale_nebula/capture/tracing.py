@@ -16,7 +16,7 @@ from whale_nebula.capture.scopes_met import ScopesMet, number_in
 from whale_nebula.capture.splits import mark_variables
 from whale_nebula.capture.surroundings import check_strategy
 from whale_nebula.errors import BoundaryInBodyError
-from whale_nebula.ir.assignment import Assignment
+from whale_nebula.ir.program import Assignment
 from whale_nebula.scopes.frames import Frame, open_frames
 from whale_nebula.tf import private as tf_private
 

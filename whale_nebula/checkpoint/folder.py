@@ -39,14 +39,11 @@ class Found:
         """Whether it was written to its end here."""
         return bool(self.manifests) and not self.problems
 
-    def check(self, *, digests: bool = True, group: str | None = None) -> tuple[str, ...]:
-        """What is wrong with the files, by their sizes, and with `digests` by their content; nothing where all is well.
-        With a `group` only what that wrote is looked at.
-        """
+    def check(self, *, digests: bool = True) -> tuple[str, ...]:
+        """What is wrong with the files: their sizes, and with `digests` their content; nothing where all is well."""
         found = list(self.problems)
-        for name, manifest in self.manifests.items():
-            if group is None or name == group:
-                found += _check_files(self.path, manifest, digests)
+        for manifest in self.manifests.values():
+            found += _check_files(self.path, manifest, digests)
         if not self.manifests and not found:
             found.append("it has no manifest: the run ended while it was written")
         return tuple(found)
@@ -229,15 +226,14 @@ Offer = Mapping[str, Any]
 """What a host says of a checkpoint that it has: its step, its identity, the workers whose parts are there, and all."""
 
 
-def offer_checkpoints(several: Iterable[Found], group: str | None = None) -> list[dict[str, Any]]:
+def offer_checkpoints(several: Iterable[Found]) -> list[dict[str, Any]]:
     """What is offered of the checkpoints here, whose files have been checked."""
     found = []
     for each in several:
-        for name, manifest in each.manifests.items():
-            if group is None or name == group or manifest.identity:
-                parts = [part.worker for part in manifest.parts]
-                said = {"step": each.step, "identity": manifest.identity, "parts": parts}
-                found.append({**said, "workers": sorted(manifest.workers)})
+        for manifest in each.manifests.values():
+            parts = [part.worker for part in manifest.parts]
+            said = {"step": each.step, "identity": manifest.identity, "parts": parts}
+            found.append({**said, "workers": sorted(manifest.workers)})
     return found
 
 
@@ -262,9 +258,9 @@ def choose_checkpoint(offers: Sequence[Sequence[Offer]]) -> tuple[int, str] | No
     return max(whole, default=None)
 
 
-def check_whole(found: Found, tell: Callable[[str], None], *, group: str | None = None) -> bool:
+def check_whole(found: Found, tell: Callable[[str], None]) -> bool:
     """Whether a checkpoint may be read; each thing that is wrong with it is told."""
-    problems = found.check(group=group)
+    problems = found.check()
     for problem in problems:
         tell(f"the checkpoint {found.path} is skipped: {problem}")
     return not problems

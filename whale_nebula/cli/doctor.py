@@ -87,8 +87,7 @@ def _check(given: argparse.Namespace) -> list[Check]:
             why = f"not looked at without {', '.join(missing)}"
             checks.append(Check("cluster", "bad", given.cluster, why, f"pip install {' '.join(missing)}"))
         return [*machine_checks(training=not given.gateway), *checks]
-    from whale_nebula.cli.checks.cluster import cluster_checks
-    from whale_nebula.cli.checks.host import host
+    from whale_nebula.cli.checks.cluster import cluster_checks, host
     from whale_nebula.config import load
 
     here = host(load(given.config), given.config, given.cluster, worker=given.worker, gateway=given.gateway)

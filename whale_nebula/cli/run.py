@@ -27,17 +27,15 @@ from whale_nebula.launch.attach import Identity
 from whale_nebula.launch.control import Answer, listen_locally, read_sizes
 from whale_nebula.launch.elastic import Sizes
 from whale_nebula.launch.ending import last_sentence, last_word, same_cause
-from whale_nebula.launch.failures import describe, find_first
-from whale_nebula.launch.memory import open_memory
 from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
 from whale_nebula.launch.placement import PORT, Asked, Placement, everything, is_local, settle_ports, wait_free
 from whale_nebula.launch.processes import Board, Sink
 from whale_nebula.launch.resolve import Resolved, resolve
-from whale_nebula.launch.restarts import Attempts, Ended, Rule
+from whale_nebula.launch.restarts import Attempts, Ended, Rule, describe, find_first
 from whale_nebula.launch.tenancy import open_tenancy
 from whale_nebula.report.prometheus import Metric, Sample, read_reports, render_metrics, serve_metrics
 from whale_nebula.report.screen import Screen, terminal
-from whale_nebula.security.approved import check_script
+from whale_nebula.security.approval import check_script
 
 
 def report_end(ended: Ended, asking: Asking, *, as_json: bool) -> int:
@@ -283,7 +281,7 @@ def _start(
     tenancy = others.enter_context(open_tenancy(tenant, gateways.find_base(given.config), security, remark))
     home = None if tenancy is None else str(tenancy.home)
     listen = gateways.listen_here(config, placement, remark)
-    memory = others.enter_context(open_memory()) if config.restarts.most or config.elastic else None
+    memory = others.enter_context(gateways.open_memory()) if config.restarts.most or config.elastic else None
     folder = others.enter_context(tempfile.TemporaryDirectory(prefix="whale-nebula-")) if config.elastic else None
     sizes = Sizes(config, placement, None if folder is None else os.path.join(folder, "asked.json"))
 

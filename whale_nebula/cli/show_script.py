@@ -23,7 +23,7 @@ from whale_nebula.launch.ending import own_lines
 from whale_nebula.plan.plan import Plan
 from whale_nebula.report.records import LinkReport, StageReport
 from whale_nebula.report.report import Report, read
-from whale_nebula.report.summary import summary_document, summary_text
+from whale_nebula.report.saved import summary_document, summary_text
 from whale_nebula.scopes.observer import Observer, PlanShown, observed_by
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
-from whale_nebula.errors.parts import MEND
-from whale_nebula.errors.parts import NebulaError as NebulaError
-from whale_nebula.errors.parts import NebulaWarning as NebulaWarning
+from whale_nebula.errors.text import MEND
+from whale_nebula.errors.text import NebulaError as NebulaError
+from whale_nebula.errors.text import NebulaWarning as NebulaWarning
 
 
 class NotYetError(NebulaError):

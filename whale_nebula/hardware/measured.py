@@ -138,11 +138,11 @@ def keep(found: Measurement, path: Path | None = None) -> Path:
     return target
 
 
-def read_kept(path: Path | None = None) -> tuple[Measurement | None, str]:
+def read_kept() -> tuple[Measurement | None, str]:
     """The measurement in the file; without one that is of this machine, None and a sentence. There is no sentence
     where there is no file.
     """
-    source = path or cache_path()
+    source = cache_path()
     try:
         found = _read(Measurement, source, FORMAT)
     except FileNotFoundError:
@@ -176,23 +176,22 @@ def blocks_path() -> Path:
     return cache_path().with_name(f"blocks-{number}.json")
 
 
-def read_blocks(path: Path | None = None) -> dict[str, BlockTime]:
+def read_blocks() -> dict[str, BlockTime]:
     """The subgraphs that were measured on this machine, by their keys; none where a file is of another one, or broken:
     they are measured again.
     """
     try:
-        found = _read(_Blocks, path or blocks_path(), BLOCKS)
+        found = _read(_Blocks, blocks_path(), BLOCKS)
     except _BROKEN:
         return {}
     return dict(found.blocks) if found.machine == fingerprint() else {}
 
 
-def keep_blocks(found: Mapping[str, BlockTime], path: Path | None = None) -> None:
+def keep_blocks(found: Mapping[str, BlockTime]) -> None:
     """Add to the subgraphs that were measured on this machine."""
-    target = path or blocks_path()
-    every = {**read_blocks(target), **found}
+    every = {**read_blocks(), **found}
     newest = dict(sorted(every.items(), key=lambda item: item[1].date)[-MOST_BLOCKS:])
-    _write(_Blocks(fingerprint(), newest), target, BLOCKS)
+    _write(_Blocks(fingerprint(), newest), blocks_path(), BLOCKS)
 
 
 # ---------------------------------------------------------------------- what runs have shown

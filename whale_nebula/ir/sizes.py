@@ -56,7 +56,7 @@ class Sizes:
     def shape(self, value: Value) -> Shape:
         """The shape of a value; one that was not followed has `rows` wherever a size is open."""
         found = self.shapes.get(value)
-        return fill_shape(self.graph.spec(value), self.rows) if found is None else found
+        return self.graph.spec(value).sized(self.rows) if found is None else found
 
     def nbytes(self, value: Value) -> int:
         """The bytes of a value; 0 for what is no plain tensor (a handle, a list of tensors)."""
@@ -74,7 +74,7 @@ class Sizes:
             return
         site = self.site(op)
         for value, spec, shape in zip(op.values, op.outputs, _shapes(site, self._open(op), self.rows), strict=True):
-            self.shapes.setdefault(value, shape if _fits(spec, shape) else fill_shape(spec, self.rows))
+            self.shapes.setdefault(value, shape if _fits(spec, shape) else spec.sized(self.rows))
         if not any(map(_is_followed, op.outputs)):
             return
         for value, spec, numbers in zip(op.values, op.outputs, integers(site), strict=False):
@@ -91,15 +91,6 @@ class Sizes:
                 if size is None:
                     return self.shape(value)[axis]
         return None
-
-
-def fill_shape(spec: Spec, rows: int) -> Shape:
-    """A shape with `rows` for each size that is open.
-
-    >>> fill_shape(Spec("float32", (None, 64)), 8)
-    (8, 64)
-    """
-    return tuple(rows if axis is None else axis for axis in spec.shape or ())
 
 
 def _is_followed(spec: Spec) -> bool:

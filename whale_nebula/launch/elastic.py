@@ -7,8 +7,6 @@ that goes on, so there are never two of them.
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -18,9 +16,10 @@ from whale_nebula.config import Config
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import ConfigError, NotYetError, OptionError
 from whale_nebula.errors.text import list_counts, list_names
-from whale_nebula.launch.failures import Failure
 from whale_nebula.launch.job import Result
 from whale_nebula.launch.placement import Placement
+from whale_nebula.launch.restarts import Failure
+from whale_nebula.plain import write_json
 
 _LOST = 2
 """A worker that fails first in so many starts, one after the other, is not expected to come back."""
@@ -109,9 +108,7 @@ class Sizes:
     def _write(self) -> None:
         """Leave word for the workers, which tell it with their next step."""
         if self.path is not None:
-            with open(f"{self.path}.new", "w", encoding="utf-8") as file:
-                json.dump({name: count for name, count in self.wished.items() if count != self.now[name]}, file)
-            os.replace(file.name, self.path)
+            write_json(self.path, {name: count for name, count in self.wished.items() if count != self.now[name]})
 
     def hear(self, result: Result) -> str:
         """Take in with how many workers the others go on, as workers have told, and what is wished here where they took

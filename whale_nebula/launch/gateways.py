@@ -1,4 +1,6 @@
-"""Gateway processes of a run on this machine, and the credentials of a secured run."""
+"""What a launcher keeps for a run on this machine: folders of its own, the credentials of a secured run, and gateway
+processes.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +54,21 @@ def own_folder(home: str | os.PathLike[str] | None = None) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it, which nobody else may read
+
+
+@contextlib.contextmanager
+def open_memory(home: Path = MEMORY) -> Iterator[str | None]:
+    """A folder in the memory of this host, which lives as long as the launcher: what workers keep there outlives them.
+    None where this host has no file system in memory.
+    """
+    if not os.access(home, os.W_OK):
+        yield None
+        return
+    with own_folder(home) as folder:
+        yield str(folder)
 
 
 def remove_abandoned(home: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import whale_nebula
 from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, RemoteProtocolError, RunError
-from whale_nebula.errors.text import escape_foreign_text
+from whale_nebula.errors.text import align_columns, escape_foreign_text
 from whale_nebula.launch.link_advice import DIRECT, THROUGH, Crossing, LineFound
 from whale_nebula.report.records import size
 from whale_nebula.security.code import code_digest
@@ -361,8 +361,7 @@ def table(found: LineFound) -> str:
         rates = (each.there, each.back, each.both_there, each.both_back)
         there, back, *both = (f"{8 * rate / 1e6:.{int(8 * rate < 1e9)}f}" for rate in rates)
         rows.append([size(each.size), f"{there} Mbit/s", f"{back} Mbit/s", f"{' and '.join(both)} Mbit/s"])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines = [f"  {line}" for line in align_columns(rows, numbers=range(4))]
     connections = f"{found.connections} connection{'s' * (found.connections != 1)}"
     controls = [escape_foreign_text(sheet.get("congestion_control") or "?") for sheet in found.sheets.values()]
     if controls:

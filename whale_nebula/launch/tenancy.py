@@ -1,21 +1,298 @@
-"""A run of an account on this host: its folder, its limits, what is not isolated, and a log of what it has started."""
+"""A run of an account on this host: its folder, its limits, what is not isolated, and a log of what it has started.
+
+Workers are held to their limits by a control group of the kernel's, version 2, where this user may write one; else by
+looking at them often.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from whale_nebula.errors import AccountError
-from whale_nebula.launch.limits import Limits, find_hierarchy
-from whale_nebula.launch.starts import Starts
+from whale_nebula.launch.job import list_alive
 from whale_nebula.security import Credentials, Files
+from whale_nebula.security.allowance import format_bytes
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.tenant import Tenant, check_room, open_home
+
+
+class Others(NamedTuple):
+    """The workers of the other starts, and whether one of these began later."""
+
+    workers: frozenset[int] = frozenset()
+    later: bool = False
+
+
+class Starts:
+    """One start, among the others in a folder of the account's.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     one, other = Starts(Path(folder)), Starts(Path(folder))
+    ...     other.note({7, 8})
+    ...     found = one.find_others(), other.find_others()
+    ...     other.close()
+    ...     left = one.find_others()
+    ...     one.close()
+    >>> found
+    (Others(workers=frozenset({8, 7}), later=True), Others(workers=frozenset(), later=False))
+    >>> left
+    Others(workers=frozenset(), later=False)
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(0o700, exist_ok=True)
+        self._path = folder / f"{time.time_ns():020d}-{os.getpid()}"
+        hidden = folder / f".{self._path.name}"
+        self._file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        hidden.rename(self._path)  # under this name it was never unlocked while we lived
+        self._noted: frozenset[int] = frozenset()
+
+    def note(self, workers: Collection[int]) -> None:
+        """Say which processes this start has now."""
+        if self._noted != frozenset(workers):
+            self._noted = frozenset(workers)
+            text = "".join(f"{each}\n" for each in sorted(workers)).encode()
+            os.pwrite(self._file, text, 0)
+            os.ftruncate(self._file, len(text))
+
+    def find_others(self) -> Others:
+        """The other starts; files of those that were killed are removed."""
+        workers: set[int] = set()
+        later = False
+        for path in sorted(self._path.parent.glob("[0-9]*")):
+            if path != self._path:
+                with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                        path.unlink()
+                    except BlockingIOError:
+                        workers.update(map(int, file.read().split()))
+                        later = later or path.name > self._path.name
+        return Others(frozenset(workers), later)
+
+    def close(self) -> None:
+        """The start is over."""
+        self._path.unlink(missing_ok=True)
+        os.close(self._file)
+
+
+PROC = Path("/proc")
+PARENT = "whale-nebula"
+_CONTROLLERS = {"memory": "memory", "cpus": "cpu", "processes": "pids"}
+_LOOKED_AT = ("memory", "processes")
+_SCAN_SECONDS, _SCAN_SHARE = 0.5, 0.05  # at most so much of a core goes to looking for new processes
+_WAITED = 8  # looks, for which a start waits that another one ends, which began later
+_PERIOD = 100_000  # microseconds, for CPUs
+_MAPPED = re.compile(r"^(?:RssAnon|RssShmem):\s+(\d+)", re.MULTILINE)
+_SHARED = re.compile(r"^(?:Pss_Anon|Pss_Shmem):\s+(\d+)", re.MULTILINE)
+_THREADS = re.compile(r"^Threads:\s+(\d+)", re.MULTILINE)
+
+
+def find_hierarchy() -> Path | None:
+    """Where this host has control groups of version 2."""
+    with contextlib.suppress(OSError):
+        for line in (PROC / "self/mounts").read_text().splitlines():
+            _, place, kind, *_ = line.split(" ")
+            if kind == "cgroup2":
+                return Path(place)
+    return None
+
+
+class Limits:
+    """What an account may use on this host, by all its `starts` together. `held` are the limits that its control group
+    keeps, in the hierarchy at `root`; of the others some are looked at.
+    """
+
+    def __init__(self, tenant: Tenant, root: Path | None, starts: Starts | None = None) -> None:
+        self.tenant = tenant
+        self._starts, self._waited = starts, 0
+        self._others: frozenset[int] = frozenset()
+        self._later = False
+        self.wanted = [name for name in _CONTROLLERS if name in tenant.allowance.limits]
+        self.group: Path | None = None
+        self.held: tuple[str, ...] = ()
+        self._known: frozenset[int] = frozenset()
+        self._next_scan = 0.0
+        if root is not None and self.wanted:
+            self._open_group(root)
+        self._kills = self._count_kills()
+
+    # ------------------------------------------------------------------ the kernel's
+    def _open_group(self, root: Path) -> None:
+        """Make the group, and tell it what the kernel here can hold."""
+        group = root / PARENT / f"{self.tenant.cluster}-{self.tenant.account}-{self.tenant.authority[:8]}"
+        try:
+            there = (root / "cgroup.controllers").read_text().split()
+            (root / PARENT).mkdir(exist_ok=True)
+            for place in (root, root / PARENT):
+                for name in self.wanted:
+                    if _CONTROLLERS[name] in there:
+                        _write(place / "cgroup.subtree_control", f"+{_CONTROLLERS[name]}")
+            group.mkdir(exist_ok=True)
+        except OSError:
+            _remove(group)
+            return
+        self.held = tuple(name for name in self.wanted if self._tell(group, name))
+        self.group = group if self.held else None
+        if self.group is None:
+            _remove(group)
+
+    def _tell(self, group: Path, name: str) -> bool:
+        value = self.tenant.allowance.limits[name]
+        try:
+            if name == "memory":
+                _write(group / "memory.max", str(value))
+                with contextlib.suppress(OSError):  # a kernel without swap has none
+                    _write(group / "memory.swap.max", "0")
+            elif name == "cpus":
+                _write(group / "cpu.max", f"{round(value * _PERIOD)} {_PERIOD}")
+            else:
+                _write(group / "pids.max", str(value))
+        except OSError:
+            return False
+        return True
+
+    def admit(self, process: int) -> None:
+        """Put a process that was just started, and so all that it will start, into the group."""
+        if self.group is not None:
+            try:
+                _write(self.group / "cgroup.procs", str(process))
+            except OSError as error:
+                what = f"the workers of {self.tenant} cannot be held to what it may use"
+                raise AccountError(
+                    what, where=str(self.group), why=error.strerror, mend=f"rmdir {self.group}"
+                ) from None
+
+    def _count_kills(self) -> int:
+        """How often the kernel has killed a process of the group for its memory."""
+        with contextlib.suppress(OSError, ValueError):
+            if self.group is not None:
+                events = dict(line.split() for line in (self.group / "memory.events").read_text().splitlines())
+                return int(events.get("oom_kill", 0))
+        return 0
+
+    def explain_kill(self) -> str:
+        """Why the kernel has killed one of these processes, if it has."""
+        killed, self._kills = self._count_kills() > self._kills, self._count_kills()
+        return self._describe("memory", "would have used more") if killed else ""
+
+    def close(self) -> None:
+        """Remove the group, unless another start of the account is in it."""
+        if self.group is not None:
+            _remove(self.group)
+        if self._starts is not None:
+            self._starts.close()
+
+    # ------------------------------------------------------------------ looking
+    def find_excess(self, workers: Collection[int]) -> str:
+        """What the account uses too much of, in words, if it does and these workers are to end for it; what the kernel
+        holds is not looked at. Where several starts together use too much, the last one ends; the others wait for that.
+        """
+        looked = [name for name in _LOOKED_AT if name in self.wanted and name not in self.held]
+        if not looked:
+            return ""
+        self._scan(workers)
+        statuses = dict(_read_all(self._known | self._others, "status"))
+        own = self._find_excess(looked, {each: text for each, text in statuses.items() if each in self._known})
+        if own or not self._others:
+            return own
+        found = self._find_excess(looked, statuses)
+        self._waited = self._waited + 1 if found else 0
+        return found if found and (not self._later or self._waited > _WAITED) else ""
+
+    def _scan(self, workers: Collection[int]) -> None:
+        """Look for new processes, now and then."""
+        now = time.monotonic()
+        if now < self._next_scan:
+            return
+        if self._starts is not None:
+            self._starts.note(workers)
+            others, self._later = self._starts.find_others()
+            self._others = frozenset(_find_processes(others)) if others else others
+        self._known = frozenset(_find_processes(workers))
+        taken = time.monotonic() - now
+        self._next_scan = now + max(_SCAN_SECONDS, taken / _SCAN_SHARE)
+
+    def _find_excess(self, looked: Collection[str], statuses: Mapping[int, str]) -> str:
+        limits = self.tenant.allowance.limits
+        if "processes" in looked:
+            count = sum(int(found[1]) for text in statuses.values() if (found := _THREADS.search(text)))
+            if count > limits["processes"]:
+                return self._describe("processes", f"are {count}")
+        if "memory" in looked and _sum_kib(statuses.values(), _MAPPED) > limits["memory"]:
+            exact = dict(_read_all(statuses, "smaps_rollup"))  # slower; a process can keep it from being read
+            hidden = [text for each, text in statuses.items() if each not in exact]
+            used = _sum_kib(exact.values(), _SHARED) + _sum_kib(hidden, _MAPPED)
+            if used > limits["memory"]:
+                return self._describe("memory", f"use {format_bytes(used)}")
+        return ""
+
+    def _describe(self, name: str, found: str) -> str:
+        limit = self.tenant.allowance.limits[name]
+        most = f"{limit:g} processes and threads" if name == "processes" else f"{format_bytes(limit)} of {name}"
+        return f"{self.tenant} may have {most} on a host, and its workers {found}"
+
+    def list_unheld(self) -> Iterator[str]:
+        """What is not held to its limit by the kernel, in words."""
+        left = [name for name in self.wanted if name not in self.held]
+        looked = [name for name in left if name in _LOOKED_AT]
+        if looked:
+            yield f"{' and '.join(looked)}: looked at four times a second"
+        if "cpus" in left:
+            yield "cpus: not limited"
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file of the kernel's, which is there or is not."""
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(file, text.encode())
+    finally:
+        os.close(file)
+
+
+def _remove(group: Path) -> None:
+    for place in (group, group.parent):
+        with contextlib.suppress(OSError):  # somebody is in it
+            place.rmdir()
+
+
+def _find_processes(workers: Collection[int]) -> Iterator[int]:
+    """These processes, those of their groups, and all that they have started, in whatever group or session."""
+    found = set(workers)
+    groups = set(workers)
+    children: dict[int, list[int]] = {}
+    for process, parent, group in list_alive():
+        children.setdefault(parent, []).append(process)
+        if group in groups:
+            found.add(process)
+    left = list(found)
+    for each in left:  # grows meanwhile
+        left += [child for child in children.get(each, ()) if child not in found]
+        found.update(children.get(each, ()))
+    yield from found
+
+
+def _read_all(processes: Collection[int], name: str) -> Iterator[tuple[int, str]]:
+    for process in processes:
+        with contextlib.suppress(OSError):
+            yield process, (PROC / str(process) / name).read_text("utf-8", "replace")
+
+
+def _sum_kib(texts: Collection[str], line: re.Pattern[str]) -> int:
+    return sum(int(found) << 10 for text in texts for found in line.findall(text))
+
 
 AUDIT, STARTS = "audit", "starts"
 
@@ -52,7 +329,6 @@ def open_tenancy(
     base: Path,
     security: Mapping[str, Files],
     tell: Callable[[str], None],
-    find: Callable[[], Path | None] = find_hierarchy,
 ) -> Iterator[Tenancy | None]:
     """Open what an account has here, and `tell` what is not isolated; None where a run is of no account."""
     if tenant is None:
@@ -61,7 +337,7 @@ def open_tenancy(
     home = open_home(base, tenant)
     credentials = Credentials.of(next(iter(security.values())))
     log = AuditLog(home / AUDIT / f"{credentials.identity.stem}.jsonl", credentials.identity, credentials)
-    limits = Limits(tenant, find(), Starts(home / STARTS))
+    limits = Limits(tenant, find_hierarchy(), Starts(home / STARTS))
     try:
         try:
             check_room(tenant, [home])

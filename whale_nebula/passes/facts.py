@@ -1,20 +1,125 @@
-"""What is the same in all visits of a stage's ops: axes, the forms and sizes of values, who reads them."""
+"""What is the same in all visits of a stage's ops: axes, the forms and sizes of values, who reads them; and what could
+be in pieces beside what is: variables that are read or written so, and what is made whole to be cut.
+
+Sizes that only a step knows are the same where they are made of the same size (`SameSizes`). A residual `x + f(x)` is
+differentiated for shapes that may be unlike, by sums over the axes along which either operand was repeated. Where `f`
+ends in a reshape to the sizes of `x`, there are none.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, zip_longest
+from typing import NamedTuple
 
 from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.ir.layout import SLICE, SPLIT, Layout, Reshard
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.passes.rules.interpret import Bodies
 from whale_nebula.passes.rules.layout import read_target
 from whale_nebula.passes.rules.registry import RULES, WHOLE, Axes, Fold, Site, whole
-from whale_nebula.passes.same_sizes import REPEATED, SameSizes
 from whale_nebula.spec import Spec, Value
+
+Size = int | tuple[str, Value, int]
+"""A number, or a name for one that only a step knows: equal names are equal sizes."""
+REPEATED = "BroadcastGradientArgs"
+"""The op that tells along which axes either of two shapes was repeated."""
+_SAME = frozenset({"Identity", "StopGradient", "Cast", "Snapshot"})
+
+
+@dataclass(frozen=True)
+class SameSizes:
+    """The sizes of values along their axes, by names. They are followed through the ops that are `followed`, in their
+    order; `spec` and `describe` say what is known of these.
+    """
+
+    graph: Graph
+    followed: Collection[int]
+    spec: Callable[[Value], Spec]
+    describe: Callable[[Op], Axes | str]
+    _found: dict[tuple[Value, int], Size] = field(default_factory=dict)
+
+    def follow(self, op: Op) -> None:
+        """Name the sizes of what an op makes, after those of what it reads."""
+        for value, spec in zip(op.values, op.outputs, strict=True):
+            for axis, size in enumerate(spec.shape or ()):
+                if size is None:
+                    self.size(value, axis)
+
+    def find_repeated(self, value: Value) -> tuple[int, ...] | None:
+        """The numbers in an output of `REPEATED`; None where they are not known."""
+        op = self.graph.ops[value.op]
+        left, right = (self._list_entries(shape) for shape in op.inputs)
+        if left is None or right is None:
+            return None
+        own, other = (left, right) if value.out == 0 else (right, left)
+        rank, found = max(len(own), len(other)), []
+        for back, (one, another) in enumerate(zip_longest(reversed(own), reversed(other), fillvalue=1), 1):
+            if one != another and not (isinstance(one, int) and one > 1) and another != 1:
+                if one != 1 or not isinstance(another, int):
+                    return None
+                found.append(rank - back)
+        return tuple(reversed(found))
+
+    def size(self, value: Value, axis: int) -> Size:
+        """The size of a value along an axis."""
+        if (value, axis) not in self._found:
+            self._found[value, axis] = ("axis", value, axis)  # what is made of itself, in a loop, is its own
+            self._found[value, axis] = self._find_size(value, axis)
+        return self._found[value, axis]
+
+    def _find_size(self, value: Value, axis: int) -> Size:
+        op, shape = self.graph.ops[value.op], self.spec(value).shape
+        own = ("axis", value, axis)
+        if shape is None or axis >= len(shape):
+            return own
+        known = shape[axis]
+        if known is not None or op.index not in self.followed:
+            return own if known is None else known
+        if op.type == "Reshape":
+            asked = self._entry(op.inputs[1], axis)
+            return own if asked == -1 else asked
+        axes = self.describe(op)
+        if isinstance(axes, str) or (side := axes.outputs[value.out]) is None or side[axis] in axes.mixed:
+            return own
+        sizes = {
+            self.size(given, place)
+            for given, labels in zip(op.inputs, axes.inputs, strict=False)
+            for place, label in enumerate(labels or ())
+            if label == side[axis]
+        } - {1}
+        return sizes.pop() if len(sizes) == 1 else own
+
+    def _list_entries(self, shape: Value) -> list[Size] | None:
+        length = (self.spec(shape).shape or (None,))[0]
+        return None if length is None else [self._entry(shape, place) for place in range(length)]
+
+    def _entry(self, vector: Value, place: int) -> Size:
+        """A number in a vector of sizes."""
+        op = self.graph.ops[vector.op]
+        if op.constant is not None:
+            return int(op.constant[place])
+        if op.type == "Shape":
+            return self.size(op.inputs[0], place)
+        if op.type == "Pack" and all(self.spec(value).scalar for value in op.inputs):
+            return self._number(op.inputs[place])
+        return self._entry(op.inputs[0], place) if op.type in _SAME else ("entry", vector, place)
+
+    def _number(self, value: Value) -> Size:
+        """A single number."""
+        op = self.graph.ops[value.op]
+        if op.constant is not None:
+            return int(op.constant[0])
+        if op.type in _SAME:
+            return self._number(op.inputs[0])
+        begin = self.graph.ops[op.inputs[1].op].constant if op.type == "StridedSlice" else None
+        if begin is not None and len(begin) == 1 and op.attributes.get("shrink_axis_mask") == 1 and begin[0] >= 0:
+            return self._entry(op.inputs[0], begin[0])
+        return ("number", value, 0)
+
 
 ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
 SCATTERS = frozenset(f"ResourceScatter{what}" for what in ("Add", "Sub", "Mul", "Div", "Min", "Max", "Update"))
@@ -170,3 +275,77 @@ class Facts:
                 triples = zip(side, kept, spec.shape, strict=True)
                 shape = (sizes.get(label) if size is None and same else size for label, same, size in triples)
                 found[value] = spec._replace(shape=tuple(shape))
+
+
+DEALS = "UnsortedSegmentSum"
+"""The op that adds rows up by their numbers: of whole rows, a device can make its own part of the sums."""
+
+
+class Step(NamedTuple):
+    """Variables, and values of which all is whole that they are made of, and the pieces that they could be in."""
+
+    variables: Mapping[int, Layout]
+    wanted: Mapping[Value, Layout]
+
+    @classmethod
+    def join(cls, steps: Iterable[Step]) -> Step:
+        """All of them at once."""
+        variables, wanted = dict[int, Layout](), dict[Value, Layout]()
+        for step in steps:
+            variables |= step.variables
+            wanted |= step.wanted
+        return cls(variables, wanted)
+
+
+def find_pieces(graph: Graph, needed: Mapping[int, Sequence[Reshard]]) -> dict[int, Layout]:
+    """Variables that are read, or written, in pieces, of which all that take such take the same."""
+    pieces: dict[int, set[Layout]] = {}
+    for op, reshards in needed.items():
+        for each in reshards if op >= 0 else ():
+            source, reader = graph.ops[each.value.op], graph.ops[op]
+            if source.type == "ReadVariableOp" and each.target.kind == SPLIT:
+                pieces.setdefault(source.inputs[0].op, set()).add(each.target)
+            elif reader.type in ASSIGNS and each.source.kind == SPLIT:
+                pieces.setdefault(reader.inputs[0].op, set()).add(each.source)
+    return {variable: layouts.pop() for variable, layouts in pieces.items() if len(layouts) == 1}
+
+
+def find_wanted(
+    facts: Facts, needed: Mapping[int, Sequence[Reshard]], known: Collection[int], is_whole: Callable[[Value], bool]
+) -> Iterator[Step]:
+    """For each value that is cut after it was made whole: itself and all that it is made of, entry by entry, where that
+    begins with a variable that is not `known` or with rows that are added up by their numbers. These are not needed
+    whole then.
+    """
+    graph = facts.graph
+    for each in (each for reshards in needed.values() for each in reshards if each.kind == SLICE):
+        variables, wanted, left = dict[int, Layout](), dict[Value, Layout](), [(each.value, each.target)]
+        while left:
+            value, layout = left.pop()
+            op = graph.ops[value.op]
+            if value in wanted or op.index not in facts.places or not op.inputs or not is_whole(value):
+                continue
+            if op.type == "ReadVariableOp":
+                variables |= {} if op.inputs[0].op in known else {op.inputs[0].op: layout}
+                continue
+            axes = facts.describe(op)
+            if not isinstance(axes, str) and (op.type == DEALS or _is_by_entry(axes, value.out)):
+                wanted[value] = layout
+                left += _list_sources(graph, op, axes, value.out, layout)
+        if variables or any(graph.ops[value.op].type == DEALS for value in wanted):
+            yield Step(variables, wanted)
+
+
+def _is_by_entry(axes: Axes, out: int) -> bool:
+    """Whether an entry of what an op makes depends on one of each operand alone."""
+    made = set(axes.outputs[out] or ())
+    return not axes.mixed and all(set(side or ()) <= made for side in axes.inputs)
+
+
+def _list_sources(graph: Graph, op: Op, axes: Axes, out: int, layout: Layout) -> Iterator[tuple[Value, Layout]]:
+    """The operands of which a device needs its piece alone, where what is made is in these pieces."""
+    label = list(axes.outputs[out] or ())[layout.axis]
+    for value, side in zip(op.inputs, axes.inputs, strict=False):
+        shape = graph.spec(value).shape
+        if side is not None and label in side and shape is not None and shape[list(side).index(label)] != 1:
+            yield value, Layout(SPLIT, list(side).index(label), layout.units)

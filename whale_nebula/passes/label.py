@@ -252,10 +252,10 @@ class _Labelling:
         elif first >= latest or not readers or _reads_capture(self.graph, op):
             self.labels[op.index] = first
         else:
-            late = self._late_is_cheaper(op, first, latest, earliest)
+            late = self._late_is_cheaper(op, latest, earliest)
             self.labels[op.index] = latest if late else first
 
-    def _late_is_cheaper(self, op: Op, first: int, latest: int, earliest: Mapping[int, int]) -> bool:
+    def _late_is_cheaper(self, op: Op, latest: int, earliest: Mapping[int, int]) -> bool:
         """Compare what would cross: the op's inputs if it runs late, its outputs if it runs early.
 
         What is made of variables alone runs early where both are alike: it is the same for each micro-batch.

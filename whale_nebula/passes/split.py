@@ -29,9 +29,8 @@ from whale_nebula.ir.layout import (
     count_bytes,
 )
 from whale_nebula.ir.program import GradientPart, Program, Request, Stage
-from whale_nebula.passes.completion import Question
+from whale_nebula.passes.completion import Question, complete_layouts
 from whale_nebula.passes.facts import ASSIGNS
-from whale_nebula.passes.layouts import complete_layouts
 from whale_nebula.passes.readings import list_fragments
 from whale_nebula.passes.replicas import sums_of
 from whale_nebula.passes.rules import Fold, fold

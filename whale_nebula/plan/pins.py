@@ -1,24 +1,23 @@
-"""Pinned plans: refuse a step whose plan differs from the saved one."""
+"""Pinned plans and approved ones: refuse a step whose plan differs from the saved one."""
 
 from __future__ import annotations
 
 import os
 import re
-import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from whale_nebula.errors import NebulaWarning, OptionError, PlanError, PlanMismatchError
+from whale_nebula.errors import NotApprovedError, OptionError, PlanError, PlanMismatchError
 from whale_nebula.errors.text import list_names
-from whale_nebula.plan.file import plan_difference
+from whale_nebula.plan.file import parse, plan_difference
 from whale_nebula.plan.plan import Plan
-from whale_nebula.site import Site, script_site
+from whale_nebula.security.approval import Found, check_process, read_plan
+from whale_nebula.site import Site, script_site, warn_at
 
 Pinned = str | os.PathLike[str] | Plan
 """A plan to hold a step against, or the file that it was saved in."""
-
-_WORDS = "now", "in the pinned plan"
 
 
 @dataclass
@@ -53,7 +52,7 @@ class Pins:
         """Refuse a plan that is not the pinned one."""
         pinned, source = self.plans[pin]
         self.met.add(pin)
-        difference = plan_difference(plan, pinned, _WORDS)
+        difference = plan_difference(plan, pinned, ("now", "in the pinned plan"))
         if difference is not None:
             raise PlanMismatchError(
                 f"{plan.name} is not planned as it was pinned{f' as {pin}' if pin != plan.name else ''}",
@@ -71,11 +70,12 @@ class Pins:
         if name in self.met or any(model and each == model and other != step for each, _, other in pinned):
             return
         self.met.add(name)
-        _warn(
-            f"{name} has no pinned plan, and runs as it is planned now",
-            f"a pin is found by the step's name, and those pinned are {list_names(self.plans)}",
-            "name the model as it was pinned: keras.Model(..., name=...); or pin it too: nb.init(plan=[..., path])",
+        warn_at(
             script_site(),
+            f"{name} has no pinned plan, and runs as it is planned now",
+            why=f"a pin is found by the step's name, and those pinned are {list_names(self.plans)}",
+            mend="name the model as it was pinned: keras.Model(..., name=...); or pin it too: "
+            "nb.init(plan=[..., path])",
         )
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class Pins:
                 steps = f"the steps that ran with scopes are {list_names(sorted(self.met))}" if self.met else ""
                 file, _, line = self.site.rpartition(":")
                 what = f"{name} has a pinned plan, and no such step was run"
-                _warn(what, steps, f"leave {source} out of plan=", Site(file, int(line)))
+                warn_at(Site(file, int(line)), what, why=steps, mend=f"leave {source} out of plan=")
 
 
 def _strip_number(name: str) -> str:
@@ -95,13 +95,6 @@ def _strip_number(name: str) -> str:
     ('functional.train_step', 'net.train_step', 'step_2')
     """
     return re.sub(r"_\d+(?=\.\w+$)", "", name)
-
-
-def _warn(what: str, why: str, mend: str, site: Site) -> None:
-    """Warn about a line of the user's."""
-    warnings.warn_explicit(
-        NebulaWarning(what, where=str(site), why=why, mend=mend), NebulaWarning, site.file, site.line
-    )
 
 
 def pins(given: Any, site: str) -> Pins:
@@ -140,3 +133,32 @@ def _read(given: Any, site: str) -> tuple[Plan, str]:
         why="it names files that Plan.save has written",
         mend='nb.init(plan="plan.json"), or a list of them: one for each step',
     )
+
+
+@dataclass
+class Approvals:
+    """The approvals in a folder, of which one is of the code of this process."""
+
+    folder: Path
+    found: Sequence[Found]
+    pins: dict[Path, Pins] = field(default_factory=dict)
+
+    def check(self, plan: Plan) -> None:
+        """Refuse a step that is not planned as it was approved, or comes of code that was not."""
+        chosen = check_process(self.folder, self.found)
+        steps = {} if chosen.approval is None else chosen.approval.plans
+        pins = self.pins.setdefault(chosen.folder, Pins(dict.fromkeys(steps, (plan, ""))))
+        step = pins.pin_of(plan.name)
+        if step is None:
+            raise NotApprovedError(
+                f"{plan.name} is not approved",
+                where=str(chosen.folder),
+                why=f"the steps that were approved are {list_names(steps)}",
+            )
+        pins.met.add(step)
+        approved = parse(Plan, read_plan(chosen, step), str(chosen.folder))
+        difference = plan_difference(plan, approved, ("here", "in the approved plan"))
+        if difference is not None:
+            raise NotApprovedError(
+                f"{plan.name} is not planned as it was approved", where=str(chosen.folder), why=difference
+            )

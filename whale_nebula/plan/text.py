@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from whale_nebula.codec.way import describe_bytes, details, has_open_size, words
+from whale_nebula.errors.text import align_columns
 from whale_nebula.ir.routing import take_counts, times_of_shares
 from whale_nebula.plan.forbidden import find_breaches
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage
@@ -39,14 +40,7 @@ class Section(NamedTuple):
 
     def text(self) -> Iterator[str]:
         """The section in lines."""
-        table = [self.head, *self.rows] if self.rows else []
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        for row in table:
-            cells = (
-                cell.rjust(width) if column in self.numbers else cell.ljust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            yield "  ".join(cells)
+        yield from align_columns([self.head, *self.rows] if self.rows else [], self.numbers)
         yield from self.lines
 
 

@@ -29,7 +29,6 @@ MOST_CROSSING = 4
 """So many tensors may cross at a cut."""
 _GRADIENT = re.compile(r"nebula(?:_\d+)?/(.+)_grad/")
 """How the ops of a gradient are named: after the op of the forward."""
-KERNELS = ("matmul", "conv", "elementwise")
 
 Pace = Callable[[str, float, float], float]
 """Seconds of one op: its kernel, its FLOPs, and the bytes that it reads and writes."""

@@ -9,8 +9,7 @@ from functools import cached_property
 
 from whale_nebula.codec.way import NONE
 from whale_nebula.hardware import Clusters
-from whale_nebula.ir.assignment import Assignment, Constraints
-from whale_nebula.ir.program import Stage
+from whale_nebula.ir.program import Assignment, Constraints, Stage
 from whale_nebula.plan.records import Considered, Predicted, RateCurves
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.explanation import (

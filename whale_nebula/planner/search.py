@@ -23,11 +23,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from whale_nebula.planner.costs import DEEPEST, Costs
-from whale_nebula.planner.groups import group_blocks, ungroup_parts
 from whale_nebula.planner.moves import Moves, code_otherwise
-from whale_nebula.planner.orders import Order, find_kinds, list_orders
 from whale_nebula.planner.problem import Array, Candidate, Excess, Part, Problem, Shape, Way
 from whale_nebula.planner.score import score
+from whale_nebula.planner.space import Order, find_kinds, group_blocks, list_orders, ungroup_parts
 
 SCORED = 48
 """So many candidates are given to the simulator; and of each number of micro-batches the best `FEW`."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 
 from whale_nebula.report.records import duration
 
@@ -49,3 +51,50 @@ def goodput_lines(goodput: Goodput) -> Iterator[str]:
     if goodput.lost or goodput.recovery:
         told += f", lost steps {duration(goodput.lost)}, starting again {duration(goodput.recovery)}"
     yield f"goodput: {100 * goodput.share:.1f} % of {duration(goodput.total)}; {told}"
+
+
+@dataclass
+class Spent:
+    """Counts what a run's time is spent on, over all its starts. `before` is what a checkpoint says of earlier starts;
+    `ended` is when the last of them ended, in seconds since 1970, where a launcher has seen it.
+    """
+
+    ended: float | None = None
+    before: Goodput = field(default_factory=Goodput)
+    _now: Goodput = field(default_factory=Goodput)
+    _began: float | None = None
+
+    def resume(self, before: Goodput, at: float) -> None:
+        """Go on from a checkpoint that was taken `at` this moment, if that is known: what was done after it is lost."""
+        self.before = before
+        if self.ended is not None and at:
+            self._now = replace(self._now, lost=max(0.0, self.ended - at))
+
+    def begin(self) -> None:
+        """A step begins: the first one ends the recovery."""
+        if self._began is None:
+            self._began = time.monotonic()
+            if self.ended is not None and self.before.total:
+                self._now = replace(self._now, recovery=max(0.0, time.time() - self.ended))
+
+    @contextlib.contextmanager
+    def count_step(self) -> Iterator[None]:
+        """Around a step."""
+        began = time.monotonic()
+        yield
+        self._now = replace(self._now, steps=self._now.steps + time.monotonic() - began)
+
+    @contextlib.contextmanager
+    def count_saving(self) -> Iterator[None]:
+        """Around what training waits for while it is saved."""
+        began = time.monotonic()
+        yield
+        self._now = replace(self._now, saving=self._now.saving + time.monotonic() - began)
+
+    def sum_up(self) -> Goodput:
+        """All starts together."""
+        passed = 0.0 if self._began is None else time.monotonic() - self._began
+        now = replace(self._now, total=passed + self._now.lost + self._now.recovery)
+        return Goodput(
+            *(mine + theirs for mine, theirs in zip(asdict(now).values(), asdict(self.before).values(), strict=True))
+        )

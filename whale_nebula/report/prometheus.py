@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from whale_nebula.errors import ConfigError
+from whale_nebula.plain import write_json
 from whale_nebula.report.report import Report
 from whale_nebula.report.saved import document, line
 from whale_nebula.site import script_site
@@ -108,10 +109,6 @@ def render_metrics(reports: Iterable[Document], others: Iterable[tuple[Metric, I
         for metric in METRICS
     ]
     return "".join(_render(metric, samples) for metric, samples in [*others, *found])
-
-
-def _add_worker(sample: Sample, report: Document) -> Sample:
-    return sample._replace(labels={"worker": report["worker"], **sample.labels})
 
 
 def _render(metric: Metric, samples: Iterable[Sample]) -> str:
@@ -232,10 +229,7 @@ class LastReport:
     def close(self) -> None:
         """Write what was not written yet."""
         if self._due is not None:
-            path = self._folder / f"{self._due.worker.replace('/', '-')}.json"
-            beside = path.with_suffix(".new")
-            beside.write_text(json.dumps(document(self._due)), "utf-8")
-            beside.replace(path)
+            write_json(self._folder / f"{self._due.worker.replace('/', '-')}.json", document(self._due), indent=None)
             self._due, self._written = None, time.monotonic()
 
     def __str__(self) -> str:

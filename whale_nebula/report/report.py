@@ -13,8 +13,7 @@ from whale_nebula.plain import write_json
 from whale_nebula.report import saved
 from whale_nebula.report.bottleneck import describe_bottleneck, describe_straggler
 from whale_nebula.report.goodput import Goodput
-from whale_nebula.report.planned import PlannedReport
-from whale_nebula.report.prediction import Basis, Prediction, predict
+from whale_nebula.report.prediction import Basis, PlannedReport, Prediction, predict
 from whale_nebula.report.records import (
     ALONE,
     ONCE,

@@ -1,18 +1,26 @@
-"""Report files: one report as JSON, or a line for each step; docs/metrics.md documents every key."""
+"""Report files: one report as JSON, or a line for each step, and summaries of them: averages and totals of each
+program, and the last step. docs/metrics.md documents every key.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from whale_nebula.errors import StateError
 from whale_nebula.plain import from_plain, to_plain, write_json
+from whale_nebula.report.lines import gap, per_second
 from whale_nebula.report.prediction import Prediction
+from whale_nebula.report.records import Beside, LinkReport, duration, size
+from whale_nebula.report.text import of_link, of_stage, report_text
 
 if TYPE_CHECKING:
+    from whale_nebula.report.prediction import Prediction
     from whale_nebula.report.report import Report
 
 
@@ -94,3 +102,174 @@ def _report(kind: type[Report], values: Mapping[str, Any]) -> Report:
     predicted = from_plain(Prediction | None, values["predicted"])
     vars(report)["prediction"] = predicted  # what was simulated then is not simulated again
     return report
+
+
+_TIMED = ("compute_seconds", "wait_seconds")
+
+
+@dataclass(frozen=True)
+class Program:
+    """All steps of one program in one process. The first one, which warms up, counts in totals only.
+
+    `gaps` are the seconds from one step's end to the next one's, where no other program ran between the two.
+    """
+
+    worker: str
+    program: str
+    reports: tuple[Report, ...]
+    gaps: tuple[float, ...] = ()
+
+    @property
+    def steady(self) -> tuple[Report, ...]:
+        """The steps that say how fast it goes."""
+        return self.reports[1:] or self.reports
+
+    @property
+    def last(self) -> Report:
+        """The last step, which knows the pace best."""
+        return self.reports[-1]
+
+    def seconds(self) -> Beside:
+        """A step."""
+        return self._beside(lambda report: report.step_seconds, lambda predicted: predicted.seconds)
+
+    def of_stage(self, stage: str, name: str) -> Beside | None:
+        """Seconds of a stage in a step, by the name of the field; None where stages were not timed apart."""
+        if getattr(self.last.stages.get(stage), name, None) is None:
+            return None
+        return self._beside(
+            lambda report: getattr(report.stages.get(stage), name, None),
+            lambda predicted: getattr(predicted.stages.get(stage), name, None),
+        )
+
+    def of_stage_timed(self, stage: str) -> list[Beside | None]:
+        """What a stage computes and what it waits."""
+        return [self.of_stage(stage, key) for key in _TIMED]
+
+    def carries(self, link: str) -> Beside:
+        """Bytes of a link in a step."""
+        return self._beside(
+            lambda report: report.links.get(link, LinkReport()).bytes,
+            lambda predicted: float(predicted.links[link].bytes) if link in predicted.links else None,
+        )
+
+    def carried(self, link: str) -> int:
+        """Bytes of a link in all steps."""
+        return sum(report.links.get(link, LinkReport()).bytes for report in self.reports)
+
+    def _beside(
+        self, measured: Callable[[Report], float | None], predicted: Callable[[Prediction], float | None]
+    ) -> Beside:
+        found = [value for report in self.steady if (value := measured(report)) is not None]
+        foretold = [report.prediction for report in self.steady if report.prediction is not None]
+        told = [value for each in foretold if (value := predicted(each)) is not None]
+        return Beside(median(found), median(told) if told else None)
+
+    @property
+    def typical(self) -> Report:
+        """The last step, with the seconds that are usual: of it the bottleneck is told."""
+        stages = {}
+        for name, stage in self.last.stages.items():
+            computes, waits = (None if one is None else one.measured for one in self.of_stage_timed(name))
+            stages[name] = replace(stage, compute_seconds=computes, wait_seconds=waits)
+        return replace(self.last, step_seconds=self.seconds().measured, stages=stages)
+
+    @property
+    def per_second(self) -> float | None:
+        """Steps a second, with the input and the callbacks between steps; None where no two came in a row."""
+        return len(self.gaps) / sum(self.gaps) if self.gaps else None
+
+
+def programs(reports: Sequence[Report]) -> list[Program]:
+    """The last run in the file, by process and program."""
+    found: dict[tuple[str, str], list[Report]] = {}
+    gaps: dict[tuple[str, str], list[float]] = {}
+    before: dict[str, Report] = {}
+    for report in last_run(reports):
+        key = report.worker, report.program
+        found.setdefault(key, []).append(report)
+        passed = gap(before.get(report.worker), report)
+        gaps.setdefault(key, []).extend([] if passed is None else [passed])
+        before[report.worker] = report
+    return [Program(*key, tuple(own), tuple(gaps[key])) for key, own in found.items()]
+
+
+def last_run(reports: Sequence[Report]) -> list[Report]:
+    """The reports of each process since it began anew: a file may be appended to by one run after the other."""
+    begins = {report.worker: number for number, report in enumerate(reports) if report.run.steps == 1}
+    return [report for number, report in enumerate(reports) if number >= begins.get(report.worker, 0)]
+
+
+def runs(reports: Sequence[Report]) -> int:
+    """How many runs have written to the file."""
+    first = reports[0].worker
+    return max(sum(report.run.steps == 1 for report in reports if report.worker == first), 1)
+
+
+def summary_text(reports: Sequence[Report], broken: int = 0) -> str:
+    """Averages and totals of each program, and the last step.
+
+    >>> from whale_nebula.report.report import Report
+    >>> print(summary_text([Report("fit", 1, 0.5, 2, {}, {})]).splitlines()[0])
+    step 1 of fit: 0.500 s, 2 micro-batches
+    """
+    lines = []
+    if len(reports) > 1:
+        for program in programs(reports):
+            lines += [*_program(program), ""]
+        lines.append("the last step:")
+    lines.append(report_text(reports[-1], bottleneck=len(reports) == 1))
+    if runs(reports) > 1:
+        lines.append(f"earlier runs in this file, left out here: {runs(reports) - 1}")
+    if broken:
+        lines.append(f"lines that hold no report, left out: {broken} (a process that died may cut its last one short)")
+    return "\n".join(lines)
+
+
+def _program(program: Program) -> Iterator[str]:
+    last, typical = program.last, program.typical
+    many = f"{len(program.reports)} step{'s' * (len(program.reports) != 1)}"
+    rate = "" if program.per_second is None else f", {per_second(program.per_second)}"
+    yield f"{program.program} in {program.worker}: {many}, {program.seconds().text(duration)} each{rate}"
+    for name in last.scalars:
+        values = [report.scalars[name] for report in program.reports if name in report.scalars]
+        yield f"  {name}: {values[0]:.4g} at first, {values[-1]:.4g} at last"
+    for name in last.stages:
+        found = program.of_stage_timed(name)
+        computes, waits = (each and each.text(duration, of_stage(last, name)) for each in found)
+        if computes and waits:
+            yield f"  stage {name}: computes {computes}, waits {waits}"
+    for name in last.links:
+        a_step = program.carries(name).text(size, of_link(last, name))
+        yield f"  link {name}: {a_step} a step, {size(program.carried(name))} in all"
+    yield f"  bottleneck: {typical.bottleneck}"
+    if typical.straggler:
+        yield f"  straggler: {typical.straggler}"
+
+
+def summary_document(reports: Sequence[Report], broken: int = 0) -> dict[str, Any]:
+    """The same for programs to read."""
+    found = {
+        "programs": [_program_document(program) for program in programs(reports)],
+        "last": document(reports[-1]),
+        "runs": runs(reports),
+        "broken_lines": broken,
+    }
+    plain: dict[str, Any] = to_plain(found)
+    return plain
+
+
+def _program_document(program: Program) -> dict[str, Any]:
+    last, typical = program.last, program.typical
+    return {
+        "program": program.program,
+        "worker": program.worker,
+        "steps": len(program.reports),
+        "steps_per_second": program.per_second,
+        "step_seconds": program.seconds(),
+        "scalars": last.scalars,
+        "stages": {name: {key: program.of_stage(name, key) for key in _TIMED} for name in last.stages},
+        "links": {name: {"bytes": program.carries(name), "total_bytes": program.carried(name)} for name in last.links},
+        "bottleneck": typical.bottleneck,
+        "straggler": typical.straggler,
+    }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from whale_nebula.errors.text import align_columns
 from whale_nebula.report.goodput import goodput_lines
-from whale_nebula.report.planned import planned_lines
-from whale_nebula.report.prediction import LinkPrediction, StagePrediction
+from whale_nebula.report.prediction import LinkPrediction, StagePrediction, planned_lines
 from whale_nebula.report.records import ALONE, EXCHANGE, ONCE, BoundaryReport, LinkReport, StageReport, duration, size
 
 if TYPE_CHECKING:
@@ -28,10 +28,7 @@ def boundary_lines(boundaries: Mapping[str, BoundaryReport]) -> list[str]:
     b0 gpu->npu  int8   4.0 KiB -> 1.1 KiB  29.7 %       0.0093  2.0 ms  1.0 ms
     """
     rows = [_row(name, each) for name, each in coded_boundaries(boundaries).items()]
-    if not rows:
-        return []
-    widths = [max(map(len, column)) for column in zip(_HEADS, *rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (_HEADS, *rows)]
+    return align_columns([_HEADS, *rows]) if rows else []
 
 
 def coded_boundaries(boundaries: Mapping[str, BoundaryReport]) -> dict[str, BoundaryReport]:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from whale_nebula.config import load
-from whale_nebula.errors import NebulaWarning
 from whale_nebula.hardware import ClusterInfo, Clusters, LinkRate, Provenance
 from whale_nebula.hardware.measured import read_kept
 from whale_nebula.launch.link_advice import load_measurement, path_of
 from whale_nebula.launch.placement import is_local
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.scopes.options import check_signature
-from whale_nebula.site import calling_site
+from whale_nebula.site import calling_site, warn_at
 
 
 @check_signature
@@ -67,11 +65,7 @@ def complete(told: Clusters, config: str | os.PathLike[str] | None = None) -> Cl
     """A cluster object with what was measured on this machine, and with lines that were measured for its config."""
     found, why = read_kept()
     if why:
-        warning = NebulaWarning(
-            "what was measured is not used", where=str(calling_site()), why=why, mend="whale-nebula measure --again"
-        )
-        site = calling_site()
-        warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
+        warn_at(calling_site(), "what was measured is not used", why=why, mend="whale-nebula measure --again")
     completed = told if found is None else found.complete(told, is_local)
     return completed if config is None else with_lines(completed, config)
 

@@ -13,9 +13,8 @@ from whale_nebula.errors import NebulaError, OptionError, PlanError
 from whale_nebula.feed.rows import sizes
 from whale_nebula.hardware import Clusters
 from whale_nebula.hardware.measured import read_slowness, slowness_path
-from whale_nebula.ir.assignment import Constraints
 from whale_nebula.ir.cut import Cut
-from whale_nebula.ir.program import Leaf
+from whale_nebula.ir.program import Constraints, Leaf
 from whale_nebula.launch.placement import is_local
 from whale_nebula.plan.splits import Crossed, list_collectives
 from whale_nebula.planner.chain import Layers, layers_of, size_values
@@ -26,7 +25,7 @@ from whale_nebula.planner.measured_blocks import MeasuredBlocks, slowest_of
 from whale_nebula.planner.problem import Options, Problem
 from whale_nebula.planner.search import search
 from whale_nebula.planner.sites import Grounds, grounds_of, problem_of, told_by_nobody
-from whale_nebula.planner.written import fix_stages
+from whale_nebula.planner.space import fix_stages
 from whale_nebula.report.records import size
 from whale_nebula.runtime.block_costs import measure_blocks
 from whale_nebula.runtime.clusters import complete, config_of, told_by_config

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from whale_nebula.capture.step import bind
 from whale_nebula.capture.tracing import current, uncut_on_purpose
-from whale_nebula.errors import NebulaWarning, OptionError
+from whale_nebula.errors import OptionError
 from whale_nebula.errors.text import did_you_mean, list_names
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack
 from whale_nebula.scopes import options as values
 from whale_nebula.scopes.observer import observer
 from whale_nebula.scopes.options import check_signature
-from whale_nebula.site import calling_site, script_site, short_traceback
+from whale_nebula.site import calling_site, script_site, short_traceback, warn_at
 from whale_nebula.tf import private as tf_private
 
 
@@ -50,14 +49,12 @@ class NebulaFunction:
         made = self._step.last if observer() is None else None
         if made is None or made.cut.program.pipeline.micro_batch > 1 or any(s.where for s in made.cut.program.stages):
             return
-        site = script_site()
-        warning = NebulaWarning(
+        warn_at(
+            script_site(),
             f"{self._step.name} under @nb.function runs uncut",
-            where=str(site),
             why="no nb.stage was entered in it, and no layer in it was built under one; it is said once",
             mend='with nb.stage(cluster="gpu"): around each of its parts; or @tf.function, if it is to stay whole',
         )
-        warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)

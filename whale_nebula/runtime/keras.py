@@ -16,7 +16,7 @@ from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, positional
 from whale_nebula.runtime.variables.reads import make_collective, remember_results
 from whale_nebula.site import script_site, short_traceback
-from whale_nebula.tf.keras_steps import trains_as_keras
+from whale_nebula.tf.keras_training import trains_as_keras
 
 Run = Callable[[Any], Any]
 

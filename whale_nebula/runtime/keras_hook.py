@@ -19,14 +19,12 @@ from whale_nebula.capture.arguments import Declared
 from whale_nebula.capture.keras_scopes import bears_scopes
 from whale_nebula.capture.patches import install as install
 from whale_nebula.capture.placed import changes, placements_in
-from whale_nebula.capture.source_lines import warn_once
-from whale_nebula.errors import NebulaWarning
 from whale_nebula.runtime.run import current_run, opened_run
 from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.frames import open_frames, stage_of
 from whale_nebula.scopes.observer import met_plain, observer
 from whale_nebula.scopes.placing import Placement
-from whale_nebula.site import script_site
+from whale_nebula.site import script_site, warn_once
 from whale_nebula.tf import private as tf_private
 
 Original = Callable[..., Any]
@@ -101,7 +99,7 @@ def _watch_plain_model(model: Any, kind: str) -> None:
         said = f"model {model.name!r} has no scopes: checkpoints do not have it"
         why = f"each of the {len(run.workers)} processes trains a model of its own, which the others know nothing of"
         mend = "nb.save(path, model) in one of them; or scopes around its layers"
-        warn_once(script_site(), NebulaWarning(said, why=why, mend=mend), model.name)
+        warn_once(script_site(), said, why=why, mend=mend, where="", key=model.name)
         return
     from whale_nebula.runtime.checkpoint.fitting import PlainStep
 

@@ -12,8 +12,7 @@ import keras
 import tensorflow as tf
 
 import whale_nebula
-from whale_nebula.capture.garbage import without_garbage_collection
-from whale_nebula.capture.step import Captured, Signature, capture
+from whale_nebula.capture.step import Captured, Signature, capture, without_garbage_collection
 from whale_nebula.codec.sizes import fitting, nbytes
 from whale_nebula.codec.way import parse_way
 from whale_nebula.feed.checks import Missing, absent_in

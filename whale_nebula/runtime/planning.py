@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import reprlib
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from textwrap import shorten
@@ -17,7 +16,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.arguments import target_wanted
 from whale_nebula.capture.step import Signature, signature
-from whale_nebula.errors import NebulaWarning, OptionError, PlanError
+from whale_nebula.errors import OptionError, PlanError
 from whale_nebula.plan.plan import Plan
 from whale_nebula.runtime.function import NebulaFunction
 from whale_nebula.runtime.keras import as_fit_packs, keras_step, running_step
@@ -25,7 +24,7 @@ from whale_nebula.runtime.plan_step import capture_step, plan_step
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared_inputs
 from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.options import check_signature
-from whale_nebula.site import calling_site, script_site, short_traceback
+from whale_nebula.site import calling_site, script_site, short_traceback, warn_at
 
 __all__ = ["Plan", "plan"]
 
@@ -118,14 +117,12 @@ def _tell_left_out(model: Any, example: Sequence[Any]) -> None:
     """A predict step takes x alone."""
     names = [name for name, part in zip(("y", "sample_weight"), example[1:], strict=False) if part is not None]
     if names:
-        site = calling_site()
-        warning = NebulaWarning(
+        warn_at(
+            calling_site(),
             f"nb.plan leaves {' and '.join(names)} out: it plans the predict step of model {model.name!r}",
-            where=str(site),
             why="a model that is not compiled has no train step",
             mend="model.compile(...) before it, or nb.plan(model, x)",
         )
-        warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
 
 
 def check_batch(caller: str, model: str, example: Sequence[Any]) -> None:

@@ -12,8 +12,6 @@ from math import ceil
 from statistics import median
 from typing import Any
 
-from whale_nebula.capture.source_lines import warn_once
-from whale_nebula.errors import NebulaWarning
 from whale_nebula.hardware.measured import keep_slowness
 from whale_nebula.ir.program import Leaf
 from whale_nebula.planner.correction import Observed, Offer, correct, find_better, find_slowness
@@ -21,13 +19,12 @@ from whale_nebula.planner.decision import Decision
 from whale_nebula.planner.explanation import describe_shape, stage_names
 from whale_nebula.planner.problem import Candidate, Wire
 from whale_nebula.planner.score import score
-from whale_nebula.report.planned import PlannedReport
-from whale_nebula.report.prediction import Basis
+from whale_nebula.report.prediction import Basis, PlannedReport
 from whale_nebula.report.records import Beside, WorkerReport, duration
 from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.step.clock import StepOutcome
 from whale_nebula.runtime.step.measured import LINE, MIB
-from whale_nebula.site import script_site
+from whale_nebula.site import script_site, warn_once
 
 SKIPPED = 2
 """The first steps of a plan trace, compile and warm up: they are not counted."""
@@ -201,8 +198,7 @@ class PlanWatch:
         site, mend = script_site(), f"{self.offer}: nb.auto_parallel(replan=True), or run again"
         what = f"a step of {self.name} takes {found.headline}"
         if self.run.here().lead:
-            warning = NebulaWarning(what, where=str(site), why=found.cause, mend=mend)
-            warn_once(site, warning, (self.name, self.rows))
+            warn_once(site, what, why=found.cause, mend=mend, key=(self.name, self.rows))
 
     def _keep_slowness(self, planned: Candidate, seen: Observed) -> dict[str, float]:
         """How many times as long as their rates say clusters compute. Of those that have computed something, on this

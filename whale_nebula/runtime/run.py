@@ -7,7 +7,6 @@ import contextlib
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,13 +14,12 @@ from typing import Any
 
 from whale_nebula.config import Checkpointing, Config, Links, load, parse_checkpoint, parse_links, quantities
 from whale_nebula.config.place import Place
-from whale_nebula.errors import ConfigError, NebulaWarning, OptionError, StateError
+from whale_nebula.errors import ConfigError, OptionError, StateError
 from whale_nebula.errors.text import closest, did_you_mean, list_names
 from whale_nebula.feed.checks import compared_by, names_any
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.seeding import keep_generators, seed_all
-from whale_nebula.plan.approved import Approvals
-from whale_nebula.plan.pins import Pinned, Pins, pins
+from whale_nebula.plan.pins import Approvals, Pinned, Pins, pins
 from whale_nebula.report.published import forget, watch
 from whale_nebula.report.watchers import OUTPUTS, Seen, audience
 from whale_nebula.scopes import options
@@ -29,8 +27,8 @@ from whale_nebula.scopes.auto import set_limits
 from whale_nebula.scopes.identity import LOCAL, deal_to
 from whale_nebula.scopes.observer import observer
 from whale_nebula.scopes.options import check_signature, scope
-from whale_nebula.security.approved import check_process, read_approvals
-from whale_nebula.site import calling_site, script_site, short_traceback
+from whale_nebula.security.approval import check_process, read_approvals
+from whale_nebula.site import calling_site, script_site, short_traceback, warn_at
 
 
 @dataclass(frozen=True)
@@ -67,14 +65,12 @@ class Here:
 
 
 def _tell_unknown(cluster: str, known: Sequence[str]) -> None:
-    site = calling_site()
-    warning = NebulaWarning(
+    warn_at(
+        calling_site(),
         f"nb.here().runs({cluster!r}) asks for a cluster that is not known",
-        where=str(site),
         why=f"the clusters are {list_names(known)}",
         mend=did_you_mean(cluster, known),
     )
-    warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
 
 
 @dataclass

@@ -53,16 +53,7 @@ def _title(place: int | str, replica: int, timeline: Timeline) -> str:
     return f"stage {place}.{replica}" if len(timeline.replicas(place)) > 1 else f"stage {place}"
 
 
-def picture(
-    name: str,
-    *,
-    stages: int,
-    micro_batches: int,
-    seconds: float = 0.0,
-    delay: float = 0.0,
-    in_flight: int | None = None,
-    width: int = 100,
-) -> str:
+def picture(name: str, *, stages: int, micro_batches: int, seconds: float = 0.0, width: int = 100) -> str:
     """Draw a schedule where a forward takes 1, a backward 2, and a message holds the line for `seconds`. Of a backward
     in two parts each takes 1; nothing goes back from the first stage, so there it is one.
 
@@ -71,8 +62,7 @@ def picture(
     stage 1 |...F0-B0====F1-B1====F2-B2====......|
     """
     works = [Work(1.0, 2.0), *[Work(1.0, 1.0, weights=1.0)] * (stages - 1)]
-    hops = uniform(stages, seconds=seconds, delay=delay)
-    return draw(simulate(works, hops, micro_batches, name=name, in_flight=in_flight), width=width)
+    return draw(simulate(works, uniform(stages, seconds=seconds), micro_batches, name=name), width=width)
 
 
 def _message(span: Span) -> bool:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import warnings
 from collections.abc import Iterator
 
-from whale_nebula.errors import NebulaWarning
 from whale_nebula.scopes import identity
 from whale_nebula.scopes.frames import AROUND, Frame, Stack
-from whale_nebula.site import Site, calling_site
+from whale_nebula.site import Site, calling_site, warn_at
 
 _waiting: dict[Site, str] = {}
 _entered: set[Site] = set()
@@ -58,7 +56,7 @@ def tell_idle(frame: Frame, written: str) -> None:
     if frame.touched or frame.building or frame.site in _idle:
         return
     _idle.add(frame.site)
-    _warn(
+    warn_at(
         frame.site,
         f"{written} holds no step that runs by a plan",
         why="what ran in it ran in this process alone, as if it were not there",
@@ -70,17 +68,12 @@ def _tell(so: str) -> None:
     for site, written in list(_waiting.items()):
         note_entered(site)
         around = written.startswith(tuple(f"nb.{kind}" for kind in AROUND))  # these may stand around a whole step, too
-        _warn(
+        warn_at(
             site,
             f"{written} is never entered",
             why=f"a scope holds the lines inside its with block, and this one has none; {so}",
             mend=f"with {written}: and inside it the calls of the layers{', or the call of fit' * around}",
         )
-
-
-def _warn(site: Site, what: str, *, why: str, mend: str) -> None:
-    warning = NebulaWarning(what, where=str(site), why=why, mend=mend)
-    warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
 
 
 _MENDS = {
@@ -151,4 +144,4 @@ def warn_eager(stage: Frame, code: str, then: str, *, where: Site, program: Site
         return
     _said.add((program, code))
     why = f"{code} is not captured, {then}; it is said once for this place"
-    _warn(where, f"stage {stage.key!r} runs uncut", why=why, mend=mend or _MENDS[code])
+    warn_at(where, f"stage {stage.key!r} runs uncut", why=why, mend=mend or _MENDS[code])

@@ -33,14 +33,13 @@ from whale_nebula.errors import (
 )
 from whale_nebula.errors.text import escape_foreign_text, list_counts
 from whale_nebula.wire.frame import TAG_BYTES, Flag, Header, open_header, sealed_header_bytes
-from whale_nebula.wire.message import encode_message
+from whale_nebula.wire.message import MOST_NUMBER, encode_message, is_count
 from whale_nebula.wire.tensor import Bytes
 
 NONCE_BYTES = 16
 _EXCHANGE_BYTES = 32
 _CHANGING = ("certificate", "challenge", "received", "acknowledged", "epoch", "in_session")
 _MOST_TEXT = 48 << 10
-_MOST_NUMBER = (1 << 64) - 1
 _LABEL = b"whale_nebula greeting 3\0"
 
 
@@ -117,11 +116,7 @@ def _text(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= _MOST_NUMBER
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _MOST_NUMBER
+    return type(value) is int and 1 <= value <= MOST_NUMBER
 
 
 def _hex(value: Any, size: int) -> bool:
@@ -140,9 +135,9 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "certificate": lambda value: value is None or _text(value),
     "exchange": lambda value: value is None or _hex(value, _EXCHANGE_BYTES),
     "versions": lambda value: isinstance(value, dict) and all(map(_text, value.values())),
-    "epoch": _is_count,
+    "epoch": is_count,
     "in_session": lambda value: isinstance(value, bool),
-    "counts": lambda value: isinstance(value, dict) and all(_text(c) and _is_count(n) for c, n in value.items()),
+    "counts": lambda value: isinstance(value, dict) and all(_text(c) and is_count(n) for c, n in value.items()),
 }
 
 

@@ -31,7 +31,7 @@ _TEXTS = re.compile(rb"(?s)\{(?:T:(?:T|\[(?:T(?:,T)*+)?\])[,}])*+".replace(b"T",
 _MOST_TEXTS = 1 << 18
 MOST_WAITING = 64
 """How many messages of one kind may wait to be taken. Each is answered, or said once, so there are a few at most."""
-_MOST_NUMBER = (1 << 64) - 1
+MOST_NUMBER = (1 << 64) - 1
 _UINT8 = dtype_code("uint8")
 
 
@@ -61,12 +61,13 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _MOST_NUMBER
+def is_count(value: Any) -> bool:
+    """Whether it is a number that counts something."""
+    return type(value) is int and 0 <= value <= MOST_NUMBER
 
 
 def _is_number(value: Any) -> bool:
-    return abs(value) <= _MOST_NUMBER if type(value) is int else type(value) is float and math.isfinite(value)
+    return abs(value) <= MOST_NUMBER if type(value) is int else type(value) is float and math.isfinite(value)
 
 
 def _is_flag(value: Any) -> bool:
@@ -94,7 +95,7 @@ def _table_of(check: Check) -> Check:
 
 
 def _is_fingerprint(value: Any) -> bool:
-    return _is_count(value) or _list_of(_or_none(_is_count))(value)
+    return is_count(value) or _list_of(_or_none(is_count))(value)
 
 
 @dataclass(frozen=True)
@@ -130,24 +131,24 @@ def _session(word: Word, required: Mapping[str, Check], optional: Mapping[str, C
 KINDS: Mapping[str, MessageKind] = MappingProxyType(
     {
         "SESSION HELLO": MessageKind(
-            Word.INIT, {}, {"seed": _or_none(_is_count), "host": _is_text, "epoch": _is_count}, open=True
+            Word.INIT, {}, {"seed": _or_none(is_count), "host": _is_text, "epoch": is_count}, open=True
         ),
         "SESSION AGREE": _session(
-            Word.AGREE, {"program": _is_text, "digest": _is_text}, {"states": _table_of(_is_count)}
+            Word.AGREE, {"program": _is_text, "digest": _is_text}, {"states": _table_of(is_count)}
         ),
         "SESSION LINES": _session(Word.LINES, {"program": _is_text, "lines": _list_of(_is_text)}),
         "SESSION STEP": _session(
             Word.STEP,
-            {"program": _is_count, "step": _is_count, "rows": _is_count, "inputs": _table_of(_is_fingerprint)},
+            {"program": is_count, "step": is_count, "rows": is_count, "inputs": _table_of(_is_fingerprint)},
             {
                 "name": _is_text,
-                "mark": _is_count,
+                "mark": is_count,
                 "pace": _table_of(_is_number),
                 "speeds": _is_table,
                 "stays": _is_flag,
                 "leaving": _or_none(_is_text),
                 "seen": _or_none(_is_table),
-                "alike": _table_of(_is_count),
+                "alike": _table_of(is_count),
                 "checkpoint": _list_of(_is_anything),
             },
         ),
@@ -159,12 +160,12 @@ KINDS: Mapping[str, MessageKind] = MappingProxyType(
                 "able": _is_flag,
                 "address": _or_none(_is_text),
                 "shared": _is_anything,
-                "weights": _is_count,
+                "weights": is_count,
                 "seeds": _list_of(_list_of(_is_number)),
             },
         ),
-        "LEAVING": MessageKind(Word.NOTE, {"program": _is_count, "step": _is_count, "why": _is_text}),
-        "SAVING": MessageKind(Word.NOTE, {"level": _is_count, "step": _is_count}, {"part": _is_text}),
+        "LEAVING": MessageKind(Word.NOTE, {"program": is_count, "step": is_count, "why": _is_text}),
+        "SAVING": MessageKind(Word.NOTE, {"level": is_count, "step": is_count}, {"part": _is_text}),
         "BYE": MessageKind(Word.BYE),
         "FAIL": MessageKind(Word.FAIL, {}, {"reason": _is_anything}),
         # between the two ends of `whale-nebula bench link`
@@ -172,7 +173,7 @@ KINDS: Mapping[str, MessageKind] = MappingProxyType(
         "PONG": MessageKind(Word.NOTE, {"clock": _is_number}),
         "BURST": MessageKind(
             Word.STEP,
-            {"program": _is_count, "step": _is_count, "count": _is_count, "size": _is_count, "last": _is_flag},
+            {"program": is_count, "step": is_count, "count": is_count, "size": is_count, "last": _is_flag},
         ),
         "ARRIVED": MessageKind(Word.NOTE, {"rate": _is_number, "seconds": _is_number}),
     }
@@ -283,7 +284,7 @@ def is_lines(data: bytes) -> bool:
 
 def _read_int(text: str) -> int:
     value = int(text)
-    if abs(value) > _MOST_NUMBER:
+    if abs(value) > MOST_NUMBER:
         raise ValueError("a whole number of more than 64 bits")
     return value
 
@@ -399,6 +400,6 @@ def speak(side: Side, header: Header, message: Mapping[str, Any] | None) -> Side
 
 def _step_of(message: Mapping[str, Any]) -> tuple[int, int] | None:
     program, step = message.get("program"), message.get("step")
-    if type(program) is int and type(step) is int and 0 <= min(program, step) <= max(program, step) <= _MOST_NUMBER:
+    if type(program) is int and type(step) is int and 0 <= min(program, step) <= max(program, step) <= MOST_NUMBER:
         return program, step
     return None

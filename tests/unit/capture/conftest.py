@@ -5,14 +5,15 @@ from collections.abc import Iterator
 import pytest
 
 import whale_nebula as nb
-from whale_nebula.capture import keras_copies, source_lines
+from whale_nebula import site
+from whale_nebula.capture import keras_copies
 from whale_nebula.scopes import hints
 
 
 @pytest.fixture(autouse=True)
 def no_run_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(hints, "_said", set())
-    monkeypatch.setattr(source_lines, "_said", set())
+    monkeypatch.setattr(site, "_said", set())
     monkeypatch.setattr(keras_copies, "_given", set())
     monkeypatch.setattr(keras_copies, "_cloned", set())
     nb.shutdown()

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.capture.linear_layers import singular_vectors
+from whale_nebula.capture.bottlenecks import singular_vectors
 from whale_nebula.errors import NebulaWarning, OptionError, UnsupportedError
 from whale_nebula.models import Bert, BertSizes, load_bert, save_bert
 from whale_nebula.models.text import SPECIAL, Vocabulary

@@ -239,7 +239,7 @@ def test_a_launcher_starts_nothing_that_would_get_around_the_check(evade: Callab
 
 def test_a_launcher_starts_what_was_approved(site: Path) -> None:
     code = f"import sys; sys.path.append({str(site / 'packages')!r}); "
-    code += "from whale_nebula.config import load; from whale_nebula.security.approved import check_script; "
+    code += "from whale_nebula.config import load; from whale_nebula.security.approval import check_script; "
     code += "check_script(load('clusters.yaml'), 'clusters.yaml', 'gpu', 'train.py'); print('starts')"
     done = zygote.run("-c", code, cwd=site, env={"PYTHONPATH": str(site / "packages")})
     assert done.stdout.strip() == "starts", done.stderr

@@ -19,8 +19,7 @@ from tests.unit.security.made import Home, self_signed
 from tests.unit.transport.crossing import QUICK, free_address
 from whale_nebula.cli import doctor
 from whale_nebula.cli.checks import cluster as network
-from whale_nebula.cli.checks.cluster import name_checks
-from whale_nebula.cli.checks.host import Host, Target, host
+from whale_nebula.cli.checks.cluster import Host, Target, host, name_checks
 from whale_nebula.cli.checks.local import Check
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError

@@ -16,11 +16,11 @@ from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, NotYetError, OptionError
 from whale_nebula.launch.control import listen_locally, read_sizes
 from whale_nebula.launch.elastic import Sizes
-from whale_nebula.launch.failures import Failure
+from whale_nebula.launch.gateways import open_memory, remove_abandoned
 from whale_nebula.launch.job import Outcome, Result
-from whale_nebula.launch.memory import open_memory, remove_abandoned
 from whale_nebula.launch.placement import Placement, everything
 from whale_nebula.launch.pulse import Told
+from whale_nebula.launch.restarts import Failure
 
 CLUSTERS = {"gpu": {"workers": ["a:1"]}, "npu": {"workers": ["b:1", "b:2", "b:3"]}}
 
@@ -171,8 +171,8 @@ def test_a_socket_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------ memory
 def test_a_folder_in_memory_goes_with_its_launcher_and_those_of_dead_ones_too(tmp_path: Path) -> None:
-    abandoned, other = tmp_path / "whale-nebula-99999999-x", tmp_path / "other"
-    abandoned.mkdir(), other.mkdir()
+    abandoned, other = tmp_path / "whale-nebula-x", tmp_path / "other"
+    abandoned.mkdir(), other.mkdir(), (abandoned / "in-use").touch()
     with open_memory(tmp_path) as folder:
         assert folder is not None and os.stat(folder).st_mode & 0o777 == 0o700
         assert not abandoned.exists() and other.exists()

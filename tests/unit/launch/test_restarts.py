@@ -11,9 +11,8 @@ import pytest
 from whale_nebula.config.schema import Restarts
 from whale_nebula.errors import NebulaError
 from whale_nebula.launch import Outcome, Result
-from whale_nebula.launch.failures import RECURRING, Failure, find_failure
 from whale_nebula.launch.pulse import Told
-from whale_nebula.launch.restarts import LONG_SECONDS, Attempts, Rule
+from whale_nebula.launch.restarts import LONG_SECONDS, RECURRING, Attempts, Failure, Rule, find_failure
 
 KILLED = "ended by SIGKILL"
 

@@ -8,8 +8,7 @@ import keras
 import numpy as np
 
 import whale_nebula as nb
-from whale_nebula.models.abnet_causal import CausalABNet
-from whale_nebula.models.abnet_cmlm import MaskedABNet
+from whale_nebula.models.abnet import CausalABNet, MaskedABNet
 from whale_nebula.models.bert import Bert, BertSizes
 from whale_nebula.models.masked_lm import masked_lm
 from whale_nebula.models.sides import nowhere

@@ -26,7 +26,7 @@ from tests.unit.models.small import (
     translator,
 )
 from whale_nebula.errors import OptionError
-from whale_nebula.models.abnet_causal import CausalABNet
+from whale_nebula.models.abnet import CausalABNet
 from whale_nebula.models.bert import Bert
 from whale_nebula.models.masked_lm import masked_lm
 from whale_nebula.models.smoothing import SmoothedCrossentropy

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tests.unit.models.small import END, MASK, PAD, START, VOCABULARY, cmlm, far_from_zero, pairs
-from whale_nebula.models.abnet_cmlm import LengthScores
-from whale_nebula.models.hiding import Hiding
+from whale_nebula.models.abnet import LengthScores
+from whale_nebula.models.masking import Hiding
 from whale_nebula.models.smoothing import SmoothedCrossentropy
 
 HIDING = Hiding(MASK, (PAD, START, END))

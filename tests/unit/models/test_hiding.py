@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.unit.models.small import END, MASK, PAD, START, pairs, sources
-from whale_nebula.models.hiding import Hiding
+from whale_nebula.models.masking import Hiding
 
 HIDING = Hiding(mask=MASK, special=(PAD, START, END), seed=3)
 

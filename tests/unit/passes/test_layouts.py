@@ -16,9 +16,8 @@ import pytest
 from tests.unit.passes.programs import cases
 from tests.unit.passes.rules.states import batched, read
 from whale_nebula.ir.layout import SPLIT, Layout, Layouts, count_bytes
-from whale_nebula.passes.completion import Completion, Question
-from whale_nebula.passes.layouts import complete_layouts
-from whale_nebula.passes.pieces import Step
+from whale_nebula.passes.completion import Completion, Question, complete_layouts
+from whale_nebula.passes.facts import Step
 from whale_nebula.passes.rules import fold
 from whale_nebula.spec import Value
 

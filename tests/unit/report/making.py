@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from whale_nebula.report.planned import PlannedReport
-from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis, predict
+from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis, PlannedReport, predict
 from whale_nebula.report.records import ONCE, Beside, BoundaryReport, LinkReport, Scalars, Span, StageReport
 from whale_nebula.report.report import Report
 from whale_nebula.schedule.lines import Hop, Line, Work

@@ -24,8 +24,8 @@ from whale_nebula.report.records import (
     busiest,
 )
 from whale_nebula.report.report import Report
+from whale_nebula.report.saved import programs, summary_document, summary_text
 from whale_nebula.report.screen import Screen
-from whale_nebula.report.summary import programs, summary_document, summary_text
 from whale_nebula.schedule.lines import Work
 
 SENT = BoundaryReport("int8", 4096, 1088, 1216, 1, 0.002, 0.001, 0.0093)

@@ -12,7 +12,7 @@ import pytest
 import whale_nebula as nb
 from whale_nebula.errors import StateError
 from whale_nebula.report.report import read
-from whale_nebula.report.summary import programs, summary_text
+from whale_nebula.report.saved import programs, summary_text
 
 ROWS, WIDTH = 8, 4
 

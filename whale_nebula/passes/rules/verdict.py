@@ -230,7 +230,7 @@ def verdict(
         line=str(origin),
         where=str(origin) if layer else None,
         why=f"{fold.reason}: op {named}" if layer else fold.reason,
-        mends=(*_mends(graph, op, what, origin, fold, lines), *ways),
+        mends=(*_mends(op, what, origin, fold, lines), *ways),
     )
 
 
@@ -254,7 +254,7 @@ def _describe_fold(fold: Fold, layer: str) -> str:
     return f"{layer} makes its rows depend on each other" if layer else "its rows depend on each other"
 
 
-def _mends(graph: Graph, op: Op | None, what: str, origin: str, fold: Fold, lines: Mends) -> tuple[str, ...]:
+def _mends(op: Op | None, what: str, origin: str, fold: Fold, lines: Mends) -> tuple[str, ...]:
     """The ways out that fit: a weight says what a loss is a mean over, another layer normalises each row alone."""
     weight = BatchCoupledError.usual_mends[1]
     scalar = op is not None and bool(op.outputs) and all(spec.scalar for spec in op.outputs)

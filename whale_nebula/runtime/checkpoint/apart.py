@@ -118,10 +118,7 @@ def restore_apart(
     saved = SavedRounds(source)
     exact = all(group.exchange("whether all clusters go on", saved.has(clusters, rounds, weights)).values())
     missing = group.restore(source, named)
-    for copies in kept.values():
-        for variable in named.values():
-            if id(variable) in copies:
-                copies[id(variable)].assign(variable)
+    opened.copies.alike(named.values())
     for each in rounds.values():
         each.begin()
     if not exact:

@@ -32,15 +32,14 @@ from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.launch.ending import departure
+from whale_nebula.report.goodput import Goodput, Spent
 from whale_nebula.runtime.checkpoint.apart import capture_rounds, list_copies, must_meet
 from whale_nebula.runtime.checkpoint.copies import Copies, admit_copies, find_ring, hand_over_parts
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
 from whale_nebula.runtime.checkpoint.known import Known
-from whale_nebula.runtime.checkpoint.level import Level
+from whale_nebula.runtime.checkpoint.level import Level, Notices
 from whale_nebula.runtime.checkpoint.memories import Memories
-from whale_nebula.runtime.checkpoint.notices import Notices
 from whale_nebula.runtime.checkpoint.slices import Source
-from whale_nebula.runtime.checkpoint.spent import Spent
 from whale_nebula.runtime.checkpoint.writing import Snapshot
 from whale_nebula.runtime.local_sgd.step import BetweenClusters, TrainsApart
 from whale_nebula.security.tenant import check_folder, check_room, claim_folder
@@ -128,7 +127,7 @@ class Checkpoints:
         part = self.source.parts.get(self.group.worker)
         same = set(self.source.manifest.workers) == set(self.group.everyone)
         self._batch = part.batch if part is not None and same else ""
-        self.spent.resume(self.source.manifest)
+        self.spent.resume(Goodput(**self.source.manifest.spent), self.source.manifest.at)
         self.memories.source = self.known.source = self.source
         self.memories.restore_codecs()
         _LOG.info("%s: goes on from %s", self.group.worker, self.source.path)

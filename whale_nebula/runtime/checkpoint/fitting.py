@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from whale_nebula.errors import CheckpointError
 from whale_nebula.runtime.checkpoint.objects import Put, decode_value, encode_value
-from whale_nebula.tf import callbacks as tf_callbacks
+from whale_nebula.tf import keras_training as tf_callbacks
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints

@@ -1,11 +1,16 @@
-"""One place where the checkpoints of a run are written: a disk, or the memory of this host."""
+"""One place where the checkpoints of a run are written: a disk, or the memory of this host.
+
+Workers of clusters that train apart share no steps in whose sheets to say what they save, and send each other notices:
+the first worker says before which step all save, one that nobody reaches without having heard it; and each says when
+its part is written.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,12 +19,15 @@ from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.interval import Pace
 from whale_nebula.checkpoint.manifest import Manifest, Part
-from whale_nebula.errors import AccountError, CheckpointError, NebulaWarning
+from whale_nebula.errors import AccountError, CheckpointError, DeadlineError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.faults import failpoint
 from whale_nebula.runtime.checkpoint.copies import Copies
 from whale_nebula.runtime.checkpoint.group import Group
 from whale_nebula.runtime.checkpoint.writing import Snapshot, Writer, commit_parts, count_bytes, write_part
+from whale_nebula.site import Site, warn_at
+from whale_nebula.transport import Link
+from whale_nebula.wire.message import build_message
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 
@@ -167,13 +175,13 @@ class Level:
         if not self.durable:
             _LOG.info("%s: nothing is saved in memory any more: %s", self.group.worker, why)
             return
-        warning = NebulaWarning(
+        warn_at(
+            Site(self.folder.path, 0),
             f"step {step} could not be saved",
-            where=self.folder.path,
             why=why,
             mend="make room on that disk, or nb.init(checkpoint=...) with a folder that can be written",
+            where=self.folder.path,
         )
-        warnings.warn_explicit(warning, NebulaWarning, self.folder.path, 0)
 
     def close(self) -> None:
         """The run is over."""
@@ -202,3 +210,89 @@ def _explain(error: BaseException) -> str:
     if isinstance(error, CheckpointError | AccountError):
         return error.what
     return str(getattr(error, "message", "") or error).partition("\n")[0]
+
+
+_SAVING = "SAVING"
+
+
+@dataclass
+class Notices:
+    """Those of one worker. `due` says by level after which step it is saved."""
+
+    worker: str
+    links: Mapping[str, Link]
+    levels: Sequence[Level]
+    patience: float
+    due: dict[int, int] = field(default_factory=dict)
+    _parts: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)
+
+    def announce(self, level: int, step: int) -> None:
+        """All save a level after this step."""
+        self._post(level, step)
+        self.due[level] = step
+
+    def take_due(self, step: int) -> list[Level]:
+        """The levels that are saved after a step. One that should have been before it was heard of too late."""
+        found = []
+        for level in [level for level, due in self.due.items() if due <= step]:
+            due = self.due.pop(level)
+            if due == step:
+                found.append(self.levels[level])
+            else:
+                self._tell_part(level, due, "!it heard of it too late")
+        return found
+
+    def hear(self) -> None:
+        """Say which parts are written, take what others have said, and conclude what is complete."""
+        self._tell_written()
+        for peer in self.links:
+            while self._take(peer, 0.0):
+                continue
+        self._settle()
+
+    def drain(self) -> None:
+        """Wait until all that is being written here has been written everywhere."""
+        self.hear()
+        while any(level.busy for level in self.levels):
+            self._tell_written(wait=True)
+            for number, level in enumerate(self.levels):
+                step = level.pending
+                for peer in self.links if step is not None else ():
+                    while step is not None and peer not in self._parts.get((number, step), {}):
+                        self._take(peer, self.patience)
+            self._settle()
+
+    def _tell_written(self, *, wait: bool = False) -> None:
+        for number, level in enumerate(self.levels):
+            said = level.read_part(wait=wait)
+            if said is not None and self.worker not in self._parts.get((number, said[0]), {}):
+                self._tell_part(number, *said)
+
+    def _tell_part(self, level: int, step: int, digest: str) -> None:
+        self._post(level, step, part=digest)
+        self._parts.setdefault((level, step), {})[self.worker] = digest
+
+    def _settle(self) -> None:
+        for number, level in enumerate(self.levels):
+            step = level.pending
+            if step is not None:
+                level.settle(self._parts.get((number, step), {}))
+            if step is not None and level.pending is None:
+                self._parts = {key: told for key, told in self._parts.items() if key[0] != number or key[1] > step}
+
+    def _post(self, level: int, step: int, **part: str) -> None:
+        for link in self.links.values():
+            link.post(build_message(_SAVING, level=level, step=step, **part))
+
+    def _take(self, peer: str, patience: float) -> bool:
+        """Take what a peer has said, if it has said something."""
+        said = None
+        with contextlib.suppress(*([] if patience else [DeadlineError])):
+            said = self.links[peer].take(_SAVING, patience)
+        if said is None or said["level"] >= len(self.levels):
+            return said is not None
+        if "part" in said:
+            self._parts.setdefault((said["level"], said["step"]), {})[peer] = said["part"]
+        else:
+            self.due[said["level"]] = said["step"]
+        return True

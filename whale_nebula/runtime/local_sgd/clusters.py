@@ -16,10 +16,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.capture.source_lines import warn_once
 from whale_nebula.capture.step import Captured
 from whale_nebula.codec.way import parse_way
-from whale_nebula.errors import NebulaWarning, NotYetError, PlanMismatchError
+from whale_nebula.errors import NotYetError, PlanMismatchError
 from whale_nebula.ir.canonical import digest_lines, first_difference
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.outer_optimizer import Numbers
@@ -45,7 +44,7 @@ from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.step.clock import Runner
 from whale_nebula.schedule.rounds import Timetable, pieces
-from whale_nebula.site import script_site
+from whale_nebula.site import script_site, warn_once
 from whale_nebula.transport import MemoryNetwork
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
@@ -409,13 +408,14 @@ _BYTES = 4
 def _tell_alone(apart: Apart, name: str) -> None:
     """There is nobody to meet."""
     option = f'exchange="{apart.exchange}"' if apart.exchange else f"sync_every={apart.every}"
-    warning = NebulaWarning(
+    warn_once(
+        script_site(),
         f"nb.replica({option}) meets nobody: {name!r} is the only cluster",
         where=apart.where,
         why="each cluster trains a copy, and there is one; the step runs as it would without it",
         mend='name them, nb.cluster(["gpu", "npu"]), or give a config that does: nb.init("clusters.yaml")',
+        key=apart.where,
     )
-    warn_once(script_site(), warning, apart.where)
 
 
 def _lines(apart: Apart, captured: Captured, models: Sequence[Any], sites: Sites) -> tuple[str, ...]:

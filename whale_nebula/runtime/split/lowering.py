@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.layout import PARTIAL, SPLIT, WHOLE_LAYOUT, Layout, Layouts, local_shape
-from whale_nebula.passes.facts import ASSIGNS, SCATTERS
-from whale_nebula.passes.pieces import DEALS
+from whale_nebula.passes.facts import ASSIGNS, DEALS, SCATTERS
 from whale_nebula.runtime.split.groups import (
     Group,
     Pieces,

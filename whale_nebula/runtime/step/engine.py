@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from whale_nebula.capture import tracing
 from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.step import Captured, Signature, fill_layout
-from whale_nebula.errors import GradientError, NebulaWarning, StageFailedError
+from whale_nebula.errors import GradientError, StageFailedError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.feed.checks import compared_by, refuse_unshared
 from whale_nebula.feed.inputs import whole
@@ -47,7 +46,7 @@ from whale_nebula.runtime.step.distributed import DistributedStep
 from whale_nebula.runtime.step.local import EmulatedStep, LocalStep
 from whale_nebula.runtime.step.results import Later, ScalarResults, scalar_results
 from whale_nebula.runtime.step.rollback import Whereabouts, whole_step
-from whale_nebula.site import script_site
+from whale_nebula.site import script_site, warn_at
 from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.failures import leave_errors
 
@@ -58,26 +57,17 @@ if TYPE_CHECKING:
 def tell_if_few(program: Program, name: str, made: int, rows: int) -> None:
     """Warn where a first batch of so many rows `made` fewer micro-batches than the step called `name` asks for."""
     if max(made, rows) < program.pipeline.micro_batch:  # replicas that add up on the way are one in one process
-        site = script_site()
-        warnings.warn_explicit(_warning(program, name, rows), NebulaWarning, site.file, site.line)
-
-
-def _warning(program: Program, name: str, rows: int) -> NebulaWarning:
-    asked = f"{_who(program)} for {program.pipeline.micro_batch} micro-batches"
-    if not any(leaf.batched for leaf in program.leaves):
-        return NebulaWarning(
-            f"{asked}, and the step has no batch: it runs as one, and its results are right",
-            where=name,
-            why="no argument of the step has rows to cut",
-            mend="give the step its batch as arguments, for batch in dataset: step(*batch), not the iterator; where it "
-            "has none, leave nb.pipeline out",
-        )
-    return NebulaWarning(
-        f"{asked}, and the first batch has {rows} row{'s' * (rows != 1)}",
-        where=name,
-        why="a micro-batch has at least one row",
-        mend=f"{_fewer(program, max(1, rows))}, or a larger batch",
-    )
+        asked = f"{_who(program)} for {program.pipeline.micro_batch} micro-batches"
+        what, why = f"and the first batch has {rows} row{'s' * (rows != 1)}", "a micro-batch has at least one row"
+        mend = f"{_fewer(program, max(1, rows))}, or a larger batch"
+        if not any(leaf.batched for leaf in program.leaves):
+            what = "and the step has no batch: it runs as one, and its results are right"
+            why = "no argument of the step has rows to cut"
+            mend = (
+                "give the step its batch as arguments, for batch in dataset: step(*batch), not the iterator; where it "
+                "has none, leave nb.pipeline out"
+            )
+        warn_at(script_site(), f"{asked}, {what}", why=why, mend=mend, where=name)
 
 
 def _who(program: Program) -> str:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from whale_nebula.capture.garbage import without_garbage_collection
+from whale_nebula.capture.step import without_garbage_collection
 from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.feed.inputs import Batch, cut, micro_batches
 from whale_nebula.ir.cut import Cut, Exchange, PhasePlan

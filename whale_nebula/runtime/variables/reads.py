@@ -17,7 +17,7 @@ from whale_nebula.runtime.run import Run, current_run, opened_run
 from whale_nebula.runtime.variables.remote import SUFFIX, Ledger, Plain, load_own, own_path, save_own
 from whale_nebula.scopes.compressing import apart_of
 from whale_nebula.scopes.frames import open_frames
-from whale_nebula.tf import callbacks as tf_callbacks
+from whale_nebula.tf import keras_training as tf_callbacks
 
 WRITES = ("save", "save_weights", "export")
 _MEETING_READS = (

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.models.text import SPECIAL, Pairs, Tokenizer, Vocabulary, generated, learn_vocabulary
-from whale_nebula.models.text.attached import attached
+from whale_nebula.models.text.tokenizer import attached
 
 WORDS = (*SPECIAL, "the", "cat", "##s", "café", "cafe", "[", "]", "sep", "mask", ".", "é", "##é")
 

@@ -15,8 +15,7 @@ from tests.same import assert_same
 from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.ir.graph import CAPTURE, INPUT
 from whale_nebula.ir.layout import SPLIT, Layout, Layouts
-from whale_nebula.passes.completion import Question
-from whale_nebula.passes.layouts import complete_layouts
+from whale_nebula.passes.completion import Question, complete_layouts
 from whale_nebula.passes.rules import fold
 from whale_nebula.runtime.split.groups import LocalGroup
 from whale_nebula.runtime.split.lowering import Lowering, Shared

@@ -1,0 +1,198 @@
+"""What the search chooses from: blocks in groups, among which it is quick, and the orders in which clusters may stand
+along a chain; both within what stages say that the user has written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from whale_nebula.errors import PlanError
+from whale_nebula.ir.program import Constraints, Written
+from whale_nebula.planner.chain import Layers
+from whale_nebula.planner.problem import Array, Chain, Fixed, Problem, Shape, Site
+
+MOST_GROUPS = 240
+WIDEST = 72
+"""A longer chain is searched in so many groups of blocks first, or in some more where memory is short."""
+
+
+def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
+    """The problem with neighbouring blocks joined: those between which one may not cut and, of a long chain, those that
+    take least; and before which block each cut between groups is, the end among them.
+    """
+    chain = problem.chain
+    starts: Sequence[int] = [0, *(cut for cut in range(1, len(chain)) if chain.cuttable[cut])]
+    if len(starts) > WIDEST:
+        edges = {edge for each in problem.fixed for edge in (each.begin, each.end)}
+        starts = sorted({*_spread(problem, starts), *edges.intersection(starts)})
+    ends = [*starts, len(chain)]
+    if len(starts) == len(chain):
+        return problem, ends
+
+    def add(values: Array) -> Array:
+        return np.add.reduceat(values, starts, axis=-1)
+
+    grouped = Chain(
+        tuple(chain.names[start] for start in starts), add(chain.weights), add(chain.slots), add(chain.gradients),
+        add(chain.held), np.maximum.reduceat(chain.transient, starts), chain.there[ends], chain.back[ends],
+        chain.tied[ends], np.ones(len(ends), bool), coded=tuple(
+            replace(way, there=way.there[ends], back=way.back[ends], seconds=way.seconds[:, ends])
+            for way in chain.coded
+        ),
+        sent=None if chain.sent is None else chain.sent[ends],
+        returned=None if chain.returned is None else chain.returned[ends],
+        largest=None if chain.largest is None else np.maximum.reduceat(chain.largest, starts),
+    )  # fmt: skip
+    sites = tuple(
+        replace(site, forward=add(site.forward), backward=add(site.backward), update=add(site.update), later=None)
+        for site in problem.sites
+    )
+    return replace(problem, chain=grouped, sites=sites, fixed=group_written(problem, ends)), ends
+
+
+def _spread(problem: Problem, starts: Sequence[int]) -> Sequence[int]:
+    """Fewer starts, so that groups take about as long as each other, and as much memory; more where that is short."""
+    chain, rows = problem.chain, problem.rows
+    times = np.max([site.forward.sum(0) * rows + site.backward.sum(0) * rows for site in problem.sites], axis=0)
+    size = chain.weights + chain.slots + 2 * chain.gradients + chain.held * problem.rows_of(problem.counts[-1])
+    room = min(site.memory for site in problem.sites)
+    wanted = min(max(WIDEST, math.ceil(3 * float(size.sum()) / room)), MOST_GROUPS)
+    done = np.concatenate([[0.0], np.cumsum(times / max(times.sum(), 1e-30) + size / max(size.sum(), 1.0))])
+    kept = np.unique(np.searchsorted(done[starts], np.linspace(0.0, done[-1], wanted + 1)[1:-1]))
+    return [0, *(starts[place] for place in kept if 0 < place < len(starts))]
+
+
+def ungroup_parts(shape: Shape, cuts: Sequence[int]) -> Shape:
+    """The same stages, by blocks instead of groups."""
+    return replace(shape, parts=tuple(replace(p, begin=cuts[p.begin], end=cuts[p.end]) for p in shape.parts))
+
+
+MOST_ORDERS = 160
+"""So many orders of clusters are tried where the user has written which one a stage is on."""
+
+
+def follow_written(problem: Problem) -> list[tuple[int, ...]]:
+    """The orders of clusters in which stages stand where the user has written it, alone or with others between them,
+    and what these end with; none where no cluster was written.
+    """
+    written = [each.sites[0] for each in problem.fixed if len(each.sites) == 1]
+    first = tuple(site for site, _ in itertools.groupby(written))
+    found = [first] if first else []
+    for order in found:  # it grows meanwhile
+        for site, place in itertools.product(range(len(problem.sites)), range(len(order) + 1)):
+            longer = [(*order[:place], site, *order[place:])]
+            if place < len(order) and written.count(order[place]) > first.count(order[place]):
+                longer.append((*order[: place + 1], site, *order[place:]))  # between two that are on one cluster
+            found += [each for each in longer if site not in order and each not in found and len(found) < MOST_ORDERS]
+    return sorted({order[begin:] for order in found for begin in range(len(order))}, key=lambda o: (len(o), o))
+
+
+def group_written(problem: Problem, ends: Sequence[int]) -> tuple[Fixed, ...]:
+    """The stages that the user has written, by groups of blocks instead of blocks; the last of `ends` is no start."""
+    return tuple(
+        replace(each, begin=bisect_right(ends, each.begin, hi=len(ends) - 1) - 1, end=bisect_left(ends, each.end))
+        for each in problem.fixed
+    )
+
+
+def fix_stages(problem: Problem, layers: Layers, said: Constraints) -> Problem:
+    """The problem with the stages that scopes have said."""
+    known = {each.key: each for each in said.stages}
+    names = [site.name for site in problem.sites]
+    fixed = tuple(
+        Fixed(key, begin, end, _find_sites(known[key], names), known[key].replicas, known[key].said)
+        for key, (begin, end) in layers.written.items()
+    )
+    return replace(problem, fixed=fixed)
+
+
+def _find_sites(stage: Written, names: Sequence[str]) -> tuple[int, ...]:
+    """The clusters that may run a stage, by their numbers; none where it may be any."""
+    found = tuple(names.index(name) for name in stage.clusters if name in names)
+    if stage.clusters and not found:
+        raise PlanError(
+            f"{stage.said} is on a cluster that takes no part: {' or '.join(stage.clusters)}",
+            why=f"the planner may give stages to {', '.join(names)}",
+            mend="add it to clusters= of nb.auto_parallel and to nb.cluster, or leave its name out of the stage",
+        )
+    return found
+
+
+ALL_ORDERS = 4
+"""Up to so many clusters all orders of each subset are tried."""
+Order = tuple[int, ...]
+
+
+def list_orders(problem: Problem) -> list[Order]:
+    """The orders in which clusters may stand along the chain, the short ones first.
+
+    All orders of all subsets of a few clusters; of many, for each first one those that follow over the best lines, and
+    as many again that prefer fast clusters. Of clusters that nothing tells apart only the first stands for each.
+    """
+    sites = range(len(problem.sites))
+    if written := follow_written(problem):
+        return written
+    kinds = find_kinds(problem)
+    if len(sites) > ALL_ORDERS:
+        firsts = [site for site in sites if kinds[site] == site]
+        found = {_follow(problem, first, fast) for first in firsts for fast in (False, True)}
+        found |= {order[begin:] for order in list(found) for begin in sites}
+        return sorted(found, key=lambda order: (len(order), order))
+    orders: list[Order] = []
+    level: list[Order] = [()]
+    for _ in sites:  # each with one cluster more before it
+        unlike: dict[tuple[int, ...], Order] = {}
+        for order in sorted((site, *rest) for rest in level for site in sites if site not in rest):
+            unlike.setdefault(tuple(kinds[site] for site in order), order)
+        level = list(unlike.values())
+        orders += level
+    return orders
+
+
+def find_kinds(problem: Problem) -> list[int]:
+    """A number for each cluster, the same where swapping two of them changes nothing."""
+    sites, count = problem.sites, len(problem.sites)
+
+    def alike(a: int, b: int) -> bool:
+        one, other = sites[a], sites[b]
+        numbers = ("workers", "memory", "call", "inside", "adding", "fused", "crossing", "message", "step")
+        same = all(getattr(one, name) == getattr(other, name) for name in numbers)
+        costs = ("forward", "backward", "update", "later")
+        rest = [site for site in range(count) if site not in (a, b)]
+        return (
+            same
+            and all(each.admits(a) == each.admits(b) for each in problem.fixed)
+            and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in costs)
+            and problem.line(a, b) == problem.line(b, a)
+            and all(problem.line(a, c) == problem.line(b, c) and problem.line(c, a) == problem.line(c, b) for c in rest)
+        )
+
+    kinds: list[int] = []
+    for site in range(count):
+        kinds.append(next((kinds[other] for other in range(site) if alike(other, site)), site))
+    return kinds
+
+
+def _speed(site: Site) -> float:
+    return site.workers / max(float(site.forward.sum() + site.backward.sum()), 1e-30)
+
+
+def _follow(problem: Problem, first: int, fast: bool) -> Order:
+    """From one cluster on, always the one with the best line from here, or the fastest."""
+    order, left = [first], set(range(len(problem.sites))) - {first}
+    while left:
+
+        def merit(site: int) -> tuple[float, ...]:
+            line = problem.line(order[-1], site)
+            by_line = (min(line.rate, 1e30), -line.delay)
+            return (_speed(problem.sites[site]), *by_line, -site) if fast else (*by_line, -site)
+
+        order.append(max(left, key=merit))
+        left.remove(order[-1])
+    return tuple(order)
