@@ -82,7 +82,8 @@ def look() -> None:
     tell("frames", Counter(f"{read.said} {list(read.dims)}" for read, _ in crossing))
     tell("bytes", sum(len(each) for _, each in crossing))
     inner = [row[1:-1].tolist() for row in rows]
-    hits = [hit for _, each in frames for hit in Look.of([], inner, FIRST).finds(each)]
+    looked = Look.of([], inner, FIRST)
+    hits = [hit for _, each in frames for hit in looked.finds(each)]
     tell("found", hits[:3])
 
 

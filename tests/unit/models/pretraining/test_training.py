@@ -11,7 +11,7 @@ from whale_nebula.models.pretraining import Corruption, Discriminator, Objective
 HOW = Corruption(mask=4, end=3, special=(0, 2, 3))
 
 
-@pytest.mark.parametrize("correction", [1.0, 0.0])
+@pytest.mark.parametrize("correction", [1.0, pytest.param(0.0, marks=pytest.mark.grid)])
 def test_nothing_but_ids_and_bits_crosses_and_nothing_comes_back(correction: float) -> None:
     model = pretraining(objectives=Objectives(correction=correction))
     ((numbers, texts),) = batches(("all",), (6,), 1)
