@@ -22,7 +22,7 @@ DEADLINE = 240
     ids=["one process", "two processes", "adam"],
 )
 def test_it_trains_and_a_32nd_crosses_after_the_warm_up(tmp_path: Path, before: list[str], words: list[str]) -> None:
-    example = write_little("one_bit", tmp_path, blocks=2)
+    example = write_little("one_bit", tmp_path, blocks=1)
     ended = zygote.run(*before, str(example), *LITTLE, *words, cwd=tmp_path, timeout=DEADLINE, env={"COLUMNS": "100"})
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     lines = [line.partition("] ")[2] or line for line in ended.stdout.splitlines()]

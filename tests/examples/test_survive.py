@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import zygote
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "survive.py"
-RUN = [sys.executable, "-m", "whale_nebula.cli.main", "run", "--all", "--clusters", "gpu,npu", "--restarts", "3"]
+RUN = ("-m", "whale_nebula.cli.main", "run", "--all", "--clusters", "gpu,npu", "--restarts", "3")
 
 
-def last_line(*words: object, command: tuple[str, ...] = (sys.executable,)) -> str:
-    done = subprocess.run(
-        [*command, str(EXAMPLE), *map(str, words)], capture_output=True, text=True, timeout=300, check=True
-    )
+def last_line(*words: object, command: tuple[str, ...] = ()) -> str:
+    done = zygote.run(*command, str(EXAMPLE), *map(str, words), timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()[-1]
 
 
@@ -30,4 +29,4 @@ def test_started_again_it_has_what_was_saved(tmp_path: Path) -> None:
 
 @pytest.mark.grid
 def test_killed_workers_change_no_bit(undisturbed: str, tmp_path: Path) -> None:
-    assert last_line("--kills", 2, "--folder", tmp_path, command=tuple(RUN)) == undisturbed
+    assert last_line("--kills", 2, "--folder", tmp_path, command=RUN) == undisturbed

@@ -25,7 +25,7 @@ from whale_nebula.runtime import decisions
 from whale_nebula.runtime.run import current_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*that nb.auto_parallel predicted:whale_nebula.errors.NebulaWarning")
-SAMPLE = {"zoo": 3, "keras": 72, "loops": 72}
+SAMPLE = {"zoo": 4, "keras": 72, "loops": 72}
 """Of each family, every n-th script is in the sample. Placed models say themselves what is where."""
 PLANS = 4
 SAID, DIVIDED = 18, 90

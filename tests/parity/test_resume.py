@@ -43,7 +43,7 @@ class Case:
     epochs: int = 2
     breaks: tuple[int, ...] = (9,)
     validates: bool = True
-    optimizer: Callable[[], Any] = lambda: keras.optimizers.Adam(0.02)
+    optimizer: Callable[[], Any] = lambda: keras.optimizers.SGD(0.02, momentum=0.9)
     prepare: Callable[[tf.data.Dataset], tf.data.Dataset] = lambda data: data
 
 
@@ -126,7 +126,9 @@ def plateaus() -> list[Any]:
 
 
 CASES = {
-    "pipeline": Case(lambda: staged(pipeline={"micro_batch": 2}), breaks=(5, 9)),
+    "pipeline": Case(
+        lambda: staged(pipeline={"micro_batch": 2}), breaks=(5, 9), optimizer=lambda: keras.optimizers.Adam(0.02)
+    ),
     "zero-bubble over a line": Case(
         lambda: staged(pipeline={"micro_batch": 2, "schedule": "zero-bubble"}), links="1gbit,1ms"
     ),
@@ -134,12 +136,12 @@ CASES = {
     "a ladder of precisions": Case(lambda: staged({"codec": "auto"}), links="100kbit,0ms"),
     "split head": Case(lambda: staged(head=lambda: nb.split(2, axis=0))),
     "replicas with shared slots": Case(replicated),
-    "no scopes": Case(plain, arrays=True, breaks=(5, 9)),
+    "no scopes": Case(plain, arrays=True),
     "no scopes, two steps at once": Case(plain, compiled={"steps_per_execution": 2}),
     "subclassed": Case(Subclassed),
     "planned": Case(automatic),
     "clusters apart, with differences on their way": Case(
-        lambda: apart({"topk": 0.2, "int8": True}, sync_every=4, fragments=2, delay=1), breaks=(3, 9), validates=False
+        lambda: apart({"topk": 0.2, "int8": True}, sync_every=4, fragments=2, delay=1), validates=False
     ),
     "clusters apart that meet in each epoch": Case(lambda: apart(sync_every=4, outer="average"), breaks=(5, 9)),
     "momenta in a bit a number": Case(
@@ -277,7 +279,7 @@ def fit_dense(folder: Path, epochs: int, stop: int = -1, every: int = 2, **optio
     keras.utils.set_random_seed(SEED)
     run = nb.init(seed=SEED, checkpoint={"folder": str(folder), "every": every})
     model = apart(**options) if options else one_model()
-    model.compile(keras.optimizers.Adam(0.02), "mse")
+    model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse")
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
     breaks = keras.callbacks.LambdaCallback(on_train_batch_end=_break_after(stop))
@@ -299,7 +301,7 @@ def test_what_clusters_apart_have_saved_is_one_model_for_all_others(tmp_path: Pa
     weights = model.get_weights()
     keras.utils.clear_session()
     found = one_model()
-    found.compile("adam", "mse")
+    found.compile(keras.optimizers.SGD(momentum=0.9), "mse")
     nb.restore(tmp_path, found)
     assert all(np.array_equal(a, b) for a, b in zip(weights, found.get_weights(), strict=True))
     assert int(found.optimizer.iterations) == 6
@@ -330,26 +332,27 @@ def test_other_data_than_before_is_named(tmp_path: Path) -> None:
     keras.utils.set_random_seed(SEED + 1)  # shuffles in another order
     with nb.init(checkpoint=str(tmp_path)):
         model = staged()
-        model.compile("adam", "mse", metrics=["mae"])
+        model.compile(case.optimizer(), "mse", metrics=["mae"])
         data = tf.data.Dataset.from_tensor_slices((np.ones((ROWS, 6), "float32"), np.ones((ROWS, 1), "float32")))
         with pytest.raises(CheckpointError, match="the batch of step 5 is not the one that this run had"):
             model.fit(data.batch(BATCH), epochs=2, verbose=0)
 
 
-@pytest.mark.parametrize("units", [16, 33])
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, units: int) -> None:
-    train(Case(staged), tmp_path, 5)
-    nb.shutdown()
-    keras.utils.clear_session()
-    with nb.init(checkpoint=str(tmp_path)):
-        with nb.cluster(), nb.stage(cluster="gpu"):
-            inputs = keras.Input((6,))
-            outputs = keras.layers.Dense(1)(keras.layers.Dense(units)(inputs))
-        model = keras.Model(inputs, outputs)
-        model.compile("adam", "mse")
-        with pytest.raises(CheckpointError, match="in the checkpoint") as caught:
-            model.fit(np.ones((BATCH, 6), "float32"), np.ones((BATCH, 1), "float32"), verbose=0, shuffle=False)
-    assert "another model" in caught.value.why
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    case = Case(staged)
+    train(case, tmp_path, 5)
+    for units in (16, 33):
+        nb.shutdown()
+        keras.utils.clear_session()
+        with nb.init(checkpoint=str(tmp_path)):
+            with nb.cluster(), nb.stage(cluster="gpu"):
+                inputs = keras.Input((6,))
+                outputs = keras.layers.Dense(1)(keras.layers.Dense(units)(inputs))
+            model = keras.Model(inputs, outputs)
+            model.compile(case.optimizer(), "mse")
+            with pytest.raises(CheckpointError, match="in the checkpoint") as caught:
+                model.fit(np.ones((BATCH, 6), "float32"), np.ones((BATCH, 1), "float32"), verbose=0, shuffle=False)
+        assert "another model" in caught.value.why
 
 
 # ------------------------------------------------------------------ by hand

@@ -7,6 +7,7 @@ before the first cluster.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -23,8 +24,10 @@ from typing import Any
 import psutil
 import yaml
 
+from tests.processes import zygote
 from tests.processes.telling import told
 from whale_nebula.cli import certs
+from whale_nebula.launch import placed
 from whale_nebula.launch.ports import free_port
 
 HERE = Path(__file__).parent
@@ -174,8 +177,12 @@ class Sites:
         return first
 
 
-def _python(words: Sequence[str], folder: Path = ROOT) -> subprocess.Popen[str]:
+def _python(words: Sequence[str], folder: Path = ROOT) -> subprocess.Popen[Any]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    if placed.start is zygote.start:  # no grid: this one and its workers are forks
+        process: subprocess.Popen[Any] = zygote.start(words, env=environment, cwd=folder)
+        process.stdout, process.stderr = map(io.TextIOWrapper, (process.stdout, process.stderr))
+        return process
     return subprocess.Popen(
         [sys.executable, *words], cwd=folder, env=environment, text=True, process_group=0,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -1,11 +1,12 @@
 """Processes that are killed and started again end with the bits of a run in which none was.
 
-`make test` kills at some places, one after the other in the same run; `--grid` at every failpoint of every worker.
+`make test` kills at two places, one after the other in the same run; `--grid` at every failpoint of every worker.
 """
 
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.processes.running import Ended, run, told_alone
+from tests.processes import telling
+from tests.processes.launchers import launching
+from tests.processes.running import SEED, Ended, run, told_alone
+from tests.processes.sites import HERE
 from tests.processes.workers.replanned import PLANS, lesson
 from whale_nebula.faults import POINTS
 
 WORKERS = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
-DEATHS = [
+DEATHS = ["c1/0:update.begun=kill@5", "c1/0:agree.after=kill@1"]
+"""Who dies where, and which time it comes there: some variables have the update, and others not; while it recovers."""
+MORE_DEATHS = [
     "c0/1:step.announced=kill@5",
-    "c1/0:update.begun=kill@3",  # some variables have the update, and others not
+    "c1/0:update.begun=kill@3",
     "c0/1:checkpoint.written=kill@1,c1/0:checkpoint.written=kill@1",
-    "c1/0:agree.after=kill@1",  # while it recovers
+    "c1/0:agree.after=kill@1",
 ]
-"""Who dies where, and which time it comes there."""
-EPOCHS = 4
+EPOCHS = 2
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +43,12 @@ def told(found: Ended) -> dict[str, Any]:
     return {name: found.same(name) for name in ("history", "weights")}
 
 
-def test_processes_that_die_again_and_again_come_to_the_same_end(undisturbed: Ended, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deaths", [DEATHS, pytest.param(MORE_DEATHS, marks=pytest.mark.grid)], ids=len)
+def test_processes_that_die_again_and_again_come_to_the_same_end(
+    undisturbed: Ended, tmp_path: Path, deaths: list[str]
+) -> None:
     stood, saved = [0], 0
-    for death in DEATHS:
+    for death in deaths:
         found = run("resuming", WORKERS, tmp_path, death, EPOCHS)
         assert -9 in found.result.codes.values()
         resumed = [each.get("resumed") for each in found.told.values()]
@@ -59,16 +67,39 @@ def test_clusters_apart_that_die_come_to_the_same_end(tmp_path: Path) -> None:
         found.result.check()
         return [{name: each[name] for name in ("history", "weights")} for _, each in sorted(found.told.items())]
 
-    expected = told_each(run("resuming", WORKERS, "-", "-", EPOCHS, "apart"))
+    epochs = 2 * EPOCHS
+    expected = told_each(run("resuming", WORKERS, "-", "-", epochs, "apart"))
     assert len({str(each["history"]) for each in expected}) == 2
     stood = []
     for death in ("c0/1:update.begun=kill@22", "c1/0:checkpoint.written=kill@1"):
-        found = run("resuming", WORKERS, tmp_path, death, EPOCHS, "apart")
+        found = run("resuming", WORKERS, tmp_path, death, epochs, "apart")
         assert -9 in found.result.codes.values()
         stood += [max(each["resumed"][0] for each in found.told.values() if each.get("resumed"))] if stood else [0]
-    found = run("resuming", WORKERS, tmp_path, "-", EPOCHS, "apart")
+    found = run("resuming", WORKERS, tmp_path, "-", epochs, "apart")
     assert told_each(found) == expected
     assert all(each["resumed"][0] > 0 for each in found.told.values())
+
+
+def test_a_host_that_is_new_goes_on_from_the_copy_in_the_memory_of_another(undisturbed: Ended, tmp_path: Path) -> None:
+    """Nothing is on a disk, and what the host of the worker that is killed had in its memory is gone."""
+    memory = {worker: tmp_path / worker.replace("/", "-") for worker in WORKERS}
+
+    def replace_host(worker: str, epoch: int) -> None:
+        if epoch == 0 or worker == "c0/1":
+            shutil.rmtree(memory[worker], ignore_errors=True)
+            memory[worker].mkdir()
+
+    with launching(tmp_path, {"c0": 2, "c1": 1}) as found:
+        found.script, found.before = str(HERE / "workers" / "resuming.py"), replace_host
+        for worker in WORKERS:
+            found.start(worker, "c0/1:step.announced=kill@14", EPOCHS, "piped", memory=str(memory[worker]), seed=SEED)
+        for worker, ended in found.ended().items():
+            assert (ended.epoch, ended.result.culprit) == (1, None)
+            last = telling.told(ended.result.outcomes[worker].out)
+            assert last["resumed"][0] > 0
+            assert {name: last[name] for name in ("history", "weights")} == {
+                name: undisturbed.same(name) for name in ("history", "weights")
+            }
 
 
 _BEFORE = ("hello.", "certificate.", "failure.", "link.", "frames.", "connection.down")

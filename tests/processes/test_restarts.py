@@ -5,34 +5,22 @@ earlier epoch.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.processes.running import SEED, run, told_alone
-from tests.processes.sites import HERE, sites
+from tests.processes.launchers import SCRIPT, Launchers, launching
+from tests.processes.running import told_alone
+from tests.processes.sites import sites
 from tests.processes.telling import told
 from tests.processes.workers import restarting
 from tests.unit.transport.crossing import Line
 from whale_nebula.cli.main import main
-from whale_nebula.config import Config, load
-from whale_nebula.config.schema import Restarts
-from whale_nebula.launch import Job, gateways
-from whale_nebula.launch.placed import Echoed, identities, start_placed
-from whale_nebula.launch.placement import Placement
 from whale_nebula.launch.ports import free_port
-from whale_nebula.launch.restarts import Attempts, Ended, Rule
-
-SCRIPT = str(HERE / "workers" / "restarting.py")
-DEADLINE = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -56,116 +44,11 @@ def test_after_a_kill_both_clusters_go_on_from_what_was_saved(
 
 
 # ---------------------------------------------------------------------- launchers, a cluster each
-@dataclass
-class Launchers:
-    """What `whale-nebula run` does, once for each cluster, in threads of this process."""
-
-    folder: Path
-    config: Config
-    addresses: Mapping[str, str]
-    security: Mapping[str, Any]
-    endings: dict[str, Ended] = field(default_factory=dict)
-    threads: list[threading.Thread] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    jobs: dict[str, Job] = field(default_factory=dict)
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    script: str = SCRIPT
-    before: Callable[[str, int], None] = lambda worker, epoch: None
-
-    def start(self, worker: str, *arguments: object, name: str = "", most: int = 3, **told: Any) -> None:
-        """Start a worker and its launcher, which is called like the worker unless there is another one of it already;
-        `told` is what that tells its worker otherwise than usual.
-        """
-        argv = ["-m", "whale_nebula.launch.child", self.script, str(self.folder), *map(str, arguments)]
-        identity = identities(Placement((worker,), self.addresses), self.config, self.security)[worker]
-        identity = replace(identity, **told)
-
-        @contextmanager
-        def start(epoch: int) -> Iterator[Job]:
-            self.before(worker, epoch)
-            output = Echoed(echo=self._echo)
-            with start_placed(argv, {worker: identity}, output=output, silence=DEADLINE, epoch=epoch) as job:
-                self.jobs[name or worker] = job
-                yield job
-
-        thread = threading.Thread(target=self._run, args=(name or worker, start, most), daemon=True)
-        thread.start()
-        self.threads.append(thread)
-
-    def _run(self, name: str, start: Callable[[int], AbstractContextManager[Job]], most: int) -> None:
-        rule = Rule(Restarts(most, 0.0))
-        attempts = Attempts(rule, start, rest=lambda _: True, is_stopped=lambda: False, tell=self._tell)
-        self.endings[name] = attempts.run(DEADLINE)
-
-    def _echo(self, worker: str, stream: str, line: str) -> None:
-        self._tell(f"[{worker}] {line}" if stream == "out" else line)
-
-    def _tell(self, line: str) -> None:
-        with self.changed:
-            self.lines.append(line)
-            self.changed.notify_all()
-
-    def await_line(self, *parts: str) -> str:
-        """Wait for a line with all of these."""
-
-        def seen() -> str:
-            return next((line for line in self.lines if all(part in line for part in parts)), "")
-
-        with self.changed:
-            assert self.changed.wait_for(seen, DEADLINE), (parts, "".join(self.lines)[-4000:])
-            return seen()
-
-    def ended(self) -> dict[str, Ended]:
-        """How all ended."""
-        for thread in self.threads:
-            thread.join(DEADLINE)
-            assert not thread.is_alive(), "\n".join(self.lines)[-4000:]
-        return self.endings
-
-
-@contextmanager
-def launching(folder: Path, workers: Mapping[str, int]) -> Iterator[Launchers]:
-    """Launchers of so many workers of each cluster, on this host, with certificates; nothing of theirs is left."""
-    addresses = {f"{name}/{n}": f"127.0.0.1:{free_port()}" for name, count in workers.items() for n in range(count)}
-    listed = {name: [addresses[f"{name}/{n}"] for n in range(count)] for name, count in workers.items()}
-    config = load({"clusters": {name: {"workers": each} for name, each in listed.items()}})
-    with ExitStack() as stack:
-        security = stack.enter_context(gateways.for_one_run(config, addresses))
-        found = Launchers(folder, config, addresses, security)
-        yield found
-        for job in found.jobs.values():
-            job.kill()
-
-
 @pytest.fixture
 def launchers(tmp_path: Path) -> Iterator[Launchers]:
     """Of two clusters of a worker each."""
     with launching(tmp_path, {"gpu": 1, "npu": 1}) as found:
         yield found
-
-
-def test_a_host_that_is_new_goes_on_from_the_copy_in_the_memory_of_another(tmp_path: Path) -> None:
-    """Nothing is on a disk, and what the host of the worker that is killed had in its memory is gone."""
-    workers, epochs = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}, 2
-    undisturbed = run("resuming", workers, "-", "-", epochs)
-    memory = {worker: tmp_path / worker.replace("/", "-") for worker in workers}
-
-    def replace_host(worker: str, epoch: int) -> None:
-        if epoch == 0 or worker == "c0/1":
-            shutil.rmtree(memory[worker], ignore_errors=True)
-            memory[worker].mkdir()
-
-    with launching(tmp_path, {"c0": 2, "c1": 1}) as found:
-        found.script, found.before = str(HERE / "workers" / "resuming.py"), replace_host
-        for worker in workers:
-            found.start(worker, "c0/1:step.announced=kill@14", epochs, "piped", memory=str(memory[worker]), seed=SEED)
-        for worker, ended in found.ended().items():
-            assert (ended.epoch, ended.result.culprit) == (1, None)
-            last = told(ended.result.outcomes[worker].out)
-            assert last["resumed"][0] > 0
-            assert {name: last[name] for name in ("history", "weights")} == {
-                name: undisturbed.same(name) for name in ("history", "weights")
-            }
 
 
 def test_launchers_of_two_clusters_start_their_own_and_all_meet_again(

@@ -1,8 +1,9 @@
 """Workers of tests as forks of a process that has TensorFlow loaded: a worker is there in a tenth of a second.
 
 They are processes of their own like all others, with their own pipes, group, environment and seeds; what they do not do
-again is load TensorFlow, Keras and the library, which takes five seconds of a processor. `make soak` starts workers as
-users do. `run` is for programs of other tests that need a process in which TensorFlow has not computed yet.
+again is load TensorFlow, Keras and the library, which takes five seconds of a processor. A `whale-nebula run` that is
+started here has its workers forked likewise. `make soak` starts workers as users do. `run` is for programs of other
+tests that need a process in which TensorFlow has not computed yet.
 
 A fork is a child of the process that asked for it: the kernel hands it over (PR_SET_CHILD_SUBREAPER) when
 the process in between has ended.
@@ -29,6 +30,7 @@ NAME = "tests.processes.zygote"
 PR_SET_CHILD_SUBREAPER = 36
 _MOST_BYTES, _MOST_FILES, _MOVED = 1 << 18, 32, 200
 _START_SECONDS = 120.0
+LAUNCHERS = ("whale_nebula", "whale_nebula.cli.main")
 _HANDED_SECONDS = 10.0
 _LOCK = threading.Lock()
 
@@ -56,6 +58,15 @@ def _zygote() -> tuple[subprocess.Popen[bytes], socket.socket]:
     return process, ours
 
 
+_OWN: list[socket.socket] = []
+"""In a launcher that was forked: the line to a fork of it which forks its workers."""
+
+
+def _line() -> socket.socket:
+    """To who forks for this process."""
+    return _OWN[0] if _OWN else _zygote()[1]
+
+
 def stop() -> None:
     """End the process that forks, if there is one."""
     if _zygote.cache_info().currsize:
@@ -75,7 +86,7 @@ def start(
     from whale_nebula.launch.attach import VARIABLE
 
     with _LOCK:
-        _, line = _zygote()
+        line = _line()
     whole = {**os.environ, **(env or {}), **({VARIABLE: identity.to_json()} if identity else {})}
     descriptors = list(identity.descriptors) if identity else []
     (out, out_there), (err, err_there) = os.pipe(), os.pipe()
@@ -186,6 +197,9 @@ def _run(asked: dict[str, Any], files: list[int]) -> int:
     np.random.seed()
     kind, name, *rest = asked["argv"]
     sys.path[0] = asked["cwd"]
+    sys.path[1:1] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each not in ("", *sys.path)]
+    if kind == "-m" and name in LAUNCHERS and rest[:1] == ["run"]:
+        _fork_workers_from_here()
     code = 0
     try:
         if kind == "-m":
@@ -206,6 +220,25 @@ def _run(asked: dict[str, Any], files: list[int]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     return code
+
+
+def _fork_workers_from_here() -> None:
+    """What this process starts as workers is forked from a copy of it, which has computed nothing."""
+    from whale_nebula.launch import placed
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # whoever reads what the launcher writes waits for no one else
+        os.dup2(1, 2)
+        try:
+            serve(theirs)
+        finally:
+            os._exit(0)
+    theirs.close()
+    ours.recv(1)
+    _OWN.append(ours)
+    placed.start = start
 
 
 def _move(descriptor: int) -> int:

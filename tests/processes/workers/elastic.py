@@ -74,7 +74,7 @@ def lesson(path: str = "", asked: str = "{}") -> None:
         with nb.replica(), nb.stage(cluster="npu"):
             outputs = keras.layers.Dense(1)(keras.layers.Dense(16, activation="tanh")(hidden))
     model = keras.Model(inputs, outputs)
-    model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
+    model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse", metrics=["mae"])
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
     asks = Asks(path, json.loads(asked))

@@ -48,7 +48,7 @@ def _scope(scope: Any, options: dict[str, Any] | None) -> Any:
 def lesson(name: str = "stages", epochs: str = "1", folder: str = "") -> None:
     """Tells what it began with, how it trained, and what it ended with."""
     model = build(PLANS[name])
-    model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
+    model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse", metrics=["mae"])
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
     if folder and nb.resumed() is not None:

@@ -68,7 +68,7 @@ def lesson(epochs: str = "3", kind: str = "piped", rest: str = "0") -> None:
     """Tells the numbers of the training, what was trained, and where it was gone on with."""
     tell("resumed", list(nb.resumed() or ()))
     model = MODELS[kind]()
-    model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
+    model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse", metrics=["mae"])
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(ROWS, 6)).astype("float32"), draw.normal(size=(ROWS, 1)).astype("float32")
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS).batch(BATCH)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tests.processes.conftest import forked_workers  # noqa: F401 - a fixture
 from tests.processes.running import Ended, ended
 from whale_nebula.errors import OptionError, StateError
 from whale_nebula.launch import spawn

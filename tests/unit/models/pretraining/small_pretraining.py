@@ -32,16 +32,16 @@ def rows(count: int, seed: int = 0, *, pairs: bool = True) -> np.ndarray:
 
 
 def pretraining(
-    names: tuple[str, ...] = ("all",), objectives: Objectives | None = None, sizes: BertSizes = SIZES
+    names: tuple[str, ...] = ("all",), objectives: Objectives | None = None, sizes: BertSizes = SIZES, adam: bool = True
 ) -> Pretraining:
-    """Networks with optimizers, the same each time."""
+    """Networks with optimizers, the same each time; what is not about updates is traced sooner without Adam."""
     keras.utils.set_random_seed(1)
     generators = {name: masked_lm(Bert(sizes, name=f"generator_{name}")) for name in names}
     objectives = objectives or Objectives()
     discriminator = Discriminator(Bert(sizes, name="kept"), corrects=objectives.originals)
     networks = {**generators, DISCRIMINATOR: discriminator}
-    adams = {name: make_adam(each, 0.01, steps=STEPS) for name, each in networks.items()}
-    return Pretraining(generators, discriminator, HOW, objectives, adams)
+    rules = {name: make_adam(e, 0.01, steps=STEPS) if adam else keras.optimizers.SGD() for name, e in networks.items()}
+    return Pretraining(generators, discriminator, HOW, objectives, rules)
 
 
 def batches(names: tuple[str, ...], counts: tuple[int, ...], steps: int) -> list[Batch]:

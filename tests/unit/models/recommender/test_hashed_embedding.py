@@ -49,7 +49,9 @@ class OneHot(keras.layers.Embedding):
         return keras.ops.matmul(keras.ops.one_hot(inputs, VALUES), self.embeddings)
 
 
-@pytest.mark.parametrize(("optimizer", "kind"), [("sgd", keras.layers.Embedding), ("adagrad", OneHot)])
+@pytest.mark.parametrize(
+    ("optimizer", "kind"), [pytest.param("sgd", keras.layers.Embedding, marks=pytest.mark.grid), ("adagrad", OneHot)]
+)
 def test_it_trains_as_a_dense_table_does(optimizer: str, kind: type[keras.layers.Embedding]) -> None:
     """The dense table stands in the cluster cpu, too; both begin with the same rows."""
     layer = hashed(optimizer)
@@ -64,7 +66,7 @@ def test_it_trains_as_a_dense_table_does(optimizer: str, kind: type[keras.layers
     assert layer.table.steps == 8
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "ftrl"])
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("ftrl", marks=pytest.mark.grid)])
 def test_cut_and_uncut_are_one_model(optimizer: str) -> None:
     layers = [hashed(optimizer), hashed(optimizer)]
     losses = [train(make_model(layer), optimizer, cut=cut) for layer, cut in zip(layers, (False, True), strict=True)]

@@ -59,7 +59,9 @@ def whole() -> tuple[dict[str, np.ndarray], list[float], int]:
         return joined([layer]), losses, crossed
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if "hot" in kind else pytest.mark.grid) for kind in KINDS]
+)
 def test_the_bits_are_those_of_one_table(kind: str, whole: tuple[dict[str, np.ndarray], list[float], int]) -> None:
     nb.init(links="10gbit,0ms")
     embedding = SplitEmbedding(4, optimizer="adagrad", **KINDS[kind])

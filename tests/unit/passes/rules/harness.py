@@ -115,29 +115,33 @@ def check(
     rows = next(len(a) for i, a in enumerate(arrays) if i not in whole and a.ndim)
     named = [f"{operations[v.op].name}:{v.out}" for v in promised]
     wholes = [f"{operations[v.op].name}:{v.out}" for v in traced.folding.wholes]
-    expected = _run(traced, arrays, [*named, *wholes], {"grow": 1.0})
-    once = dict(zip(wholes, expected[len(named) :], strict=True))
+    expected = _pruned(traced, len(arrays), [*named, *wholes], [])(arrays, [], 1.0)
+    once, run = expected[len(named) :], _pruned(traced, len(arrays), named, wholes)
     for cut in cuts:
         pieces = []
         for start, size in zip(np.cumsum((0, *cut[:-1])), cut, strict=True):
             part = [a if i in whole or not a.ndim else a[start : start + size] for i, a in enumerate(arrays)]
-            pieces.append(_run(traced, part, named, once | {"grow": rows / size}))
+            pieces.append(run(part, once, rows / size))
         for number, (value, said) in enumerate(promised.items()):
             got = [piece[number] for piece in pieces]
             _compare(traced, value, said, expected[number], got, cut, tolerance)
     return len(promised)
 
 
-def _run(traced: Traced, arrays: Arrays, names: list[str], fed: dict[str, Any]) -> list[np.ndarray]:
-    """Values by name, with what is fed."""
+def _pruned(
+    traced: Traced, count: int, names: list[str], fed: list[str]
+) -> Callable[[Arrays, Arrays, float], list[np.ndarray]]:
+    """Gives values by name for so many arrays, for what is fed, and for how much operands grow."""
     graph = traced.wrapped.graph
-    feeds = list(zip(graph.inputs, arrays, strict=False))
-    for name, value in fed.items():
-        tensor = traced.placeholders.get(name) if name == "grow" else graph.get_tensor_by_name(name)
-        if tensor is not None:
-            feeds.append((tensor, value))
-    pruned = traced.wrapped.prune([tensor for tensor, _ in feeds], [graph.get_tensor_by_name(name) for name in names])
-    return [np.asarray(each) for each in pruned(*[tf.constant(array, tensor.dtype) for tensor, array in feeds])]
+    grow = [traced.placeholders["grow"]] if "grow" in traced.placeholders else []
+    feeds = [*graph.inputs[:count], *map(graph.get_tensor_by_name, fed), *grow]
+    pruned = traced.wrapped.prune(feeds, [graph.get_tensor_by_name(name) for name in names])
+
+    def run(arrays: Arrays, once: Arrays, grown: float) -> list[np.ndarray]:
+        values = [*arrays, *once, *[np.float32(grown)] * len(grow)]
+        return [np.asarray(e) for e in pruned(*[tf.constant(v, t.dtype) for t, v in zip(feeds, values, strict=True)])]
+
+    return run
 
 
 def _compare(
@@ -168,14 +172,13 @@ def _compare(
 
 
 def _near(traced: Traced, value: Value, said: Fold, expected: np.ndarray, merged: np.ndarray, tolerance: float) -> None:
-    op = traced.graph.ops[value.op]
-    what = f"{value} = {op.type} {op.name!r} is said to be {said}\n{traced}"
-    assert expected.shape == merged.shape, f"{expected.shape} != {merged.shape}: {what}"
     scale = np.max(np.abs(expected.astype("float64")), initial=0.0) + 1e-3
-    np.testing.assert_allclose(
-        merged.astype("float64"),
-        expected.astype("float64"),
-        rtol=tolerance,
-        atol=tolerance * scale,
-        err_msg=what,
-    )
+    try:
+        assert expected.shape == merged.shape, f"{expected.shape} != {merged.shape}"
+        np.testing.assert_allclose(
+            merged.astype("float64"), expected.astype("float64"), rtol=tolerance, atol=tolerance * scale
+        )
+    except AssertionError as error:
+        op = traced.graph.ops[value.op]
+        said_of = f"{value} = {op.type} {op.name!r} is said to be {said}"
+        raise AssertionError(f"{error}: {said_of}\n{traced}") from None
