@@ -142,8 +142,10 @@ class TestWhatCrosses:
             wakes.wait(seconds)
 
         made.gateways["gpu"]._routes["npu"].pacer._wait = wait
+        began = time.monotonic()
         made.cross(range(1, 4), size=1 << 17)
-        assert sum(waited) > 0.2
+        assert sum(waited) > 0  # how long depends on what else this machine has to do
+        assert time.monotonic() - began > 0.2
 
 
 class TestWhatBreaks:
