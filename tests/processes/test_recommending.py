@@ -12,6 +12,8 @@ import pytest
 from tests.processes.running import Ended, run, told_alone
 from tests.processes.workers import recommending
 
+DEADLINE = 240.0
+pytestmark = pytest.mark.timeout(4 * DEADLINE)
 NEAR, FAR = ("table_near",), ("table0", "wide")
 COUNTS = (2, 3, 1)
 """The workers that have the tables, in one start after the other."""
@@ -26,7 +28,8 @@ def cluster_of(count: int) -> dict[str, str]:
 def starts(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
     """An epoch in each start."""
     folder: Path = tmp_path_factory.mktemp("run")
-    return [run("recommending", cluster_of(count), folder, at + 1) for at, count in enumerate(COUNTS)]
+    pairs = enumerate(COUNTS, start=1)
+    return [run("recommending", cluster_of(count), folder, epochs, deadline=DEADLINE) for epochs, count in pairs]
 
 
 @pytest.fixture(scope="module")
@@ -38,20 +41,32 @@ def alone() -> list[dict[str, Any]]:
 def test_processes_train_the_model_of_one(starts: list[Ended], alone: list[dict[str, Any]], at: int) -> None:
     assert starts[at].same("loss") == alone[at]["loss"]
     assert starts[at].same("predicted") == alone[at]["predicted"]
+    assert all(starts[at].all("ahead"))
 
 
 @pytest.mark.parametrize("at", range(EPOCHS))
 def test_each_worker_of_a_stage_has_rows_of_its_own(starts: list[Ended], alone: list[dict[str, Any]], at: int) -> None:
+    assert_shared_out(starts[at], alone[at]["rows"])
+
+
+def assert_shared_out(found: Ended, meant: dict[str, Any]) -> None:
     """Hot rows are near the dense part; all others are where tables are, each on one worker."""
-    *far, near = starts[at].all("rows")
-    assert all(starts[at].all("ahead"))
-    assert all(far_rows["table_near"] == {} for far_rows in far)
-    assert near == {name: rows if name in NEAR else {} for name, rows in alone[at]["rows"].items()}
+    *far, near = found.all("rows")
+    assert all(rows["table_near"] == {} for rows in far)
+    assert near == {name: rows if name in NEAR else {} for name, rows in meant.items()}
     for name in FAR:
         parts = [rows[name] for rows in far]
         assert all(parts)
-        assert sum(map(len, parts)) == len(alone[at]["rows"][name])
-        assert {key: row for part in parts for key, row in part.items()} == alone[at]["rows"][name]
+        assert sum(map(len, parts)) == len(meant[name])
+        assert {key: row for part in parts for key, row in part.items()} == meant[name]
+
+
+@pytest.mark.grid
+def test_micro_batches_have_the_bits_of_one_process(tmp_path: Path) -> None:
+    found = run("recommending", cluster_of(2), tmp_path, 1, 3, deadline=DEADLINE)
+    meant = told_alone(recommending.lesson, 1, "", 3, links="10gbit,0ms")
+    assert found.same("loss") == meant["loss"]
+    assert_shared_out(found, meant["rows"])
 
 
 def test_a_file_of_keras_is_refused(starts: list[Ended]) -> None:

@@ -24,7 +24,7 @@ from whale_nebula.models.recommender import (
 )
 
 
-def lesson(epochs: int, folder: str = "") -> None:
+def lesson(epochs: int, folder: str = "", micro_batch: int = 1) -> None:
     """Train so many epochs in all, tell of the rows that this process has, and try to save them in `folder`."""
     log = generated_clicks(192, fields=3, numbers=2)
     deep = SplitEmbedding(4, optimizer=keras.optimizers.Adam(0.05), hot=most_frequent(log.ids, 9), staleness=1)
@@ -35,7 +35,8 @@ def lesson(epochs: int, folder: str = "") -> None:
     nb.state(**tables)
     model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
     data = look_ahead(tf.data.Dataset.from_tensor_slices((log.inputs, log.clicked)).batch(48), deep, wide)
-    history = model.fit(data, epochs=epochs, verbose=0).history
+    with nb.pipeline(micro_batch, coupled="allow"):
+        history = model.fit(data, epochs=epochs, verbose=0).history
     tell("ahead", sum(layer.steps.looked_ahead for layer in (*deep.layers, wide)))
     tell("loss", history["loss"])
     tell("predicted", bits([model.predict(log.inputs, verbose=0)]))
@@ -54,9 +55,9 @@ def list_rows(table: RowTable) -> dict[str, list[Any]]:
     return {str(key): [count, values.tobytes().hex()] for key, count, values in found}
 
 
-def main(folder: str, epochs: str) -> None:
+def main(folder: str, epochs: str, micro_batch: str = "1") -> None:
     nb.init(checkpoint=folder)
-    lesson(int(epochs), folder)
+    lesson(int(epochs), folder, int(micro_batch))
 
 
 if __name__ == "__main__":
