@@ -185,6 +185,35 @@ class _Several:
         self.callbacks = callbacks
 
 
+def test_find_fit_tells_of_none_that_a_callback_has_called() -> None:
+    found: list[tf_callbacks.Fit | None] = []
+
+    class Inner(Begins):
+        def on_train_begin(self, logs: Any = None) -> None:
+            found.append(tf_callbacks.find_fit())
+
+    watch = Begins(lambda fit, model: fitted(Inner(lambda fit, model: None)))
+    fitted(watch)
+    assert found == [None]
+
+
+def test_draw_batches_gives_them_again_without_a_new_trace() -> None:
+    traces: list[int] = []
+
+    @tf.function(reduce_retracing=True)
+    def add(iterator: Any) -> Any:
+        traces.append(1)
+        return tf.reduce_sum(next(iterator))
+
+    data = iter(tf.data.Dataset.range(7).map(lambda n: tf.cast(n, tf.float32)).batch(3))
+    add(data)
+    batches, again = tf_callbacks.draw_batches(data, 1)
+    assert [each.numpy().tolist() for each in batches] == [[3, 4, 5]] and add(again) == 12 and len(traces) == 1
+    assert add(data) == 6 and tf_callbacks.draw_batches(data, 2)[0] == []
+    batches, rest = tf_callbacks.draw_batches((n for n in range(3)), 1)
+    assert (batches, list(rest)) == ([0], [0, 1, 2])
+
+
 def test_batch_spec_and_build_model_make_all_variables() -> None:
     built: list[Any] = []
 

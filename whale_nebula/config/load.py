@@ -208,6 +208,9 @@ def parse_checkpoint(place: Place) -> Checkpointing:
     table = place.table(("folder", "keep", "every", "overhead", "memory"))
     if table.key("folder").value is None:
         raise place.wrong("a checkpoint without a folder", mend=f"{place.path}: {{folder: runs/a}}")
+    overhead = table.key("overhead").read_or(quantities.share, CHECKPOINT_OVERHEAD)
+    if not overhead:
+        raise table.key("overhead").wrong("savings may take no time", mend="overhead: 0.01, or leave checkpoint: out")
     steps, seconds = _often(table.key("every"))
     memory = table.key("memory")
     memory_steps, memory_seconds = (None, None) if isinstance(memory.value, bool) else _often(memory)
@@ -216,7 +219,7 @@ def parse_checkpoint(place: Place) -> Checkpointing:
         keep=table.key("keep").read_or(lambda keep: int(keep.number(least=1, whole=True)), KEPT_CHECKPOINTS),
         steps=steps,
         seconds=seconds,
-        overhead=table.key("overhead").read_or(quantities.share, CHECKPOINT_OVERHEAD) or CHECKPOINT_OVERHEAD,
+        overhead=overhead,
         memory=memory.value is not False,
         memory_steps=memory_steps,
         memory_seconds=memory_seconds,

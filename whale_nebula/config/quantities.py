@@ -107,7 +107,10 @@ def share(place: Place) -> float:
     value = place.value
     found = _quantity(place, {"%": 0.01}) if isinstance(value, str) else value
     if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < 1:
-        raise place.wrong(f"{value!r} is no share", why="it is from 0 to below 1", mend='loss: 0.01 or "1%"')
+        name = place.path.rpartition(".")[2] or "loss"
+        raise place.wrong(
+            f"{value!r} is no share", why="it is from 0 to below 1", mend=f'{name}: 0.01, or {name}: "1%"'
+        )
     return float(found)
 
 

@@ -59,7 +59,7 @@ def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
 
     @short_traceback
     def run(data: Any) -> Any:
-        if kind == "train" and opened.checkpoints is not None and opened.checkpoints.skip_batch():
+        if kind == "train" and opened.checkpoints is not None and opened.checkpoints.skip_batch(step.name):
             step.plan(*_arguments(data, kind))  # the variables have their values from here on
             from whale_nebula.runtime.checkpoint.fitting import to_tensors
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -88,12 +89,15 @@ class Fit(NamedTuple):
 
 
 def find_fit() -> Fit | None:
-    """The innermost `fit` of Keras that is running, before it begins with its first epoch."""
-    for frame in python_frames():
-        seen = frame.f_locals if frame.f_code.co_name == "fit" else {}
-        if isinstance(seen.get("callbacks"), keras.callbacks.CallbackList) and "epoch_iterator" in seen:
-            return Fit(seen["callbacks"], seen["epoch_iterator"], int(seen["initial_epoch"]), int(seen["epochs"]))
-    return None
+    """The `fit` of Keras that is running, before it begins with its first epoch; none that a callback of another has
+    called.
+    """
+    every = [frame.f_locals for frame in python_frames() if frame.f_code.co_name == "fit"]
+    fits = [each for each in every if isinstance(each.get("callbacks"), keras.callbacks.CallbackList)]
+    if len(fits) != 1 or "epoch_iterator" not in fits[0]:
+        return None
+    (seen,) = fits
+    return Fit(seen["callbacks"], seen["epoch_iterator"], int(seen["initial_epoch"]), int(seen["epochs"]))
 
 
 def add_callback(fit: Fit, callback: Any, model: Any) -> None:
@@ -110,6 +114,16 @@ def pass_epochs(fit: Fit, until: int) -> None:
             for _, _, iterator in fit.data:
                 for _ in range(fit.data.steps_per_execution if hasattr(iterator, "__next__") else 0):
                     next(iterator)
+
+
+def draw_batches(iterator: Any, count: int) -> tuple[list[Any], Any]:
+    """The batches that come next, so many or what there is left, and an iterator of the same form that gives them: in
+    place of one of TensorFlow it gives nothing else.
+    """
+    batches = list(itertools.islice(iterator, count))
+    if not isinstance(iterator, tf.data.Iterator):
+        return batches, itertools.chain(batches, iterator)
+    return batches, iter(tf.data.Dataset.from_generator(lambda: batches, output_signature=iterator.element_spec))
 
 
 def batch_spec(fit: Fit) -> Any:

@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -40,6 +41,7 @@ from whale_nebula.runtime.checkpoint.known import Known
 from whale_nebula.runtime.checkpoint.level import Level, Notices
 from whale_nebula.runtime.checkpoint.memories import Memories
 from whale_nebula.runtime.checkpoint.slices import Source
+from whale_nebula.runtime.checkpoint.unused import warn_of_unused
 from whale_nebula.runtime.checkpoint.writing import Snapshot
 from whale_nebula.runtime.local_sgd.step import BetweenClusters, TrainsApart
 from whale_nebula.security.tenant import check_folder, check_room, claim_folder
@@ -75,7 +77,8 @@ class Checkpoints:
     on from, if there is one, and `resumed` where that stood.
 
     Where it was written at the end of a `fit` whose next epochs are trained now, `reset_metrics` is called when the
-    variables are restored. So many batches of a `fit` are `skips`, as they were trained already.
+    variables are restored. So many batches of a `fit` are `skips`, as they were trained already. Something was
+    `read` of the checkpoint if a program has come, or `nb.restore`.
     """
 
     run: Run
@@ -88,6 +91,7 @@ class Checkpoints:
     saved: Position = field(default_factory=Position)
     spent: Spent = field(default_factory=Spent)
     failed: bool = False
+    read: bool = False
     fits: int = 0
     skips: int = 0
     reset_metrics: Callable[[], None] | None = None
@@ -96,7 +100,7 @@ class Checkpoints:
     _batch: str = ""
     _apart: dict[str, BetweenClusters] = field(default_factory=dict)
     _finished: Position | None = None
-    _away: int = 0
+    _away: Counter[str] = field(default_factory=Counter)
     _trains: bool = False
     _heeds: bool = False
     _logs: Callable[[], Mapping[str, float]] = dict
@@ -135,7 +139,7 @@ class Checkpoints:
     # ------------------------------------------------------------------ what there is to save
     def take_in(self, engine: Engine) -> None:
         """Know the variables of a program; where the run goes on from a checkpoint they get their values."""
-        program = engine.name
+        program, self.read = engine.name, True
         steps = self.position.programs.get(program, 0) if self.source is not None else 0
         if isinstance(engine.runner, BetweenClusters):
             self._apart[program] = engine.runner
@@ -158,6 +162,7 @@ class Checkpoints:
         """Know variables by the names that they have in checkpoints; give them their values, if there are some. One
         that is `needed` must be in the checkpoint.
         """
+        self.read = True
         self.known.restore(program, variables, needed)
         self._reset_metrics(program)
 
@@ -168,6 +173,10 @@ class Checkpoints:
             self.reset_metrics = None
 
     # ------------------------------------------------------------------ steps
+    def needs_batch(self, program: str) -> bool:
+        """Whether the batch that comes for a program is to be known: it is compared, or saved."""
+        return program == self.position.program and (bool(self._batch) or any(level.due for level in self.levels))
+
     def before_step(self, engine: Training, tensors: Sequence[Any]) -> None:
         """A step is about to begin: the point at which all is saved, if it is due."""
         if not engine.trains:
@@ -214,10 +223,17 @@ class Checkpoints:
             level.pace.between_failures = guess_between_failures(self.spent.sum_up().total, self.run.here().epoch)
 
     def _choose_leading(self, program: str) -> None:
-        """Steps are counted of one program: that which trained first, or which alone has trained for long."""
-        self._away = 0 if program == self.position.program else self._away + 1
-        if not self.position.program or self._away > _AWAY:
-            self.position, self._away = replace(self.position, program=program), 0
+        """Steps are counted of one program: that of the `fit` that runs; in loops that which trained first, or which
+        alone has trained for long. What that one has done until then is counted with it.
+        """
+        if program == self.position.program:
+            self._away.clear()
+            return
+        self._away[program] += 1
+        if not self.position.program or self._away.total() > _AWAY:
+            step = self.position.step + self._away[program] - 1
+            self.position = replace(self.position, program=program, step=step)
+            self._away.clear()
 
     def _check_batch(self, engine: Training, tensors: Sequence[Any]) -> None:
         """The first batch must be the one that the run would have had next."""
@@ -230,7 +246,7 @@ class Checkpoints:
             raise CheckpointError(
                 f"the batch of step {step + 1} is not the one that this run had before it ended",
                 where=str(script_site()),
-                why="the data comes in another order than it did, or from another place",
+                why="the data comes in another order or in batches of another size than it did, or from another place",
                 mend="shuffle with a seed: dataset.shuffle(n, seed=1), or fit(shuffle=False)\n"
                 "in a loop of your own, begin where nb.resumed() says: for batch in dataset.skip(nb.resumed().step)",
             )
@@ -275,24 +291,27 @@ class Checkpoints:
             level.hear({worker: _take(sheet, number) for worker, sheet in sheets.items()})
 
     # ------------------------------------------------------------------ fits of Keras
-    def begin_epoch(self, epoch: int, callbacks: Sequence[Any]) -> None:
-        """A `fit` begins an epoch."""
+    def begin_epoch(self, program: str, epoch: int, callbacks: Sequence[Any]) -> None:
+        """A `fit`, whose steps are of this program, begins an epoch."""
         self.memories.callbacks = callbacks
-        self.position = replace(self.position, fit=self.fits, epoch=epoch, batch=0, ended=False)
+        self.position = replace(self.position, program=program, fit=self.fits, epoch=epoch, batch=0, ended=False)
 
     def end_fit(self, epoch: int, epochs: int, callbacks: Sequence[Any]) -> None:
         """A `fit` has ended before an epoch, of so many that it was asked for. Clusters that train apart meet."""
         if self.position.program in self._apart:
             self.run.settle()
         self.memories.callbacks = callbacks
+        self.memories.keep_history(self.position.fit, callbacks)
         self.position = replace(self.position, epoch=epoch, batch=0, ended=True, epochs=epochs)
         self.finish()
         if departure.agreed:
             departure.begin()
 
-    def skip_batch(self, count: int = 1) -> bool:
-        """Whether the batch that comes, or so many, were trained before the run ended."""
-        if self.skips < count:
+    def skip_batch(self, program: str, count: int = 1) -> bool:
+        """Whether the batch that comes for a program, or so many, were trained before the run ended. Those of others,
+        which callbacks of a `fit` train, are none of its own.
+        """
+        if self.skips < count or program != self.position.program:
             return False
         self.skips -= count
         self.position = replace(self.position, batch=self.position.batch + count)
@@ -357,6 +376,8 @@ class Checkpoints:
         """The run is closed: what is not saved yet is saved, unless a step has failed."""
         if self.failed:
             return
+        if self.run.here().lead:
+            warn_of_unused(self)
         try:
             self.finish()
         except (NebulaError, OSError) as error:

@@ -38,11 +38,14 @@ class FitWatch(keras.callbacks.Callback):
         super().__init__()
         self._checkpoints, self._fit, self._epoch, self._begins = checkpoints, fit, fit.initial_epoch, 0
         checkpoints.fits += 1
+        self._number = checkpoints.fits
         resumed = checkpoints.resumed
         self._resumed = resumed if resumed is not None and resumed.fit == checkpoints.fits else None
-        if resumed is not None and checkpoints.fits < resumed.fit:
+        checkpoints.known.over = resumed is not None and checkpoints.fits < resumed.fit
+        if checkpoints.known.over:
             self._begins = fit.epochs
         elif self._resumed is not None:
+            checkpoints.known.restore_again()
             done = self._resumed.ended and fit.epochs <= self._resumed.epochs
             self._begins = fit.epochs if done else self._resumed.epoch
             checkpoints.skips = 0 if self._resumed.ended else self._resumed.batch
@@ -61,11 +64,12 @@ class FitWatch(keras.callbacks.Callback):
             tf_callbacks.begin_with(self.model, self._begins)
         if self._resumed is not None:
             self._checkpoints.memories.restore_callbacks(self._fit.callbacks)
+        self._checkpoints.memories.restore_history(self._number, self._fit.callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """An epoch begins, none of whose batches was trained."""
         self._epoch = epoch
-        self._checkpoints.begin_epoch(epoch, self._fit.callbacks)
+        self._checkpoints.begin_epoch(program_of(self.model), epoch, self._fit.callbacks)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Save where the model ends."""
@@ -81,27 +85,33 @@ class PlainStep:
     trains = True
 
     def __init__(self, checkpoints: Checkpoints, model: Any) -> None:
-        self.name = f"{model.name}.train_step"
+        self.name = program_of(model)
         self.steps = 0
         self._checkpoints, self._model, self._function = checkpoints, model, model.train_function
         self._known = False
 
     def __call__(self, iterator: Any) -> Any:
         """Run the steps of an execution, or pass their batches by."""
+        steps: int = self._model.steps_per_execution
+        batches: list[Any] = []
         if not self._known and self.name in self._checkpoints.position.programs:
-            tf_callbacks.build_model(self._model, iterator.element_spec)
+            if not isinstance(iterator, tf.data.Iterator):
+                batches, iterator = tf_callbacks.draw_batches(iterator, 1)
+            tf_callbacks.build_model(self._model, getattr(iterator, "element_spec", batches and batches[0]))
             self._take_in()
-        if self._checkpoints.skip_batch(self._model.steps_per_execution):
-            for _ in range(self._model.steps_per_execution):
+        if self._checkpoints.skip_batch(self.name, steps):
+            for _ in range(steps):
                 next(iterator)
             return to_tensors(self._checkpoints.position.logs)
-        self._checkpoints.before_step(self, ())
+        if self._checkpoints.needs_batch(self.name):
+            batches, iterator = tf_callbacks.draw_batches(iterator, steps)
+        self._checkpoints.before_step(self, tf.nest.flatten(batches))
         with self._checkpoints.note_failure():
             logs = self._function(iterator)
         if not self._known:
             self._take_in()
         self.steps += 1
-        self._checkpoints.after_step(self, lambda: logs, self._model.steps_per_execution)
+        self._checkpoints.after_step(self, lambda: logs, steps)
         return logs
 
     def _take_in(self) -> None:
@@ -125,7 +135,12 @@ def watch_fit(checkpoints: Checkpoints, model: Any) -> None:
 def _restore_model(checkpoints: Checkpoints, model: Any, fit: tf_callbacks.Fit) -> None:
     """Nothing is left to train: give the model its values now, for what comes after `fit`."""
     tf_callbacks.build_model(model, tf_callbacks.batch_spec(fit))
-    _take_model(checkpoints, model, f"{model.name}.train_step")
+    _take_model(checkpoints, model, program_of(model))
+
+
+def program_of(model: Any) -> str:
+    """The name of the program that trains a model by `fit`."""
+    return f"{model.name}.train_step"
 
 
 def _take_model(checkpoints: Checkpoints, model: Any, program: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,13 +22,18 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"_\d+(?=/|$)")
 
 
-def _refuse_missing(path: str, program: str, source: Source) -> CheckpointError:
-    """The error for a variable that is not there, or is there with another number behind its layer's name."""
+def _refuse_missing(path: str, program: str, source: Source, over: bool) -> CheckpointError:
+    """The error for a variable that is not there, or is there with another number behind its layer's name. The fit that
+    trained it may have been `over` when the checkpoint was saved.
+    """
     why, mend = "the checkpoint is of another model", 'nb.init(checkpoint="another/folder")'
-    mend += "\nor nb.restore(path, model), which takes what fits"
     plain = _NUMBER.sub("", path)
     other = next((name for name in sorted(source.manifest.tensors) if _NUMBER.sub("", name) == plain), None)
-    if other is not None:
+    if over and other in (None, path):
+        why = "it was saved in a later fit, when the model of this one was no more there"
+        mend = "keep the models that were trained in a list until the script ends: they are saved with the run\n"
+        mend += 'or begin anew: nb.init(checkpoint="another/folder")'
+    elif other is not None:
         why = f"it has {other!r}: Keras numbers layers without a name through all models of a process"
         mend = (
             "keras.utils.clear_session() before the model is made again, or layers with names\nor, of another model, "
@@ -40,13 +46,20 @@ def _refuse_missing(path: str, program: str, source: Source) -> CheckpointError:
 
 @dataclass
 class Known:
-    """What one process knows of them. `aliases` gives by program the names that are not the paths of its variables."""
+    """What one process knows of them. `aliases` gives by program the names that are not the paths of its variables. The
+    n-th variable of a path that a program of this name has is called `path@n` there: the program of a model that was
+    made again. A name is not given twice, whether or not the variable that had it is still there.
+
+    The `fit` that is about to begin was `over` when the checkpoint was saved.
+    """
 
     group: Group
     source: Source | None = None
     names: dict[int, str] = field(default_factory=dict)
     aliases: dict[str, dict[str, str]] = field(default_factory=dict)
+    over: bool = False
     _alive: dict[str, weakref.ref[Any]] = field(default_factory=dict)
+    _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     _restored: set[str] = field(default_factory=set)
     _copied: set[str] = field(default_factory=set)
 
@@ -97,9 +110,25 @@ class Known:
         if self.source is None:
             return
         missing = restore(self.source, {name: variables[path] for name, path in names.items()})
-        lost = next((names[name] for name in missing if names[name] in needed), None)
+        paths = (names[name] for name in missing if names[name] in needed)
+        lost = next((path for path in paths if self._was_saved(program, path)), None)
         if lost is not None:
-            raise _refuse_missing(lost, program, self.source)
+            raise _refuse_missing(lost, program, self.source, self.over)
+
+    def _was_saved(self, program: str, path: str) -> bool:
+        """Whether the run that was saved had come to this variable: where a model is made again, to the one before."""
+        key = self._find_key(program, path)
+        return key == path or (self.source is not None and key in self.source.manifest.aliases.get(program, {}))
+
+    def _find_key(self, program: str, path: str) -> str:
+        """What the newest variable of a path is called among the aliases of a program."""
+        count = self._counts[program, path]
+        return path if count <= 1 else f"{path}@{count}"
+
+    def restore_again(self) -> None:
+        """Let all variables be restored once more, when a program of theirs begins to train."""
+        self._restored.clear()
+        self._copied.clear()
 
     def _add(self, program: str, variables: Mapping[str, Any]) -> dict[str, str]:
         """Know variables; gives their names, each with its path in the program."""
@@ -114,10 +143,12 @@ class Known:
     def _choose_name(self, program: str, path: str) -> str:
         """The name of a variable in checkpoints: its path, unless another one has that already."""
         saved = {} if self.source is None else self.source.manifest.aliases.get(program, {})
-        name = saved.get(path, path)
+        self._counts[program, path] += 1
+        key = self._find_key(program, path)
+        name = saved.get(key, path)
         number = 2
-        while name in self._alive and self._alive[name]() is not None:
+        while name in self._alive:
             name, number = f"{path}@{number}", number + 1
         if name != path:
-            self.aliases.setdefault(program, {})[path] = name
+            self.aliases.setdefault(program, {})[key] = name
         return name

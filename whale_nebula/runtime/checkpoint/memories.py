@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -79,12 +80,15 @@ def keep_arrays(worker: str, entries: list[Entry]) -> Put:
 
 @dataclass
 class Memories:
-    """Those of one worker. `channels` are the states of codecs; `saved` is what was saved, in `source`."""
+    """Those of one worker. `channels` are the states of codecs, `histories` what Keras returned of each `fit` that has
+    ended. What was saved is in `source`.
+    """
 
     worker: str
     channels: MutableMapping[str, Any]
     callbacks: Sequence[Any] = ()
     objects: dict[str, Any] = field(default_factory=dict)
+    histories: dict[int, Any] = field(default_factory=dict)
     source: Source | None = None
     _read: dict[str, Any] = field(default_factory=dict)
 
@@ -98,6 +102,7 @@ class Memories:
         return {
             "codecs": {name: encode_state(state, put) for name, state in sorted(self.channels.items())},
             "callbacks": remember_callbacks(self.callbacks, put),
+            "histories": encode_value(self.histories, put),
             "objects": {name: encode_value(value, put) for name, value in sorted(self._read.items())},
         }
 
@@ -126,6 +131,17 @@ class Memories:
     def restore_callbacks(self, callbacks: Sequence[Any]) -> None:
         """Let the callbacks of a `fit` remember what was saved of them."""
         restore_callbacks(callbacks, self._find("callbacks") or [], self._get)
+
+    def keep_history(self, fit: int, callbacks: Sequence[Any]) -> None:
+        """Keep the history of a `fit` that has ended."""
+        self.histories[fit] = next(each.history for each in callbacks if isinstance(each, keras.callbacks.History))
+
+    def restore_history(self, fit: int, callbacks: Sequence[Any]) -> None:
+        """Give a `fit` that had ended, and trains nothing now, the history that it had."""
+        self.histories = self.histories or decode_value(self._find("histories"), self._get) or {}
+        for each in callbacks:
+            if isinstance(each, keras.callbacks.History) and fit in self.histories:
+                each.history = self.histories[fit]
 
     def add_object(self, name: str, value: Any) -> None:
         """Save an object of the user's from now on, and give it what was saved of it."""

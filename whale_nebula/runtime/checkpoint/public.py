@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from whale_nebula.checkpoint.folder import Folder, Found
 from whale_nebula.checkpoint.manifest import Position
-from whale_nebula.errors import AccountError, CheckpointError, OptionError
+from whale_nebula.errors import AccountError, CheckpointError, OptionError, StateError
 from whale_nebula.runtime.checkpoint.checkpoints import check_own_room, find_own
 from whale_nebula.runtime.checkpoint.fitting import variables_of
 from whale_nebula.runtime.checkpoint.group import Group, begin_manifest, choose_source
@@ -111,6 +111,8 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
     slots = any(name.endswith("/iteration") for name in source.tensors)
     if optimizer is not None and not optimizer.built and slots:
         optimizer.build(model.trainable_variables)
+    if (checkpoints := current_run().checkpoints) is not None:
+        checkpoints.read = True
     own = {id(getattr(variable, "value", variable)) for variable in model.variables}
     variables = variables_of(model)
     missing = [name for name in group.restore(source, variables) if id(variables[name]) in own]
@@ -141,11 +143,19 @@ def _find_source(group: Group, path: str) -> Source:
 
 
 def _check_model(name: str, model: Any) -> Any:
+    """The model, if it is one that has its variables."""
     if not hasattr(model, "variables") or not hasattr(model, "metrics"):
         raise OptionError(
             f"nb.{name}(path, {type(model).__name__}) is given no model",
             where=str(calling_site()),
             why="it takes a Keras model, with its optimizer if it is compiled",
             mend=f'nb.{name}("folder", model)',
+        )
+    if not getattr(model, "built", True):
+        raise StateError(
+            f"nb.{name} is given {model.name}, which has no variables yet",
+            where=str(calling_site()),
+            why="a model that is not told the shape of its input makes them when it is called first",
+            mend=f"model.build(shape), or model(batch), before nb.{name}",
         )
     return model

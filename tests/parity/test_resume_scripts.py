@@ -1,0 +1,210 @@
+"""Scripts that train several models, or one several times, end the same where they are broken off and go on."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.parity.test_resume import Killed, _settle
+from whale_nebula.errors import CheckpointError, StateError
+from whale_nebula.runtime.run import current_run
+
+Count = Callable[..., None]
+draws = np.random.default_rng(0)
+X, Y = draws.normal(size=(80, 4)).astype("float32"), draws.normal(size=(80, 1)).astype("float32")
+
+
+def build(cut: bool, name: str = "model") -> keras.Model:
+    """Layers have the same names in every model."""
+    inputs = keras.Input((4,))
+    with nb.stage(cluster="gpu") if cut else nullcontext():
+        hidden = keras.layers.Dense(8, activation="relu", name="a")(inputs)
+    with nb.stage(cluster="npu") if cut else nullcontext():
+        outputs = keras.layers.Dense(1, name="b")(hidden)
+    model = keras.Model(inputs, outputs, name=name)
+    model.compile(keras.optimizers.Adam(0.02), "mse")
+    return model
+
+
+def fit(model: keras.Model, count: Count, epochs: int = 1, rows: int = 2, begin: int = 0) -> dict[str, list[float]]:
+    counting = keras.callbacks.LambdaCallback(on_train_batch_end=count)
+    found = model.fit(X[begin:], Y[begin:], batch_size=rows, epochs=epochs, verbose=0, callbacks=[counting])
+    return dict(found.history)
+
+
+def one_after_the_other(cut: bool, count: Count) -> Any:
+    first, second = build(cut, "first"), build(cut, "second")
+    return fit(first, count), fit(second, count), first.get_weights(), second.get_weights()
+
+
+def twice_with_a_look_between(cut: bool, count: Count) -> Any:
+    """What is written between is not what the second `fit` had come to."""
+    model = build(cut)
+    before = fit(model, count, rows=4)
+    model.evaluate(X, Y, verbose=0)
+    model.set_weights([each * 0.5 for each in model.get_weights()])
+    return before, fit(model, count, 2, rows=4), model.get_weights()
+
+
+def folds(cut: bool, count: Count) -> Any:
+    """Models of the same names, one after the other."""
+    kept, histories = [], []
+    for fold in range(3):
+        keras.utils.clear_session()
+        kept.append(build(cut))
+        histories.append(fit(kept[-1], count, 2, rows=8, begin=20 * fold))
+    return histories, [model.get_weights() for model in kept]
+
+
+def folds_let_go(cut: bool, count: Count) -> Any:
+    for fold in range(3):
+        keras.utils.clear_session()
+        model = build(cut)
+        fit(model, count, 2, rows=8, begin=20 * fold)
+        del model
+        gc.collect()
+
+
+def batches_by_hand(cut: bool, count: Count) -> Any:
+    model, losses = build(cut), []
+    for number in range(0 if nb.resumed() is None else nb.resumed().step, 12):
+        losses.append(float(model.train_on_batch(X[4 * number : 4 * number + 4], Y[4 * number : 4 * number + 4])))
+        count()
+    return losses[-1], model.get_weights()
+
+
+def a_model_trained_by_a_callback(cut: bool, count: Count) -> Any:
+    outer, inner = build(cut, "outer"), build(cut, "inner")
+
+    class Inner(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            inner.fit(X, Y, batch_size=40, verbose=0)
+
+    callbacks = [Inner(), keras.callbacks.LambdaCallback(on_train_batch_end=count)]
+    history = outer.fit(X, Y, batch_size=10, epochs=4, verbose=0, callbacks=callbacks).history
+    return history, outer.get_weights(), inner.get_weights()
+
+
+def run(script: Callable[[bool, Count], Any], folder: Path, cut: bool, stop: int = 0) -> Any:
+    """Run a script, or until so many batches of its own were trained in this process."""
+    nb.shutdown()
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(3)
+    seen = 0
+
+    def count(*_: Any, **__: Any) -> None:
+        nonlocal seen
+        seen += 1
+        _settle(current_run().checkpoints)
+        if seen == stop:
+            raise Killed
+
+    with nb.init(checkpoint={"folder": str(folder), "every": 3}) as opened:
+        try:
+            return tf.nest.map_structure(lambda each: np.asarray(each).tobytes(), script(cut, count))
+        except Killed:
+            opened.checkpoints.failed = True
+
+
+GOES_ON = [
+    pytest.param(one_after_the_other, 70, False),
+    pytest.param(one_after_the_other, 70, True, marks=pytest.mark.grid),
+    pytest.param(twice_with_a_look_between, 36, False, marks=pytest.mark.grid),
+    pytest.param(twice_with_a_look_between, 36, True),
+    pytest.param(folds, 10, False),
+    pytest.param(folds, 24, True),
+    pytest.param(folds, 45, False, marks=pytest.mark.grid),
+    pytest.param(batches_by_hand, 7, False),
+    pytest.param(batches_by_hand, 7, True, marks=pytest.mark.grid),
+    pytest.param(a_model_trained_by_a_callback, 14, False),
+    pytest.param(a_model_trained_by_a_callback, 14, True, marks=pytest.mark.grid),
+]
+
+
+@pytest.mark.parametrize(("script", "stop", "cut"), GOES_ON)
+def test_a_script_goes_on(script: Callable[[bool, Count], Any], stop: int, cut: bool, tmp_path: Path) -> None:
+    expected = run(script, tmp_path / "undisturbed", cut)
+    assert run(script, tmp_path / "broken", cut, stop) is None
+    assert run(script, tmp_path / "broken", cut) == expected
+
+
+def test_a_model_that_was_let_go_is_missed(tmp_path: Path) -> None:
+    assert run(folds_let_go, tmp_path, False, 46) is None
+    with pytest.raises(CheckpointError, match="is not in the checkpoint") as caught:
+        run(folds_let_go, tmp_path, False)
+    assert "no more there" in caught.value.why and "in a list" in caught.value.mend
+
+
+# ------------------------------------------------------------------ no scopes: what was not noticed
+def other_rows(cut: bool, count: Count) -> Any:
+    return fit(build(cut), count, 2, rows=5, begin=10)
+
+
+def two_at_once(cut: bool, count: Count) -> Any:
+    model = build(cut)
+    model.compile("adam", "mse", steps_per_execution=2)
+    return fit(model, count, 2, rows=4)
+
+
+@pytest.mark.parametrize("other", [other_rows, two_at_once])
+def test_other_batches_of_a_model_without_scopes_are_named(other: Callable[[bool, Count], Any], tmp_path: Path) -> None:
+    assert run(lambda cut, count: fit(build(cut), count, 2, rows=4), tmp_path, False, 15) is None
+    with pytest.raises(CheckpointError, match="is not the one that this run had before it ended"):
+        run(other, tmp_path, False)
+
+
+def a_first_fit_only_at_first(cut: bool, count: Count) -> None:
+    model = build(cut)
+    if nb.resumed() is None:
+        fit(model, count, rows=8)
+    fit(model, count, 2, rows=8)
+
+
+def a_loop(cut: bool, count: Count) -> None:
+    model = build(cut)
+    step = nb.function(lambda x, y: model.train_step((x, y)))
+    for number in range(0 if nb.resumed() is None else nb.resumed().step, 4):
+        step(X[4 * number : 4 * number + 4], Y[4 * number : 4 * number + 4])
+
+
+def a_loop_of_tensorflow(cut: bool, count: Count) -> None:
+    model = build(cut)
+    tf.function(lambda: model.train_step((X, Y)))()
+
+
+@pytest.mark.parametrize(
+    ("script", "stop", "said"),
+    [
+        (
+            a_first_fit_only_at_first,
+            15,
+            "this run was in fit 2 when it was saved, and now the script has called fit 1 time",
+        ),
+        (a_loop, 0, "nothing was read of the checkpoint of step 4"),
+        (a_loop_of_tensorflow, 0, "nothing was saved"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*runs uncut")
+def test_what_was_not_trained_is_said(
+    script: Callable[[bool, Count], Any], stop: int, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if script is not a_loop_of_tensorflow:
+        run(script, tmp_path, True, stop)
+        assert not caplog.records
+    run(script, tmp_path, True)
+    assert [said in each.message for each in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("call", [nb.save, nb.restore])
+def test_a_model_without_variables_is_refused(call: Callable[..., None], tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="which has no variables yet"):
+        call(tmp_path, keras.Sequential([keras.layers.Dense(1)]))
