@@ -7,7 +7,7 @@ that `nb.compress(rank=r, basis="learned")` covers, is given another tensor to r
     x [..., n] ── @ down [n, r] ── z [..., r] ── @ up [r, n] ── x' [..., n] ── the op that would read x
 
 So z is what crosses, in both directions, and a tape follows what is there. The variables: see `bottlenecks`. With
-`basis="svd"` they start as the singular vectors of the linear layer that makes x: see `linear_layers`.
+`basis="svd"` they start as the singular vectors of the linear layer that makes x: see `bottlenecks`.
 """
 
 from __future__ import annotations

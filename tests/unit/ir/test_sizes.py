@@ -11,7 +11,7 @@ from keras import layers
 from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.integers import COMPUTE, ELEMENTWISE, Site, broadcast, compute_outputs, integers
-from whale_nebula.ir.sizes import Sizes, fill_shape
+from whale_nebula.ir.sizes import Sizes
 from whale_nebula.models import SwitchFeedForward
 from whale_nebula.plan.flops import Effort
 from whale_nebula.spec import Spec, Value
@@ -228,4 +228,4 @@ def test_the_axes_of_a_gradient(left: tuple[int, ...], right: tuple[int, ...], a
 def test_a_value_that_was_not_followed_has_the_rows_where_it_is_open() -> None:
     graph = Graph((op("Placeholder", Spec("float32", (None, 3))),))
     assert Sizes(graph, ROWS).shape(Value(0)) == (ROWS, 3)
-    assert fill_shape(Spec("float32", None), ROWS) == ()
+    assert Spec("float32", None).sized(ROWS) == ()
