@@ -47,8 +47,8 @@ def _prepare(attachment: Attachment) -> None:
     if attachment.seed is not None:
         seed_all(attachment.seed)
     if attachment.device is not None or attachment.cluster in attachment.peers.values():
-        rendezvous = "whale_nebula.runtime.session.rendezvous"  # needs TensorFlow, and comes before it computes
-        when_loaded("keras", lambda: importlib.import_module(rendezvous).prepare(attachment))
+        task = "whale_nebula.runtime.session.task"  # needs TensorFlow, and comes before it computes
+        when_loaded("keras", lambda: importlib.import_module(task).prepare(attachment))
 
 
 def _say(worker: str, path: str, kind: type[BaseException], failure: BaseException, trace: object) -> None:

@@ -15,7 +15,8 @@ from whale_nebula.errors import NebulaError
 from whale_nebula.launch.attach import attach
 from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives, Group
 from whale_nebula.runtime.run import current_run
-from whale_nebula.runtime.session.rendezvous import open_among, prepare_task
+from whale_nebula.runtime.session.rendezvous import open_among
+from whale_nebula.runtime.session.task import prepare_task
 
 happens = sys.argv[1]
 SHAPES = [(5, 3), (), (0, 2), (1200, 1000), (7,)]  # the large one travels alone

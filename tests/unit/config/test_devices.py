@@ -45,7 +45,7 @@ def test_each_worker_is_told_its_own() -> None:
 TAKES = """
 import sys
 from whale_nebula.errors import ConfigError
-from whale_nebula.runtime.session.rendezvous import take
+from whale_nebula.runtime.session.task import take
 import tensorflow as tf
 if "late" in sys.argv:
     tf.ones(1)

@@ -1,5 +1,7 @@
 """What the workers of one cluster tell each other over their links before TensorFlow joins them."""
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,7 +12,8 @@ import tensorflow as tf
 from tests.unit.runtime.sessions import sessions
 from whale_nebula.errors import LinkClosedError, PlanMismatchError, RemoteFailureError
 from whale_nebula.launch.attach import Attachment
-from whale_nebula.runtime.session.rendezvous import open_among, prepare_task, tasks_of
+from whale_nebula.runtime.session.rendezvous import open_among
+from whale_nebula.runtime.session.task import prepare_task, tasks_of
 from whale_nebula.tf import collectives as tf_collectives
 
 MATES = ("a/0", "a/1")
@@ -75,3 +78,21 @@ def test_a_worker_without_mates_becomes_no_task(monkeypatch: pytest.MonkeyPatch)
     for peers in ({"a/0": "a"}, {"a/0": "a", "b/1": "b", "b/2": "b"}):
         prepare_task(Attachment("b/0", "b", peers, {}, "run", None))
     assert asked == [3]
+
+
+@pytest.mark.parametrize("first", ["keras", "whale_nebula.runtime.session.rendezvous"])
+def test_a_process_is_prepared_whichever_module_loads_keras(first: str) -> None:
+    """In a process of its own, as Keras is loaded here."""
+    script = f"""
+import importlib
+from whale_nebula.launch import child
+from whale_nebula.launch.attach import Attachment
+child._prepare(Attachment("a/0", "a", {{"a/1": "a"}}, {{}}, "run", None))
+importlib.import_module("{first}")
+from whale_nebula.tf import collectives
+import tensorflow as tf
+tf.constant(1.0)
+print("tasks:", collectives.task().count)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert "tasks: 2" in ended.stdout, ended.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 import os
@@ -25,10 +24,10 @@ from whale_nebula.launch.ending import Leaving, departure
 from whale_nebula.launch.ports import free_port
 from whale_nebula.runtime.exchange.expected import Expected
 from whale_nebula.runtime.replicas.collectives import Collectives, can_open, listening_port, open_collectives
-from whale_nebula.runtime.session.server_filter import comes_from, restrict_port
+from whale_nebula.runtime.session.server_filter import comes_from
 from whale_nebula.runtime.session.session import Session
+from whale_nebula.runtime.session.task import tasks_of
 from whale_nebula.runtime.variables.remote import Ledger
-from whale_nebula.tf import collectives as tf_collectives
 from whale_nebula.transport import Link
 
 
@@ -101,61 +100,6 @@ def open_among(session: Session, mates: Mapping[str, str]) -> Collectives | None
     found = open_collectives(index, addresses, patience=session.patience, lost=lambda: session.lost(mates))
     session.exchange(_DOING, {}, mates)  # from here on all of them listen
     return found
-
-
-def take(device: str, worker: str) -> None:
-    """Let this process have the CPU alone, or one GPU besides. TensorFlow must not have begun to compute.
-
-    >>> take("CPU", "gpu/0")
-    """
-    gpus = tf.config.list_physical_devices("GPU")
-    kind, _, number = device.partition(":")
-    if kind == "GPU" and int(number) >= len(gpus):
-        raise ConfigError(
-            f"worker {worker} is to have {device}, and TensorFlow finds {len(gpus) or 'no'} GPU{'s' * (len(gpus) > 1)}",
-            where=f"device: of {worker} in the config",
-            why="workers of one host share out its GPUs, which are numbered from 0",
-            mend='device: CPU, or TensorFlow with its GPU parts on that host: pip install "tensorflow[and-cuda]"',
-        )
-    try:
-        tf.config.set_visible_devices([gpus[int(number)]] if kind == "GPU" else [], "GPU")
-    except RuntimeError as begun:
-        raise ConfigError(
-            f"worker {worker} cannot take {device}: TensorFlow computes already",
-            why=str(begun),
-            mend="import keras before anything is computed, so that the worker's device is set in time",
-        ) from None
-
-
-_NOWHERE = "127.0.0.1:1"  # where a mate is as long as nobody has said
-
-
-def prepare(attachment: Attachment) -> None:
-    """Take the worker's device, and be a task."""
-    if attachment.device is not None:
-        take(attachment.device, attachment.worker)
-    prepare_task(attachment)
-
-
-def prepare_task(attachment: Attachment) -> None:
-    """Let a worker that has mates in its cluster be their task once TensorFlow's runtime starts.
-
-    It does not start it: a script may go on to set threads and devices. What it makes then lives on as the
-    collectives are opened. Until they are, nobody but this machine reaches the port. Where the runtime has started,
-    nothing happens, and the collectives cannot be opened.
-    """
-    workers = tasks_of(attachment)
-    if len(workers) < 2 or tf_collectives.task() is not None:
-        return
-    index, port = workers.index(attachment.worker), free_port()
-    addresses = [f"127.0.0.1:{port}" if number == index else _NOWHERE for number in range(len(workers))]
-    tf_collectives.prepare(index, addresses, functools.partial(restrict_port, port, ()))
-
-
-def tasks_of(attachment: Attachment) -> list[str]:
-    """The workers of one's own cluster, in the order in which they are tasks."""
-    mates = [worker for worker, cluster in attachment.peers.items() if cluster == attachment.cluster]
-    return sorted([attachment.worker, *mates])
 
 
 def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledger, dict[str, str]]:
