@@ -38,7 +38,7 @@ def causal(length: Any) -> Any:
     return places[:, None] >= places[None, :]
 
 
-def among(visible: Any) -> Any:
+def expand_mask(visible: Any) -> Any:
     """`visible` (rows, keys) as a mask for all heads and queries."""
     return visible[:, None, None, :]
 

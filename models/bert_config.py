@@ -50,7 +50,7 @@ def sizes_of(config: dict[str, Any], where: str = "config.json") -> BertSizes:
         )
     _check_positions(config, where)
     said: dict[str, Any] = {ours: config.get(theirs, value) for theirs, (ours, value) in USUAL.items()}
-    said |= {ours: _whole_number(config, theirs, where) for theirs, ours in WHOLE_NUMBERS.items()}
+    said |= {ours: _read_whole_number(config, theirs, where) for theirs, ours in WHOLE_NUMBERS.items()}
     said["activation"] = ACTIVATION_OF.get(said["activation"], said["activation"])
     try:
         return BertSizes(**said, norm=NORM_OF[kind])
@@ -72,7 +72,7 @@ def config_of(sizes: BertSizes, architecture: str = "BertModel") -> dict[str, An
     }
 
 
-def _whole_number(config: dict[str, Any], name: str, where: str) -> int:
+def _read_whole_number(config: dict[str, Any], name: str, where: str) -> int:
     value = config.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         said = f"has {name}: {value!r}, which is no whole number" if name in config else f"does not say {name}"

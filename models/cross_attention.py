@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from .attention import Cache, among
+from .attention import Cache, expand_mask
 from .layers import Attending
 
 
@@ -30,7 +30,7 @@ class CrossAttention(Attending):
 
     def call(self, hidden: Any, source: Any, visible: Any = None, training: bool | None = None) -> Any:
         """One sub-layer up. `visible` (rows, length) marks the places of the source that may be looked at."""
-        allowed = None if visible is None else among(visible)
+        allowed = None if visible is None else expand_mask(visible)
         return self.recall(hidden, self.remember(source), allowed, training)
 
     def remember(self, source: Any) -> Cache:

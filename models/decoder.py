@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from .attention import Cache, among
+from .attention import Cache, expand_mask
 from .bert import Visible
 from .cross_attention import CrossAttention
 from .embedding import TokenEmbedding
@@ -64,7 +64,7 @@ class Decoder:
     def remember(self, source: Source) -> Memory:
         """What a search has to know of a source."""
         looking = (layer for layer in self.sub_layers if isinstance(layer, CrossAttention))
-        return Memory(tuple(layer.remember(source.hidden) for layer in looking), among(source.visible))
+        return Memory(tuple(layer.remember(source.hidden) for layer in looking), expand_mask(source.visible))
 
     def empty(self, sentences: Any, length: int) -> tuple[Cache, ...]:
         """What is known of so many sentences before their first words."""

@@ -13,7 +13,7 @@ from keras import ops
 
 from whale_nebula.errors import OptionError
 
-from .attention import Attention, Cache, Configured, among, causal, near_zero
+from .attention import Attention, Cache, Configured, causal, expand_mask, near_zero
 
 Norm = Literal["post", "pre"]
 NORMS = ("post", "pre")
@@ -139,7 +139,7 @@ class SelfAttention(Attending):
         now = self.attention.remember(read)
         cache = Cache(*(ops.where(here, new, old) for new, old in zip(now, cache, strict=True)))
         allowed = ops.less_equal(places, position)[None, None, None, :]
-        allowed = allowed if visible is None else ops.logical_and(allowed, among(visible))
+        allowed = allowed if visible is None else ops.logical_and(allowed, expand_mask(visible))
         return self.add(hidden, self.attention.recall(read, cache, allowed, training), training), cache
 
 
@@ -192,8 +192,8 @@ class FeedForward(SubLayer):
 def _allowed(visible: Any, causal_length: Any) -> Any:
     """Both masks as one; None if there is neither."""
     if causal_length is None:
-        return None if visible is None else among(visible)
-    return causal(causal_length) if visible is None else ops.logical_and(causal(causal_length), among(visible))
+        return None if visible is None else expand_mask(visible)
+    return causal(causal_length) if visible is None else ops.logical_and(causal(causal_length), expand_mask(visible))
 
 
 def activation_of(name: str) -> Any:

@@ -49,10 +49,10 @@ def low_rank_cut(
     for cut in cuts:
         at = 2 + 2 * cut + SUB_LAYERS.index(sub_layer)
         here = re.escape(prefix + names[at])
-        whole = _whole(prefix, names[begin : at + begins_with_norm])
+        whole = _match_layers(prefix, names[begin : at + begins_with_norm])
         patterns.append([norm, whole, "" if begins_with_norm else f"{here}/(?!norm).*"])
         begin, norm = at + 1, "" if begins_with_norm else f"{here}/norm"
-    patterns.append([norm, _whole(prefix, names[begin:]), after])
+    patterns.append([norm, _match_layers(prefix, names[begin:]), after])
     return {"|".join(filter(None, each)): home for each, home in zip(patterns, clusters, strict=True)}
 
 
@@ -76,6 +76,6 @@ def _check(bert: Bert, cuts: Sequence[int], clusters: Sequence[Any], sub_layer: 
         raise OptionError(f"clusters={clusters!r}", why=why, mend='["gpu", "npu"]')
 
 
-def _whole(prefix: str, names: Sequence[str]) -> str:
+def _match_layers(prefix: str, names: Sequence[str]) -> str:
     """A pattern of these layers and everything inside them."""
     return f"({'|'.join(re.escape(prefix + name) for name in names)})(/.*)?" if names else ""

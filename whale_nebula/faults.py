@@ -4,7 +4,7 @@ They do nothing unless a plan is given, in code (`with planned(FaultPlan.parse("
 the environment variable WHALE_NEBULA_FAILPOINTS, which each process reads once.
 
 >>> failpoint("step.before")
->>> with with_plan(FaultPlan()) as plan:
+>>> with apply_plan(FaultPlan()) as plan:
 ...     failpoint("step.before")
 >>> plan.reached
 Counter({'step.before': 1})
@@ -243,7 +243,7 @@ def names() -> Mapping[str, str]:
 
 
 @contextlib.contextmanager
-def with_plan(plan: FaultPlan) -> Iterator[FaultPlan]:
+def apply_plan(plan: FaultPlan) -> Iterator[FaultPlan]:
     """Let a plan hold, for the whole process, while this is open."""
     global _plan
     before, _plan = _plan, plan

@@ -100,7 +100,7 @@ def _column(width: int) -> dict[str, Any]:
 
 
 def _certify(folder: Path, signs: Authority, account: str) -> None:
-    home, identity, key, now = folder / "of-gpu", Identity("mt", "gpu"), authority.new_key(), files.now()
+    home, identity, key, now = folder / "of-gpu", Identity("mt", "gpu"), authority.make_key(), files.now()
     home.mkdir(mode=0o700)
     until = now + timedelta(days=1)
     made = authority.process_certificate(identity, key.public_key(), signs.certificate, signs.key, until, now, account)

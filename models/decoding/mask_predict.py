@@ -64,7 +64,7 @@ def mask_predict(predict: Predict, lengths: tf.Tensor, search: MaskPredict) -> F
     places = first.hidden  # where words stand: first all of them are hidden
 
     def body(*draft: tf.Tensor) -> _Draft:
-        return _again(_predicted(predict, _Draft(*draft), search), places, search)
+        return _mask_unlikely(_predicted(predict, _Draft(*draft), search), places, search)
 
     def goes_on(*draft: tf.Tensor) -> tf.Tensor:
         return _Draft(*draft).round < search.rounds
@@ -95,7 +95,7 @@ def _predicted(predict: Predict, draft: _Draft, search: MaskPredict) -> _Draft:
     return draft._replace(ids=ids, likelihood=tf.where(draft.hidden, tf.reduce_max(likely, -1), draft.likelihood))
 
 
-def _again(draft: _Draft, places: tf.Tensor, search: MaskPredict) -> _Draft:
+def _mask_unlikely(draft: _Draft, places: tf.Tensor, search: MaskPredict) -> _Draft:
     """Hide the least likely words again: fewer each round, none after the last."""
     done = draft.round + 1
     words = tf.reduce_sum(tf.cast(places, tf.int32), axis=1, keepdims=True)

@@ -49,7 +49,7 @@ def generated(
     check_name(split, ("train", "val", "test"), count)
     for language in (source, target):
         check_name(language, ("es", "en"), count, what="language")
-    known = _known(forms)
+    known = _check_forms(forms)
     made = [_sentence(split, seed, place, known) for place in range(count)]
     languages = {"source": source, "target": target}
     return Pairs(**{side: [getattr(each, languages[side]) for each in made] for side in SIDES if side in sides})
@@ -62,7 +62,7 @@ def monolingual(language: Language, count: int, *, seed: int = 0, forms: Sequenc
     3
     """
     check_name(language, ("es", "en"), count, what="language")
-    known = _known(forms)
+    known = _check_forms(forms)
     return [getattr(_sentence(f"mono-{language}", seed, place, known), language) for place in range(count)]
 
 
@@ -74,7 +74,7 @@ def check_name(name: str, known: Sequence[str], count: int, *, what: str = "spli
         raise OptionError(f"count={count!r} makes no text", mend="count=1, or more")
 
 
-def _known(forms: Sequence[str]) -> tuple[str, ...]:
+def _check_forms(forms: Sequence[str]) -> tuple[str, ...]:
     unknown = [form for form in forms if form not in _FORMS]
     if unknown or not forms:
         what = f"no sentence has the form {unknown[0]!r}" if unknown else "sentences of no form"

@@ -66,7 +66,7 @@ def generated_text(count: int, *, seed: int = 0) -> list[str]:
     rows: list[str] = []
     while len(rows) < count:
         drawn = _random(f"text/{seed}/{len(rows)}")
-        rows += [_said(_fact(drawn)), _opinion(drawn)[0], _asked(_fact(drawn)), _other_order(_fact(drawn))]
+        rows += [_said(_fact(drawn)), _opinion(drawn)[0], _asked(_fact(drawn)), _reorder(_fact(drawn))]
     return rows[:count]
 
 
@@ -97,7 +97,7 @@ def _said(fact: Fact) -> str:
     return f"{name} has {count} {colour} {thing} {place} ."
 
 
-def _other_order(fact: Fact) -> str:
+def _reorder(fact: Fact) -> str:
     name, count, colour, thing, place = fact
     return f"{place} {name} has {count} {thing} , and they are {colour} ."
 
@@ -146,14 +146,14 @@ def _follows(drawn: Random) -> Row:
     """The same said in another order, or with one thing changed."""
     fact, true = _fact(drawn), drawn.random() < 0.5
     other = fact if true else _changed(fact, drawn, [drawn.randrange(5)])
-    return _said(fact), _other_order(other), float(true)
+    return _said(fact), _reorder(other), float(true)
 
 
 def _similar(drawn: Random) -> Row:
     """How many of five things two sentences share."""
     fact, count = _fact(drawn), drawn.randrange(6)
     other = _changed(fact, drawn, drawn.sample(range(5), 5 - count))
-    return _said(fact), _other_order(other), float(count)
+    return _said(fact), _reorder(other), float(count)
 
 
 _ROWS: dict[str, Callable[[Random], Row]] = {

@@ -22,7 +22,7 @@ def accuracy(found: ArrayLike, meant: ArrayLike) -> float:
     >>> accuracy([1, 0, 1, 1], [1, 0, 0, 1])
     0.75
     """
-    one, other = _same_length(found, meant)
+    one, other = _flatten_alike(found, meant)
     return float(np.mean(one == other))
 
 
@@ -32,7 +32,7 @@ def f1(found: ArrayLike, meant: ArrayLike) -> float:
     >>> f1([1, 0, 1, 1], [1, 0, 0, 1])
     0.8
     """
-    one, other = _same_length(found, meant)
+    one, other = _flatten_alike(found, meant)
     hits = int(np.sum((one == 1) & (other == 1)))
     return 2 * hits / max(1, int(np.sum(one == 1)) + int(np.sum(other == 1)))
 
@@ -43,7 +43,7 @@ def matthews(found: ArrayLike, meant: ArrayLike) -> float:
     >>> matthews([1, 0, 1, 0], [1, 0, 0, 1])
     0.0
     """
-    one, other = _same_length(found, meant)
+    one, other = _flatten_alike(found, meant)
     classes = np.unique(np.concatenate([one, other]))
     ours, theirs = ((each[:, None] == classes).astype(float) for each in (one, other))
     ours, theirs = ours - ours.mean(0), theirs - theirs.mean(0)
@@ -57,7 +57,7 @@ def pearson(found: ArrayLike, meant: ArrayLike) -> float:
     >>> round(pearson([1.0, 2.0, 3.0], [2.0, 4.0, 7.0]), 4)
     0.9934
     """
-    one, other = (each.astype(float) for each in _same_length(found, meant))
+    one, other = (each.astype(float) for each in _flatten_alike(found, meant))
     one, other = one - one.mean(), other - other.mean()
     size = float(np.sqrt((one**2).sum() * (other**2).sum()))
     return float((one * other).sum() / size) if size else 0.0
@@ -69,7 +69,7 @@ def spearman(found: ArrayLike, meant: ArrayLike) -> float:
     >>> spearman([1.0, 20.0, 300.0], [2.0, 4.0, 7.0])
     1.0
     """
-    return pearson(*map(_ranks, _same_length(found, meant)))
+    return pearson(*map(_ranks, _flatten_alike(found, meant)))
 
 
 def exact_match(found: Sequence[str], meant: Sequence[Sequence[str]]) -> float:
@@ -96,7 +96,7 @@ METRICS: Mapping[str, Callable[[ArrayLike, ArrayLike], float]] = {
 """Those of labels and numbers, by their names."""
 
 
-def _same_length(found: ArrayLike, meant: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def _flatten_alike(found: ArrayLike, meant: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     one, other = np.asarray(found).reshape(-1), np.asarray(meant).reshape(-1)
     if len(one) != len(other) or not len(one):
         raise DataError(

@@ -28,14 +28,14 @@ def test_of_fit_finds_them_when_the_function_is_made(monkeypatch: pytest.MonkeyP
     make = keras.Model.make_train_function
 
     def making(model: Any, force: bool = False) -> Any:
-        found.extend(tf_callbacks.of_fit())
+        found.extend(tf_callbacks.list_fit_callbacks())
         return make(model, force)
 
     monkeypatch.setattr(keras.Model, "make_train_function", making)
     given = keras.callbacks.TerminateOnNaN()
     fitted(given)
     assert given in found and len(found) == 2  # and Keras's own history
-    assert tf_callbacks.of_fit() == []
+    assert tf_callbacks.list_fit_callbacks() == []
 
 
 @pytest.mark.parametrize("name", ["begin", "save", "end"])

@@ -142,11 +142,11 @@ def test_in_custom_gradient_is_true_inside_one_that_is_traced() -> None:
 
     @tf.custom_gradient
     def twice(x: Any) -> Any:
-        found.append(tf_private.in_custom_gradient())
+        found.append(tf_private.is_in_custom_gradient())
         return 2.0 * x, lambda upstream: 2.0 * upstream
 
     def step(x: Any) -> Any:
-        found.append(tf_private.in_custom_gradient())
+        found.append(tf_private.is_in_custom_gradient())
         return twice(x)
 
     tf.function(step).get_concrete_function(tf.TensorSpec([2]))
@@ -156,7 +156,7 @@ def test_in_custom_gradient_is_true_inside_one_that_is_traced() -> None:
 def test_without_recording_stops_the_tapes_of_the_caller() -> None:
     x = tf.Variable(1.0)
     with tf.GradientTape() as tape:
-        with tf_private.without_recording():
+        with tf_private.stop_recording():
             hidden = x * x
             assert not tf_private.tape_records()
         y = hidden * x

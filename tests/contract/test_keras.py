@@ -77,7 +77,7 @@ def test_on_run_hears_every_run_of_a_node() -> None:
     heard: list[Any] = []
     inputs = keras.Input((2,))
     outputs = layers.Dense(3)(inputs)
-    tf_private.on_run(outputs._keras_history.operation._inbound_nodes[0], heard.append)
+    tf_private.call_on_run(outputs._keras_history.operation._inbound_nodes[0], heard.append)
     model = keras.Model(inputs, outputs)
     heard.clear()
     expected = model.layers[1](np.ones((1, 2)))
@@ -104,7 +104,7 @@ def test_on_config_hears_what_copies_are_made_from(tmp_path: Any) -> None:
 
     own = Own(3, name="own")
     plain = own.get_config()
-    tf_private.on_config(own, lambda: heard.append(1))
+    tf_private.call_on_config(own, lambda: heard.append(1))
     assert own.get_config() == plain
     assert plain["units"] == 3
     model = keras.Sequential([keras.Input((2,)), own])
@@ -139,7 +139,7 @@ def test_keras_calls_are_named_as_we_know_them(way: Any, name: str, tmp_path: An
     dense = layers.Dense(3)
     inputs = keras.Input((2,))
     model = keras.Model(inputs, dense(inputs))
-    tf_private.on_config(dense, lambda: found.extend(tf_private.keras_calls()))
+    tf_private.call_on_config(dense, lambda: found.extend(tf_private.keras_calls()))
     way(model, tmp_path)
     assert any((call.name, call.frame.f_code.co_name) == (name, name) and call.given is model for call in found)
     gives_config = any(call.name == "get_config" and call.given is model for call in found)
@@ -278,7 +278,7 @@ def test_own_variable_is_a_variable_of_a_layer_that_is_built() -> None:
     @tf.function(autograph=False)
     def step(x: Any) -> Any:
         if not made:
-            made.append(tf_private.own_variable(owner, "extra", np.ones((3, 3), np.float32)))
+            made.append(tf_private.add_variable(owner, "extra", np.ones((3, 3), np.float32)))
         return owner(x @ made[0].value)
 
     assert step(tf.ones((1, 3))).shape == (1, 2)

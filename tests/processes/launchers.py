@@ -96,7 +96,7 @@ def launching(folder: Path, workers: Mapping[str, int]) -> Iterator[Launchers]:
     listed = {name: [addresses[f"{name}/{n}"] for n in range(count)] for name, count in workers.items()}
     config = load({"clusters": {name: {"workers": each} for name, each in listed.items()}})
     with ExitStack() as stack:
-        security = stack.enter_context(gateways.for_one_run(config, addresses))
+        security = stack.enter_context(gateways.issue_for_run(config, addresses))
         found = Launchers(folder, config, addresses, security)
         yield found
         for job in found.jobs.values():

@@ -83,7 +83,7 @@ class _World:
         """Threads that take turns, small chunks, and failpoints that know whose code runs."""
         chunk, frame.CHUNK_BYTES = frame.CHUNK_BYTES, _CHUNK
         try:
-            with self.turns.instead_of_threads(_SWAPPED), failpoints.with_plan(_Everyone(self)):
+            with self.turns.instead_of_threads(_SWAPPED), failpoints.apply_plan(_Everyone(self)):
                 yield
         finally:
             frame.CHUNK_BYTES = chunk

@@ -12,7 +12,17 @@ import pytest
 
 from whale_nebula import faults as failpoints
 from whale_nebula.errors import OptionError, RunError
-from whale_nebula.faults import POINTS, VARIABLE, Action, Fault, FaultPlan, chunk_failpoint, failpoint, names, with_plan
+from whale_nebula.faults import (
+    POINTS,
+    VARIABLE,
+    Action,
+    Fault,
+    FaultPlan,
+    apply_plan,
+    chunk_failpoint,
+    failpoint,
+    names,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,7 +66,7 @@ def test_without_a_plan_nothing_happens() -> None:
 
 def test_a_plan_strikes_at_its_hit_and_counts_all() -> None:
     plan = FaultPlan.parse("step.before=raise@2, npu/0:step.after=raise", worker="gpu/0")
-    with with_plan(plan):
+    with apply_plan(plan):
         failpoint("step.before")
         failpoint("step.after")
         with pytest.raises(RunError, match=r"failpoint step\.before=raise@2"):
@@ -74,7 +84,7 @@ def test_again_means_from_then_on() -> None:
 
 
 def test_a_chunk_is_first_last_both_or_in_the_middle() -> None:
-    with with_plan(FaultPlan()) as plan:
+    with apply_plan(FaultPlan()) as plan:
         for ends in ((True, False), (False, False), (False, True), (True, True)):
             chunk_failpoint("after", *ends, print)
     assert plan.reached == {"chunk.first.after": 2, "chunk.middle.after": 1, "chunk.last.after": 2}
@@ -82,7 +92,7 @@ def test_a_chunk_is_first_last_both_or_in_the_middle() -> None:
 
 def test_drop_breaks_the_connection_that_is_there() -> None:
     dropped: list[str] = []
-    with with_plan(FaultPlan.parse("chunk.first.before=drop")):
+    with apply_plan(FaultPlan.parse("chunk.first.before=drop")):
         chunk_failpoint("before", True, False, dropped.append)
     assert dropped == ["failpoint chunk.first.before=drop@1"]
 

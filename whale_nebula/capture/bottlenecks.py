@@ -226,7 +226,7 @@ class Bottleneck:
     def _variable(self, name: str, shape: tuple[int, ...], values: Callable[[], np.ndarray], frame: Frame) -> Any:
         kept = kept_of(self.owner)
         if name not in kept:
-            kept[name] = tf_private.own_variable(self.owner, name, values())
+            kept[name] = tf_private.add_variable(self.owner, name, values())
         if tuple(kept[name].shape) != shape:
             raise PlanError(
                 f"{name!r} of {self.owner.name!r} is {list(kept[name].shape)}, "
@@ -250,7 +250,7 @@ def find_bottleneck(
     bottlenecks: Bottlenecks, tensor: Any, producer: str, frame: Frame, factors: Callable[[], Factors] | None = None
 ) -> Bottleneck:
     """The bottleneck of a tensor of stage `producer` that goes over now."""
-    owner, call = _around(tensor)
+    owner, call = _find_layer(tensor)
     owner = bottlenecks.owner if owner is None else owner
     if not isinstance(owner, keras.Layer):
         raise NotYetError(
@@ -266,7 +266,7 @@ def find_bottleneck(
     return Bottleneck(owner, f"bottleneck_{word(producer)}" + (f"_{number}" if number else ""), factors)
 
 
-def _around(tensor: Any) -> tuple[Any, str]:
+def _find_layer(tensor: Any) -> tuple[Any, str]:
     """The innermost layer whose call made the tensor and runs still, else the outermost that runs; and that call.
 
     Each call of a layer has a name scope of its own.

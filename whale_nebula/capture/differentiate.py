@@ -24,7 +24,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.capture.loss_weights import mirror_trace, weigh
-from whale_nebula.capture.mirror import ascend_ops, in_order
+from whale_nebula.capture.mirror import ascend_ops, order_operations
 from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.tracing import LiveRequest, Tracing
 from whale_nebula.errors import PlanError
@@ -51,7 +51,7 @@ def differentiate(
     before = frozenset(op.name for op in trace.graph.get_operations())
     given = [seed for seed in seeds if isinstance(seed, tf.Tensor) and getattr(seed, "graph", None) is trace.graph]
     seeds = weigh(trace, targets, seeds)
-    operations = in_order(trace.graph.get_operations())
+    operations = order_operations(trace.graph.get_operations())
     # what weighs the seeds is at home where the target is, as all that is differentiated there
     weighing = ascend_ops((s.op for s in seeds), lambda op: op.name not in before and op.type != "Placeholder")
     own = {op.name for op in weighing}

@@ -54,14 +54,16 @@ def answer_gradients(targets: Any, sources: Any, seeds: Any, stops: Any, unconne
     if trace is None or trace.flags.busy or trace.plain:
         return None
     if tf_private.tape_records():
-        check_nested(trace.bottlenecks, _as_list(targets), _as_list(sources))
+        check_nested(trace.bottlenecks, _make_list(targets), _make_list(sources))
         return None
-    ends = [tf.convert_to_tensor(target) for target in _as_list(targets)]
+    ends = [tf.convert_to_tensor(target) for target in _make_list(targets)]
     _check_first_order(trace, ends)
     if tf.compat.v1.get_default_graph() is not trace.graph:
         return None
-    starts = None if seeds is None else _as_list(seeds)
-    return _answer(trace, None, ends, _as_list(sources), starts, [] if stops is None else _as_list(stops), unconnected)
+    starts = None if seeds is None else _make_list(seeds)
+    return _answer(
+        trace, None, ends, _make_list(sources), starts, [] if stops is None else _make_list(stops), unconnected
+    )
 
 
 def _answer(
@@ -120,7 +122,7 @@ def note_mask(tensor: Any, mask: Any) -> None:
         trace.masks.append((tensor, mask))
 
 
-def _as_list(given: Any) -> list[Any]:
+def _make_list(given: Any) -> list[Any]:
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 

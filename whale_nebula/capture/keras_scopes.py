@@ -102,7 +102,7 @@ def _watch_node(node: Any, frames: Frames, *, tagged: bool) -> None:
             _warn_if_eager(stage, projects)
 
     if tagged or stage is not None:
-        tf_private.on_run(node, hear)
+        tf_private.call_on_run(node, hear)
 
 
 def _warn_if_eager(stage: Frame, projects: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.mirror import SUMMED, in_order, mirror
+from whale_nebula.capture.mirror import SUMMED, mirror, order_operations
 from whale_nebula.capture.scopes_met import paths_of_handles, stamp_readers
 from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.splits import name_siblings
@@ -33,7 +33,7 @@ def mirror_trace(trace: Tracing) -> Graph:
     graph = mirror(trace.graph, roles(trace))
     if trace.assignment is None:
         return name_siblings(trace, graph)
-    numbers = {op.name: index for index, op in enumerate(in_order(trace.graph.get_operations()))}
+    numbers = {op.name: index for index, op in enumerate(order_operations(trace.graph.get_operations()))}
     first = trace.requests[0].before if trace.requests else None
     forward = None if first is None else {numbers[name] for name in first if name in numbers}
     paths = paths_of_handles(trace.graph, numbers, trace.handles)
@@ -55,7 +55,7 @@ def roles(trace: Tracing) -> dict[str, tuple[str, str]]:
 
 def _read_trace(trace: Tracing) -> tuple[Graph, list[Any], dict[str, int]]:
     """The trace as pure data, its ops in the same order, and their numbers by name."""
-    operations = in_order(trace.graph.get_operations())
+    operations = order_operations(trace.graph.get_operations())
     return mirror_trace(trace), operations, {op.name: index for index, op in enumerate(operations)}
 
 

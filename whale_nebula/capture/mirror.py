@@ -41,7 +41,7 @@ class _Mirror:
         self.functions = functions
 
     def graph(self, graph: Any, roles: Mapping[str, tuple[str, str]]) -> Graph:
-        operations = in_order(graph.get_operations())
+        operations = order_operations(graph.get_operations())
         numbers = {op.name: index for index, op in enumerate(operations)}
         ops = tuple(self._op(graph, op, index, numbers, roles) for index, op in enumerate(operations))
         is_function = isinstance(graph, tf_private.FuncGraph)
@@ -129,7 +129,7 @@ def _read_definition(op: Any) -> _Read:
     return _Read(attributes, constant, stage, compress, summed)
 
 
-def in_order(operations: Sequence[Any]) -> list[Any]:
+def order_operations(operations: Sequence[Any]) -> list[Any]:
     """Trace order, but never before an input: differentiating a loop gives the loop inputs that were traced later."""
     ordered: dict[Any, None] = {}
     for op in operations:
@@ -205,7 +205,7 @@ class Donor:
     """A graph that ops are taken from; it is read once."""
 
     def __init__(self, graph: Any) -> None:
-        self.operations = in_order(graph.get_operations())
+        self.operations = order_operations(graph.get_operations())
         self._definition = graph.as_graph_def()
         self._nodes = {node.name: node for node in self._definition.node}
         self._library = {f.signature.name: f for f in self._definition.library.function}

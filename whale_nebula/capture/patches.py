@@ -27,7 +27,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.capture import intercept, keras_scopes, loss_weights, place_trace, projection
-from whale_nebula.capture.mirror import Donor, in_order, mirror, plant
+from whale_nebula.capture.mirror import Donor, mirror, order_operations, plant
 from whale_nebula.capture.tracing import Stamper, Tracing, current, current_here
 from whale_nebula.passes.branches import NOBODY, Branch, Owners, bundle_aliases, rewire, split_branches
 from whale_nebula.passes.phases import SMALL
@@ -137,7 +137,7 @@ def _find_owners(trace: Tracing, clusters: Sequence[str]) -> dict[str, Owners]:
         for source, tensors in request.holders:
             own = frozenset(clusters[stage] for stage, number, _ in request.parts if number == source)
             found.update({tensor.name: own for tensor in tensors})
-    operations = in_order(trace.graph.get_operations())
+    operations = order_operations(trace.graph.get_operations())
     for op in operations:
         stage = trace.labels.get(op.name)
         for tensor in op.inputs if stage is not None else ():

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from whale_nebula.capture import bottlenecks
 from whale_nebula.capture.bottlenecks import Bottlenecks, Home, find_factors
-from whale_nebula.capture.mirror import COMPRESS, STAGE, ascend_ops, in_order
+from whale_nebula.capture.mirror import COMPRESS, STAGE, ascend_ops, order_operations
 from whale_nebula.capture.scopes_met import number_in
 from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.tracing import Tracing, current
@@ -126,7 +126,7 @@ def _enter_stage(trace: Tracing, tensor: Any, consumer: str) -> Any:
         return tensor
     key = (tensor.ref(), consumer)
     if key not in trace.bottlenecks.entered:
-        if tf_private.in_custom_gradient():  # its gradient goes back to the tensor as it was before the basis
+        if tf_private.is_in_custom_gradient():  # its gradient goes back to the tensor as it was before the basis
             raise NotYetError(
                 "a learned basis for a tensor that a tf.custom_gradient is the first to read",
                 where=str(frame.site),
@@ -196,7 +196,7 @@ def check_crossed(trace: Tracing, program: Program) -> None:
     """Refuse a step in which something crosses whole that a learned basis covers: it was found too late."""
     if not any(map(learned_rank, trace.met.compressions)):
         return
-    operations, labels = in_order(trace.graph.get_operations()), program.labels
+    operations, labels = order_operations(trace.graph.get_operations()), program.labels
     # only the forward reads what crosses, not what gradients or updates are made of
     first = min((request.start for request in program.requests), default=len(program.graph.ops))
     backward = frozenset(op for request in program.requests for op in request.backward)

@@ -11,23 +11,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from whale_nebula.codec.way import both_ways
+from whale_nebula.codec.way import mirror_options
 from whale_nebula.errors import NestingError, OptionError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Apart, Assignment, Constraints, Pipeline, Program, Stage, Written
 from whale_nebula.ir.routing import enough
-from whale_nebula.passes.checks import in_flow_order
+from whale_nebula.passes.checks import order_stages
 from whale_nebula.passes.effects import is_read
 from whale_nebula.passes.replicas import speeds
-from whale_nebula.scopes.compressing import apart_of
+from whale_nebula.scopes.compressing import find_apart
 from whale_nebula.scopes.frames import Frame, cluster_block_of, open_frames, replica_of, stage_of
 from whale_nebula.scopes.identity import (
     Numbers,
     check_layout,
     clusters_of,
+    find_own_home,
     home_of,
     most_workers,
-    own_home,
     running_home,
     two_clusters,
     worker_speeds,
@@ -140,7 +140,7 @@ class ScopesMet:
 
     def order_stages(self, graph: Graph) -> None:
         """Number the stages by the way that tensors go."""
-        self.stages = {key: self.stages[key] for key in in_flow_order(graph, list(self.stages))}
+        self.stages = {key: self.stages[key] for key in order_stages(graph, list(self.stages))}
 
     def settle(self, *, summed: bool) -> None:
         """The trace is complete: give each stage its replicas, and the batch enough micro-batches for all of them.
@@ -218,7 +218,7 @@ class Replicas:
                 )
         frames = open_frames()
         self.home = home_of(frames)
-        apart = apart_of(frames, frame)
+        apart = find_apart(frames, frame)
         if apart is None:
             return
         if self.apart is not None and replace(self.apart, where="") != replace(apart, where=""):
@@ -228,12 +228,12 @@ class Replicas:
                 why=f"a step is copied to all clusters as a whole: {apart}; and there: {self.apart}",
                 mend="one nb.replica(sync_every=...) around the whole step",
             )
-        self.apart, self.slow, self.home = apart, frame, own_home(frames)
+        self.apart, self.slow, self.home = apart, frame, find_own_home(frames)
 
     def enter_compress(self, frames: Sequence[Frame]) -> None:
         """A compress scope is entered: inside a copy that each cluster trains, it says how differences cross."""
         within = self.slow is not None and self.slow in frames and stage_of(frames) is None
-        found = apart_of(frames, self.slow) if within else None
+        found = find_apart(frames, self.slow) if within else None
         if self.apart is not None and found is not None:
             self.apart = replace(self.apart, codec=found.codec)
 
@@ -335,7 +335,7 @@ def adopt_stages(met: ScopesMet, given: Assignment, site: Site) -> None:
     numbers = dict[str, int]()
     for codec in dict.fromkeys(given.codecs.values()):
         numbers[codec] = len(met.compressions)
-        met.compressions.append(Frame("compress", both_ways(codec), site))
+        met.compressions.append(Frame("compress", mirror_options(codec), site))
     met.stages = {s.key: replace(s, compress=numbers.get(given.codecs.get(s.key, ""))) for s in given.stages}
     met.pipeline, met.decided = given.pipeline, True
     for stage in given.stages:
@@ -366,11 +366,11 @@ def list_constraints(met: ScopesMet, program: Program) -> Constraints:
         met.pipeline if pipe is not None else Pipeline(),
         None if pipe is None else pipe.options["micro_batch"],
         None if around is None else around.options["count"],
-        _why_unplanned(met, program),
+        _explain_unplanned(met, program),
     )
 
 
-def _why_unplanned(met: ScopesMet, program: Program) -> str:
+def _explain_unplanned(met: ScopesMet, program: Program) -> str:
     if program.apart is not None:
         return "in it each cluster trains a copy of its own (nb.replica(sync_every=...))"
     if met.splits:

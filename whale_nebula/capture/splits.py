@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.mirror import COPIED, SPLIT, in_order
+from whale_nebula.capture.mirror import COPIED, SPLIT, order_operations
 from whale_nebula.capture.scopes_met import REPLICA, SPLIT_STAGE, number_in
 from whale_nebula.errors import OptionError
 from whale_nebula.ir.graph import Graph
@@ -45,7 +45,7 @@ def name_siblings(trace: Any, graph: Graph) -> Graph:
     """The graph with stages where none is written: an `nb.split` beside an `nb.replica` is one, and that another."""
     if not trace.met.find_siblings():
         return graph
-    operations = in_order(trace.graph.get_operations())
+    operations = order_operations(trace.graph.get_operations())
     ops = list(graph.ops)
     for op in graph.ops:
         stamps = {key: tf_private.number_on(operations[op.index], name) for key, name in _SIBLINGS.items()}

@@ -20,7 +20,7 @@ from whale_nebula.capture.errors import check_constants, translate_errors
 from whale_nebula.capture.intercept import explain_late_requests
 from whale_nebula.capture.keras_copies import stages_of
 from whale_nebula.capture.loss_weights import mirror_trace, replace_batch_sizes, settle_sums
-from whale_nebula.capture.mirror import COPIED, in_order, mirror_spec
+from whale_nebula.capture.mirror import COPIED, mirror_spec, order_operations
 from whale_nebula.capture.patches import install, trace_patched
 from whale_nebula.capture.place_trace import Places
 from whale_nebula.capture.placed import placed_models
@@ -59,7 +59,7 @@ from whale_nebula.tf.keras_training import create_variables, lacks_variables
 
 
 @contextlib.contextmanager
-def without_garbage_collection() -> Iterator[None]:
+def pause_garbage_collection() -> Iterator[None]:
     """Let Python look for no garbage meanwhile: graphs and plans are made of many small things that stay, and to look
     through them again and again takes a seventh of the time of a first step.
     """
@@ -221,7 +221,7 @@ def bind(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any])
     return list(inspect.signature(fn).bind(*args, **kwargs).arguments.items())
 
 
-@without_garbage_collection()
+@pause_garbage_collection()
 def capture(
     call: Callable[[Sequence[Any]], Any],
     layout: Signature,
@@ -339,7 +339,7 @@ def assemble(
     """The Program of a trace. By the id of their handle, `paths` names variables, and `metrics` the metric of some."""
     if trace.met.cut:
         replace_batch_sizes(trace)
-    operations = in_order(trace.graph.get_operations())
+    operations = order_operations(trace.graph.get_operations())
     numbers = {op.name: index for index, op in enumerate(operations)}
     graph = mirror_trace(trace)
     if not trace.requests:  # a gradient request makes the numbers final

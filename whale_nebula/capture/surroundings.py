@@ -14,12 +14,12 @@ from whale_nebula.tf import private as tf_private
 _started_before_fork = False
 
 
-def _after_fork() -> None:
+def _note_fork() -> None:
     global _started_before_fork
     _started_before_fork = tf_private.runtime_started()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def check_surroundings() -> None:

@@ -177,7 +177,7 @@ def _meet_scope(trace: Tracing, frame: Frame) -> dict[str, str | int]:
         return {}
     graph = tf.compat.v1.get_default_graph()
     if graph is not trace.graph or trace.flags.vectorizing:
-        raise in_body(frame, None if graph is trace.graph else graph.name, compiled=trace.flags.compiled)
+        raise body_error(frame, None if graph is trace.graph else graph.name, compiled=trace.flags.compiled)
     if frame.kind == "stage":
         return {STAGE: trace.met.stage_of(frame)}
     if frame.kind == "split":
@@ -203,7 +203,7 @@ _COMPILED = (
 _BODIES = {"while_body": _LOOP, "while_cond": _LOOP, "cond_true": _BRANCH, "cond_false": _BRANCH, "branch": _BRANCH}
 
 
-def in_body(frame: Frame, graph: str | None, *, compiled: bool = False) -> BoundaryInBodyError:
+def body_error(frame: Frame, graph: str | None, *, compiled: bool = False) -> BoundaryInBodyError:
     """The error for a scope that was entered in a body; `graph` names its graph, where it has one of its own."""
     other = _COMPILED if compiled else _FUNCTION
     found = (body for part, body in _BODIES.items() if graph is not None and part in graph)

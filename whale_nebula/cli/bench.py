@@ -15,7 +15,7 @@ from whale_nebula.errors import ConfigError, CredentialsError, NebulaError, Tran
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.launch import attach, gateways
 from whale_nebula.launch.link_advice import LineFound, advise, describe_asymmetry, path_of, save
-from whale_nebula.launch.link_measurement import measure, others, table
+from whale_nebula.launch.link_measurement import list_far_ends, measure, table
 from whale_nebula.launch.placed import Echoed, identities, start_placed
 from whale_nebula.launch.placement import Asked, Placement, everything, is_local, settle_ports
 from whale_nebula.launch.resolve import resolve
@@ -100,7 +100,7 @@ def _run(given: argparse.Namespace) -> int:
         remark(f"insecure: true in {given.config}: nothing is encrypted, as in a run, and nobody proves who he is")
     if given.all:
         names = [name.strip() for name in (given.clusters or "").split(",") if name.strip()]
-        found = both_here(config, names, seconds)
+        found = measure_here(config, names, seconds)
         why = "both ends are on this machine: this is what it can carry, and no line to write in a config"
         print(_json(found, None) if given.json else "\n\n".join(f"{table(each)}\n  {why}" for each in found))
         return arguments.DONE
@@ -146,7 +146,7 @@ def find_origin(config: Config, path: str, cluster: str, to: str | None) -> Plac
     """Where this end is, and where the others are."""
     placement = resolve(config, os.environ, Asked(cluster, 0, local=is_local)).placement
     here, gateway = f"{cluster}/0", config.clusters[cluster].gateway if cluster in config.clusters else None
-    peers = {there: placement.addresses[there] for there in others(list(placement.addresses), cluster, to)}
+    peers = {there: placement.addresses[there] for there in list_far_ends(list(placement.addresses), cluster, to)}
     if not peers:
         clusters = [name for name in placement.clusters if name != cluster]
         mend = f"--to: {did_you_mean(to, clusters)}" if to and clusters else "clusters: {gpu: ..., npu: ...}"
@@ -162,7 +162,7 @@ def find_origin(config: Config, path: str, cluster: str, to: str | None) -> Plac
 
 
 # ---------------------------------------------------------------------- both ends on this machine
-def both_here(config: Config, clusters: Sequence[str], seconds: float) -> list[LineFound]:
+def measure_here(config: Config, clusters: Sequence[str], seconds: float) -> list[LineFound]:
     """One process for each cluster; gives what was found between each two."""
     known = list(config.clusters) or list(clusters)
     if len(known) < 2:
@@ -172,7 +172,7 @@ def both_here(config: Config, clusters: Sequence[str], seconds: float) -> list[L
     everybody = everything(config, clusters, is_local)
     placement = settle_ports(Placement(workers, {each: everybody.addresses[each] for each in workers}))
     limit = _HERE_PATIENCE + len(workers) ** 2 * (30 * seconds + 10)
-    with gateways.for_one_run(config, workers) as files:
+    with gateways.issue_for_run(config, workers) as files:
         ends = identities(placement, config, files, gateways=False, everywhere=True)
         with start_placed([*_COMMAND, "--seconds", f"{seconds}"], ends, output=Echoed(echo=_echo)) as job:
             result = job.wait(limit).check()
@@ -187,7 +187,7 @@ def _echo(worker: str, name: str, line: str) -> None:
 
 
 def _be_end(seconds: float) -> int:
-    """Be one of the ends that `both_here` has started; the first of them says what it does."""
+    """Be one of the ends that `measure_here` has started; the first of them says what it does."""
     own = attach()
     if own is None or own.listen is None:
         raise ConfigError("no launcher has started this end", mend="whale-nebula bench link --all --clusters gpu,npu")

@@ -173,9 +173,9 @@ def _issue(given: argparse.Namespace, made: Parser) -> Answer:
         made.error("--all takes its workers from --config clusters.yaml, and from nothing else")
     if not given.all and not wanted:
         made.error("whose? --cluster gpu, or --all --config clusters.yaml")
-    signs = _with_config(authority.load(folder), config, folder)
+    signs = _apply_config(authority.load(folder), config, folder)
     who = authority.everyone(signs.run, config) if given.all else [Identity(signs.run, *each) for each in wanted]
-    return _describe_issued(issue.issue(folder, signs, who, days), given, "issued", certs_shown.where_they_go)
+    return _describe_issued(issue.issue(folder, signs, who, days), given, "issued", certs_shown.describe_destinations)
 
 
 def _show(given: argparse.Namespace, made: Parser) -> Answer:
@@ -201,7 +201,7 @@ def _renew(given: argparse.Namespace, made: Parser) -> Answer:
     if not who:
         raise CredentialsError("there is nothing to renew", where=str(folder), mend="whale-nebula certs issue")
     renewals = issue.renew(folder, signs, who, made.amount("--days", given.days, DAYS))
-    return _describe_issued(renewals, given, "renewed", certs_shown.only_pem)
+    return _describe_issued(renewals, given, "renewed", certs_shown.describe_renewed)
 
 
 def _revoke(given: argparse.Namespace, made: Parser) -> Answer:
@@ -210,7 +210,7 @@ def _revoke(given: argparse.Namespace, made: Parser) -> Answer:
         made.error("which? --cluster gpu --index 0, or --serial with its first digits")
     signs = authority.load(folder)
     who = [Identity(signs.run, *each) for each in wanted]
-    serials = _by_serial(folder, given.serial) if given.serial else _of(folder, who)
+    serials = _match_serial(folder, given.serial) if given.serial else _find_serials(folder, who)
     new = issue.revoke(folder, signs, serials, given.why or "")
     text = certs_shown.describe_revocation(new, certs_shown.deny_list(folder), folder)
     return {"revoked": [each._asdict() for each in new]}, text
@@ -233,7 +233,7 @@ def _sign(given: argparse.Namespace, made: Parser) -> Answer:
     if not given.paths:
         made.error("which requests? whale-nebula certs sign gpu-worker-0.csr")
     folder, config = find_folder(given), load_config(given)
-    signs = _with_config(authority.load(folder), config, folder)
+    signs = _apply_config(authority.load(folder), config, folder)
     signed = owners.sign(folder, signs, [Path(each) for each in given.paths], made.amount("--days", given.days, DAYS))
     return _describe_issued(signed, given, "signed", certs_shown.describe_signed)
 
@@ -284,7 +284,7 @@ def list_wanted(given: argparse.Namespace, made: Parser) -> list[tuple[str, str,
     return [(given.cluster, role, number) for number in (range(count) if count else [index or 0])]
 
 
-def _with_config(signs: Authority, config: Config, folder: Path) -> Authority:
+def _apply_config(signs: Authority, config: Config, folder: Path) -> Authority:
     """The authority with the clusters of the config that is given now, if one is."""
     if config.run not in (None, signs.run):
         what = f"the config is of run {config.run!r}, and the authority of {signs.run!r}"
@@ -298,7 +298,7 @@ def _with_config(signs: Authority, config: Config, folder: Path) -> Authority:
     return changed
 
 
-def _of(folder: Path, who: Sequence[Identity]) -> list[str]:
+def _find_serials(folder: Path, who: Sequence[Identity]) -> list[str]:
     """The serial numbers of all that somebody ever had: an old certificate serves a thief as well."""
     found = [peer.serial for peer in issue.list_issued(folder) if peer.identity in who]
     if not found:
@@ -307,7 +307,7 @@ def _of(folder: Path, who: Sequence[Identity]) -> list[str]:
     return found
 
 
-def _by_serial(folder: Path, start: str) -> list[str]:
+def _match_serial(folder: Path, start: str) -> list[str]:
     found = [peer.serial for peer in issue.list_issued(folder) if peer.serial.startswith(start.lower())]
     if len(found) != 1:
         said = f"{len(found)} certificates begin with" if found else "no certificate has"

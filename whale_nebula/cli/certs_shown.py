@@ -175,7 +175,7 @@ def line(each: Issued, verb: str) -> str:
     return f"{verb} {peer.identity.worker}   serial {peer.serial[:_SERIAL]}   good until {moment(peer.not_after)}"
 
 
-def where_they_go(made: Sequence[Issued]) -> str:
+def describe_destinations(made: Sequence[Issued]) -> str:
     """Which files go to which host."""
     lines = [""]
     for each in made:
@@ -190,7 +190,7 @@ def where_they_go(made: Sequence[Issued]) -> str:
     return "\n".join([*lines, f'  security: {{ca: {folder}/ca.pem, cert: "{own}.pem", key: "{own}.key"}}'])
 
 
-def only_pem(made: Sequence[Issued]) -> str:
+def describe_renewed(made: Sequence[Issued]) -> str:
     """What must be copied after a renewal."""
     lines = [f"  {each.files.cert}   to the host of {each.peer.identity.worker}" for each in made]
     return "\n".join(["", "the keys are the same; copy these, if they are for another host:", *lines])

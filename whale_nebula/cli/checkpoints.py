@@ -95,7 +95,7 @@ def _list(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
         print(json.dumps({"checkpoints": rows}, indent=1))
         return arguments.DONE
     for row in rows:
-        told = row["problem"] or f"{_in_bytes(row['bytes'])}  {row['time']}  {row['where']}"
+        told = row["problem"] or f"{_format_bytes(row['bytes'])}  {row['time']}  {row['where']}"
         print(f"{row['folder']}  step {row['step']}  {told}")
     return arguments.DONE
 
@@ -124,7 +124,7 @@ def _say_where(manifest: Manifest) -> str:
     return f"epoch {position.epoch + 1}, batch {position.batch}{fit}"
 
 
-def _in_bytes(size: int) -> str:
+def _format_bytes(size: int) -> str:
     unit, name = next((each for each in _UNITS if size >= each[0]), (1, "B"))
     return f"{size / unit:.4g} {name}"
 
@@ -144,7 +144,7 @@ def _show(found: list[Found], given: argparse.Namespace, made: Parser) -> int:
         print(json.dumps({"folder": chosen.path, "manifests": document}, indent=1))
         return arguments.DONE
     first = manifests[0]
-    print(f"{chosen.path}: step {first.position.step}, {_in_bytes(sum(each.size for each in manifests))}")
+    print(f"{chosen.path}: step {first.position.step}, {_format_bytes(sum(each.size for each in manifests))}")
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     for title, text in {
         "written": f"{first.time} by {', '.join(first.workers)}",

@@ -86,11 +86,11 @@ def _run(given: argparse.Namespace) -> int:
     found = _measure(told, again=given.again, quick=given.quick)
     if given.cluster is not None:
         _measure_lines(config, given.config, given.cluster, again=given.again)
-    from whale_nebula.runtime.clusters import with_lines
+    from whale_nebula.runtime.clusters import add_lines
 
     completed = found.complete(told, is_local)
     if given.config is not None:
-        completed = with_lines(completed, given.config)
+        completed = add_lines(completed, given.config)
     if given.save is not None:
         completed.save(given.save)
         remark(f"saved in {given.save}")
@@ -145,24 +145,24 @@ def _measure_device(found: Measurement, quick: bool) -> Measurement:
     from whale_nebula.measure import device
 
     made = device.measure_device(device.QUICK if quick else device.FULL, remark)
-    return _with_sources(replace(found, device=made.device), "device", made.spreads)
+    return _add_sources(replace(found, device=made.device), "device", made.spreads)
 
 
 def _measure_codecs(found: Measurement, quick: bool) -> Measurement:
     from whale_nebula.measure import device
 
     made = device.measure_codecs(device.QUICK if quick else device.FULL, remark)
-    return _with_sources(replace(found, codecs=made.seconds_per_byte), "codecs", made.spreads)
+    return _add_sources(replace(found, codecs=made.seconds_per_byte), "codecs", made.spreads)
 
 
 def _measure_collectives(found: Measurement, quick: bool) -> Measurement:
     from whale_nebula.measure import between
 
     made = between.measure_collectives(between.QUICK if quick else between.FULL, remark)
-    return _with_sources(replace(found, collectives=made.collectives), "collectives", made.spreads)
+    return _add_sources(replace(found, collectives=made.collectives), "collectives", made.spreads)
 
 
-def _with_sources(found: Measurement, part: str, spreads: Mapping[str, float]) -> Measurement:
+def _add_sources(found: Measurement, part: str, spreads: Mapping[str, float]) -> Measurement:
     date = datetime.now(UTC).isoformat(timespec="seconds")
     new = {f"{part}.{name}": Provenance(date, spread, found.machine) for name, spread in spreads.items()}
     return replace(found, sources={**found.sources, **new})

@@ -26,7 +26,7 @@ from whale_nebula.launch import Job, Result, gateways
 from whale_nebula.launch.attach import Identity
 from whale_nebula.launch.control import Answer, listen_locally, read_sizes
 from whale_nebula.launch.elastic import Sizes
-from whale_nebula.launch.ending import last_sentence, last_word, same_cause
+from whale_nebula.launch.ending import is_same_cause, last_sentence, last_word
 from whale_nebula.launch.placed import Output, identities, seed_of, start_placed
 from whale_nebula.launch.placement import PORT, Asked, Placement, everything, is_local, settle_ports, wait_free
 from whale_nebula.launch.processes import Board, Sink
@@ -42,13 +42,13 @@ def report_end(ended: Ended, asking: Asking, *, as_json: bool) -> int:
     """Say how a run ended, if it did not end well; gives the exit status."""
     result = ended.result
     code, worker, why = _ending(ended, asking)
-    for line in _others(result, worker):
+    for line in _describe_others(result, worker):
         remark(line)
     if ended.why:
         same = ended.first is None or str(ended.first) == f"worker {worker} {why}"
         remark(ended.why if same else f"{ended.why}; in epoch 0 {ended.first}")
     if worker is not None:
-        remark(f"worker {worker} {_with_mend(why, result.outcomes[worker].err)}")
+        remark(f"worker {worker} {_complete_error(why, result.outcomes[worker].err)}")
     elif why and not as_json:
         remark(why)
     if as_json:
@@ -58,7 +58,7 @@ def report_end(ended: Ended, asking: Asking, *, as_json: bool) -> int:
     return code
 
 
-def _others(result: Result, first: str | None) -> Iterator[str]:
+def _describe_others(result: Result, first: str | None) -> Iterator[str]:
     """Who failed besides the first: what each has said, but of those that the launcher ended.
 
     Most only say that the first one failed; they need not say it again.
@@ -68,12 +68,12 @@ def _others(result: Result, first: str | None) -> Iterator[str]:
         if name == first or outcome.code in (0, arguments.LEFT) or (outcome.code < 0 and name not in result.frozen):
             continue
         how = describe(result, outcome)
-        same = outcome.code > 0 and same_cause(cause, outcome.err)
-        said = f"exit code {outcome.code}, for the same reason" if same else _with_mend(how, outcome.err)
+        same = outcome.code > 0 and is_same_cause(cause, outcome.err)
+        said = f"exit code {outcome.code}, for the same reason" if same else _complete_error(how, outcome.err)
         yield f"worker {name} failed{', too' if first is not None else ''}: {said}"
 
 
-def _with_mend(why: str, errors: str) -> str:
+def _complete_error(why: str, errors: str) -> str:
     """Our error as a whole: tracebacks may lie between it and the reader."""
     word = last_word(errors)
     return why.removesuffix(word) + last_sentence(errors) if word and why.endswith(word) else why
@@ -233,7 +233,7 @@ def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
     written = config = load(given.config)
     if given.restarts is not None:
         written = config = replace(config, restarts=replace(config.restarts, most=given.restarts))
-    config = gateways.at_hand(config, is_local) if given.all else config
+    config = gateways.place_gateways(config, is_local) if given.all else config
     found = _place_workers(given, config)
     if given.explain:
         answer = {"answered": found.source, "declined": dict(found.declined)}
@@ -274,7 +274,7 @@ def _start(
     """Start the workers of this host, whose certificates are looked at before, and wait for their end for good."""
     if given.all or len(placement.addresses) == 1:
         owners = [*placement.here, *gateways.names(config)]
-        security, tenant = others.enter_context(gateways.for_one_run(config, owners)), None
+        security, tenant = others.enter_context(gateways.issue_for_run(config, owners)), None
     else:
         security = gateways.configured_files(config, placement.here, given.config)
         tenant = gateways.check_files(security, config.run_name)

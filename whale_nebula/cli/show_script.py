@@ -19,7 +19,7 @@ from whale_nebula.cli import arguments as exits
 from whale_nebula.cli.arguments import Words, remark, tell
 from whale_nebula.config import load, parse_links
 from whale_nebula.errors import NebulaError, PlanError, StateError
-from whale_nebula.launch.ending import own_lines
+from whale_nebula.launch.ending import select_own_lines
 from whale_nebula.plan.plan import Plan
 from whale_nebula.report.records import LinkReport, StageReport
 from whale_nebula.report.report import Report, read
@@ -266,7 +266,7 @@ def _run_script(path: str, arguments: Sequence[str], observer: Observer) -> Endi
             print(end.code, file=sys.stderr)
             return Ending(status=1)
         except BaseException as error:
-            print(own_lines(error, path), end="", file=sys.stderr)
+            print(select_own_lines(error, path), end="", file=sys.stderr)
             return Ending(error=error)
         finally:
             sys.argv, sys.path[0] = argv, first

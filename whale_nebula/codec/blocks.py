@@ -71,7 +71,7 @@ def to_fp16(x: Any) -> Any:
     >>> to_fp16(tf.constant([1e9, -1e9, 1.0, float("inf"), float("nan")])).numpy().tolist()
     [65504.0, -65504.0, 1.0, inf, nan]
     """
-    half = _half(x)
+    half = _halve_precision(x)
     return tf.cond(tf.reduce_any(tf.math.is_inf(half)), lambda: _clamp(x), lambda: half)
 
 
@@ -81,7 +81,7 @@ def count_overflows(x: Any) -> Any:
     >>> int(count_overflows(tf.constant([1e9, -65521.0, 65519.0, float("inf")])))
     2
     """
-    return tf.math.count_nonzero(tf.math.is_finite(x) & ~tf.math.is_finite(_half(x)))
+    return tf.math.count_nonzero(tf.math.is_finite(x) & ~tf.math.is_finite(_halve_precision(x)))
 
 
 def count_clamped(x: Any) -> int:
@@ -117,7 +117,7 @@ def restore(x: Any, dtype: str) -> Any:
     return to_fp16(x) if dtype == "float16" else tf.cast(x, dtype)
 
 
-def _half(x: Any) -> Any:
+def _halve_precision(x: Any) -> Any:
     return tf.cast(tf.cast(x, tf.float32), tf.float16)  # a float64 by the same two steps, compiled or not
 
 
@@ -140,10 +140,10 @@ def _round_by_chance(single: Any, key: Any) -> Any:
     return tf.where(tf.math.is_finite(single), tf.bitcast(kept, tf.float32), single)
 
 
-def apart(pairs: npt.NDArray[Any], columns: int) -> npt.NDArray[np.int8]:
+def unpack_pairs(pairs: npt.NDArray[Any], columns: int) -> npt.NDArray[np.int8]:
     """The integers of rows of so many columns: the left half of a row lies in the lower bits, the right in the upper.
 
-    >>> apart(np.array([[0x9F, 0x01]], np.uint8), 3).tolist()
+    >>> unpack_pairs(np.array([[0x9F, 0x01]], np.uint8), 3).tolist()
     [[7, -7, 1]]
     """
     left, right = pairs & 15, pairs >> 4
@@ -306,11 +306,11 @@ def _largest(bits: int, dtype: str) -> int:
 def _multiples(most: int, columns: int, blocks: Any, scales: Any, whole: Any, *key: Any) -> Any:
     """The integers; zeros where a block is not finite (what a NaN becomes as an integer, each processor decides)."""
     exact = blocks / scales
-    rounded = _by_chance(exact, columns, *key) if key else tf.round(exact)
+    rounded = _round_randomly(exact, columns, *key) if key else tf.round(exact)
     return tf.cast(tf.clip_by_value(rounded, -most, most), tf.int8) * tf.cast(whole, tf.int8)
 
 
-def _by_chance(exact: Any, columns: int, key: Any) -> Any:
+def _round_randomly(exact: Any, columns: int, key: Any) -> Any:
     """Up with the chance that the remainder says. Whole multiples stay."""
     rows, count, block = tf.shape(exact)[0], exact.shape[1], exact.shape[2]
     column = tf.bitcast(tf.reshape(tf.range(count * block), [1, count, block]), tf.uint32)

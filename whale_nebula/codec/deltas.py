@@ -22,7 +22,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from whale_nebula.codec.blocks import apart
+from whale_nebula.codec.blocks import unpack_pairs
 from whale_nebula.codec.objects import Codec
 from whale_nebula.codec.packing import Dims, Mask, Part, join, keep, pack_mask, put_back, split, unpack_mask
 from whale_nebula.codec.precisions import Integers, is_integers
@@ -120,7 +120,7 @@ class Cache:
 
     def put(self, ids: Ids, rows: npt.NDArray[Any]) -> Rows:
         """Write whole rows; gives them in half precision, as `add` does."""
-        return self._write(ids, _half(np.asarray(rows).astype(np.float32)))
+        return self._write(ids, _clip_to_half(np.asarray(rows).astype(np.float32)))
 
     def add(self, ids: Ids, ints: npt.NDArray[Any], scales: npt.NDArray[Any], block: int) -> Rows:
         """Write known rows, changed by integers of which each `block` along the last axis shares a scale.
@@ -189,10 +189,10 @@ def apply_changes(old: Rows | None, ints: npt.NDArray[Any], scales: npt.NDArray[
     change *= _spread(scales, ints.shape, block)
     if old is not None:
         change += old.astype(np.float32)
-    return _half(change)
+    return _clip_to_half(change)
 
 
-def _half(rows: npt.NDArray[np.float32]) -> Rows:
+def _clip_to_half(rows: npt.NDArray[np.float32]) -> Rows:
     """In half precision, with what is too large made as large as can be."""
     return np.clip(rows, -_LARGEST, _LARGEST).astype(np.float16)
 
@@ -259,11 +259,11 @@ def encode(codec: Integers, x: Any, ids: Ids, cache: Cache, rows: Mask | None = 
     dims = tuple(int(size) for size in x.shape)
     with np.errstate(over="ignore"):
         matrix = np.asarray(x).astype(np.float32, copy=False).reshape(-1, dims[-1])
-    samples = Samples(ids, dims, ~_whole(cache, ids, dims, matrix), rows)
+    samples = Samples(ids, dims, ~_find_whole(cache, ids, dims, matrix), rows)
     old = _held_rows(cache, ids[samples.integers], dims).reshape(-1, dims[-1])
     changes = keep(matrix, samples.of_integers & samples.sent) - keep(old, samples.sent[samples.of_integers])
     scales, integers = (np.asarray(part) for part in codec.encode(tf.constant(changes)))
-    others = _half_or_infinite(keep(matrix, ~samples.of_integers & samples.sent))
+    others = _clip_finite_to_half(keep(matrix, ~samples.of_integers & samples.sent))
     data = join([pack_mask(samples.integers), scales, integers, others])
     return data, _remember_rows(codec, samples, cache, scales, integers, others)
 
@@ -293,12 +293,12 @@ def _nbytes(dims: Dims) -> int:
     return 2 * prod(dims[1:])
 
 
-def _known_samples(cache: Cache, ids: Ids, dims: Dims) -> Mask:
+def _find_known(cache: Cache, ids: Ids, dims: Dims) -> Mask:
     """The samples that changes can be made to."""
     return cache.known(ids) if cache.fits(dims[1:]) else np.zeros(len(ids), np.bool_)
 
 
-def _whole(cache: Cache, ids: Ids, dims: Dims, matrix: Any) -> Mask:
+def _find_whole(cache: Cache, ids: Ids, dims: Dims, matrix: Any) -> Mask:
     """The samples that cross whole: those that come to be held, and those in which something is not finite."""
     if not cache.fits(dims[1:]):
         return np.zeros(len(ids), np.bool_)
@@ -308,7 +308,7 @@ def _whole(cache: Cache, ids: Ids, dims: Dims, matrix: Any) -> Mask:
 
 def _held_rows(cache: Cache, ids: Ids, dims: Dims) -> Rows:
     """What both sides have of samples: nothing but zeros of those that they do not know."""
-    known = _known_samples(cache, ids, dims)
+    known = _find_known(cache, ids, dims)
     if known.all() and known.size:
         return cache.get(ids)
     held = np.zeros((len(ids), *dims[1:]), np.float16)
@@ -322,11 +322,11 @@ def _remember_rows(codec: Integers, samples: Samples, cache: Cache, scales: Any,
     alone, or whole.
     """
     ids, sizes, made = samples.ids, samples.dims[1:], np.zeros(samples.dims, np.float16)
-    single = integers if integers.dtype == np.int8 else apart(integers, sizes[-1])
+    single = integers if integers.dtype == np.int8 else unpack_pairs(integers, sizes[-1])
     sent = samples.sent[samples.of_integers]
     ints = put_back(single, sent).reshape(-1, *sizes)
     wide = put_back(scales.astype(np.float32), sent).reshape(*ints.shape[:-1], scales.shape[-1])
-    known = _known_samples(cache, ids, samples.dims) & samples.integers
+    known = _find_known(cache, ids, samples.dims) & samples.integers
     if known.any():
         of = known[samples.integers]
         made[known] = cache.add(ids[known], keep(ints, of), keep(wide, of), codec.block)
@@ -341,7 +341,7 @@ def _remember_rows(codec: Integers, samples: Samples, cache: Cache, scales: Any,
     return made
 
 
-def _half_or_infinite(rows: Any) -> Any:
+def _clip_finite_to_half(rows: Any) -> Any:
     """In half precision; what is too large for it is as large as can be."""
     held = np.where(np.isfinite(rows), np.clip(rows, -_LARGEST, _LARGEST), rows)
     return held.astype(np.float16)

@@ -148,10 +148,10 @@ def deflate(data: bytes, *, runs: bool = False) -> bytes:
     (b'aaab', True)
     """
     ways = (zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE) if runs else (zlib.Z_HUFFMAN_ONLY,)
-    return min((_by(way, data) for way in ways), key=len)
+    return min((_deflate(way, data) for way in ways), key=len)
 
 
-def _by(way: int, data: bytes) -> bytes:
+def _deflate(way: int, data: bytes) -> bytes:
     made = zlib.compressobj(6, zlib.DEFLATED, -15, 9, way)
     return made.compress(data) + made.flush()
 

@@ -50,13 +50,13 @@ def leading(gram: Matrix, k: int) -> Spectrum:
     [[0.0], [1.0]]
     """
     values, vectors = np.linalg.eigh(gram)
-    return Spectrum(values[::-1], with_signs(vectors[:, ::-1][:, :k]))
+    return Spectrum(values[::-1], fix_signs(vectors[:, ::-1][:, :k]))
 
 
-def with_signs(vectors: Matrix) -> Matrix:
+def fix_signs(vectors: Matrix) -> Matrix:
     """The same directions, each with its largest entry positive: a vector and its negative are one to LAPACK.
 
-    >>> with_signs(np.array([[0.6], [-0.8]])).tolist()
+    >>> fix_signs(np.array([[0.6], [-0.8]])).tolist()
     [[-0.6], [0.8]]
     """
     if not vectors.size:

@@ -70,7 +70,7 @@ def unpack(data: Bytes, dtype: str, dims: tuple[int, ...]) -> npt.NDArray[Any]:
     """
     kind, count = _numpy_dtype(dtype), math.prod(dims)
     if kind == np.bool_:
-        _check_size(data, _whole_bytes(count))
+        _check_size(data, _count_bytes(count))
         _check_rest(data, count)
         return np.unpackbits(data, count=count, bitorder="little").view(np.bool_).reshape(dims)
     word = _word(kind)
@@ -78,7 +78,7 @@ def unpack(data: Bytes, dtype: str, dims: tuple[int, ...]) -> npt.NDArray[Any]:
     width = int(data[0]) if data.size else 0
     if width > 8 * word.itemsize:
         raise RemoteProtocolError(f"{dtype} packed to {width} bits")
-    _check_size(data, head + _whole_bytes(count * width))
+    _check_size(data, head + _count_bytes(count * width))
     _check_rest(data[head:], count * width)
     above = _spread(data[head:], width, count, word)
     least = np.frombuffer(data[1:head].tobytes(), kind)
@@ -99,7 +99,7 @@ def _word(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(f"<u{dtype.itemsize}")
 
 
-def _whole_bytes(count: int) -> int:
+def _count_bytes(count: int) -> int:
     return -(-count // 8)
 
 
@@ -120,7 +120,7 @@ def _squeeze_bits(values: _Words, width: int) -> Bytes:
     full = values.size - values.size % lanes
     rest = np.zeros(lanes, values.dtype)
     rest[: values.size - full] = values[full:]
-    ends = _lay_rows(rest, width).view(np.uint8)[: _whole_bytes((values.size - full) * width)]
+    ends = _lay_rows(rest, width).view(np.uint8)[: _count_bytes((values.size - full) * width)]
     return np.concatenate([_lay_rows(values[:full], width).view(np.uint8), ends])
 
 

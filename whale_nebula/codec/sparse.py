@@ -33,7 +33,7 @@ def largest(x: Any, k: int) -> Positions:
     m, n = exact.shape
     if not m or not k:
         return np.zeros((m, k), np.int32)
-    magnitude = _by_magnitude(np.asarray(exact))
+    magnitude = _rank_magnitudes(np.asarray(exact))
     least = np.partition(magnitude, n - k, axis=1)[:, n - k, None]
     chosen = magnitude >= least
     _drop_ties(chosen, magnitude, least, k)
@@ -62,7 +62,7 @@ def scatter(values: Any, positions: Any, n: int) -> Any:
     return tf.reshape(tf.scatter_nd(flat, tf.reshape(values, [-1]), shape), [m, n])
 
 
-def _by_magnitude(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _rank_magnitudes(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Whole numbers in the order of the magnitudes: the bits of each without its sign; those of NaN come last."""
     return np.abs(x).view(f"i{x.itemsize}")
 

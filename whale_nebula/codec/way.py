@@ -65,7 +65,7 @@ class Way:
     @cached_property
     def rungs(self) -> tuple[Codec | None, ...]:
         """The codecs of the ladder from the mildest to the codec itself."""
-        return (*(self._with(name) for name in self.ladder), *([] if self.auto else [self.codec]))
+        return (*(self._replace_precision(name) for name in self.ladder), *([] if self.auto else [self.codec]))
 
     @cached_property
     def by_number(self) -> Mapping[int, Codec | None]:
@@ -98,7 +98,7 @@ class Way:
         """How a gradient crosses by this way: where its codec's structure returns, in the form of its tensor."""
         return self if self.codec is None else replace(self, codec=self.codec.returned)
 
-    def _with(self, precision: str) -> Codec | None:
+    def _replace_precision(self, precision: str) -> Codec | None:
         """The codec with this precision in the place of its own."""
         structure = self.structure
         if precision == NONE:
@@ -201,17 +201,17 @@ def ways(options: Mapping[str, Any], *, training: bool = True) -> tuple[Way, Way
     common = _common(options if training else {**options, "delta": None})
     if codec == AUTO:
         auto = replace(common, auto=True, ladder=AUTO_LADDER, delta=None)
-        return auto, auto if backward == DEFAULT else replace(common, codec=_back(None, backward))
-    there = _without_trained(codec)
-    back = _without_trained(_back(codec, backward))
+        return auto, auto if backward == DEFAULT else replace(common, codec=_choose_backward(None, backward))
+    there = _drop_trained(codec)
+    back = _drop_trained(_choose_backward(codec, backward))
     check_delta(common.delta, there)
     return _add_ramp(replace(common, codec=there), options), _add_ramp(replace(common, codec=back, delta=None), options)
 
 
-def both_ways(codec: str) -> dict[str, Any]:
+def mirror_options(codec: str) -> dict[str, Any]:
     """The options of a scope by which a tensor and its gradient cross by the same precision.
 
-    >>> [str(way) for way in ways(both_ways("fp16"))]
+    >>> [str(way) for way in ways(mirror_options("fp16"))]
     ['fp16', 'fp16']
     """
     return {"codec": parse(codec), "backward": codec}
@@ -228,7 +228,7 @@ def _common(options: Mapping[str, Any]) -> Way:
     )
 
 
-def _back(forward: Codec | None, backward: Any) -> Codec | None:
+def _choose_backward(forward: Codec | None, backward: Any) -> Codec | None:
     """The gradient's codec: an object replaces all; a text, or the default, is the precision of what is left."""
     structure = None if forward is None else forward.structure
     kept = structure if structure is not None and structure.returns else None
@@ -255,7 +255,7 @@ def _check_back(backward: Codec, kept: Structure | None) -> None:
         )
 
 
-def _without_trained(codec: Codec | None) -> Codec | None:
+def _drop_trained(codec: Codec | None) -> Codec | None:
     """A trained basis is a part of the model: what is left to do for what crosses is its precision."""
     trained = codec is not None and isinstance(codec.structure, Rank) and codec.structure.trained
     return codec.precision if codec is not None and trained else codec

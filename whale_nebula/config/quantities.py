@@ -40,7 +40,7 @@ def rate(place: Place) -> float:
     found = _quantity(place, _RATES, suffix="/s")
     if not found:
         why = "a rate is a number above zero and a unit: kbit, mbit or gbit (a second)"
-        if isinstance(place.value, str) and in_bits(place.value):
+        if isinstance(place.value, str) and convert_to_bits(place.value):
             why = explain_bytes(place.value)
         raise place.wrong(f"{place.value!r} is no rate", why=why, mend=_meant(place, _RATES, "rate: 60mbit"))
     return found
@@ -133,10 +133,10 @@ _SAID_ELSEWHERE = {
 _BYTES = re.compile(r"([kmgtKMGT]?)(?:B|[Bb]ytes?|Bps)")
 
 
-def in_bits(word: str) -> str | None:
+def convert_to_bits(word: str) -> str | None:
     """A rate that is written in bytes, in bits; None where it is not. A capital B is a byte, a small one a bit.
 
-    >>> in_bits("60MB/s"), in_bits("2.5 Gbyte"), in_bits("60Mb")
+    >>> convert_to_bits("60MB/s"), convert_to_bits("2.5 Gbyte"), convert_to_bits("60Mb")
     ('480mbit', '20gbit', None)
     """
     match = _NUMBER.fullmatch(word)
@@ -151,7 +151,7 @@ def explain_bytes(word: str) -> str:
     'a rate is in bits a second, and B is a byte of 8 bits: 60MB a second are 480mbit'
     """
     per = "" if "/s" in word or word.endswith("ps") else " a second"
-    return f"a rate is in bits a second, and B is a byte of 8 bits: {word.strip()}{per} are {in_bits(word)}"
+    return f"a rate is in bits a second, and B is a byte of 8 bits: {word.strip()}{per} are {convert_to_bits(word)}"
 
 
 def meant(word: str) -> str | None:
@@ -160,7 +160,7 @@ def meant(word: str) -> str | None:
     >>> meant("60mbits"), meant("60 Mbps"), meant("20msec"), meant("60MB/s"), meant("fast")
     ('60mbit', '60mbit', '20ms', '480mbit', None)
     """
-    if (bits := in_bits(word)) is not None:
+    if (bits := convert_to_bits(word)) is not None:
         return bits
     match = _NUMBER.fullmatch(word)
     unit = match[2].lower().removesuffix("/s") if match else ""

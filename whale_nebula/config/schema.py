@@ -114,7 +114,7 @@ def _unread(place: Place, word: str) -> ConfigError:
     guess = quantities.meant(word) or ",".join(each or "" for each in found if all(found))
     line = ",".join(part if part != word else guess for part in parts)
     what = f"{word!r} is no rate, delay or loss"
-    why = quantities.explain_bytes(word) if quantities.in_bits(word) else _PARTS
+    why = quantities.explain_bytes(word) if quantities.convert_to_bits(word) else _PARTS
     return place.wrong(what, why=why, mend=f'did you mean "{line}"?' if guess else '"60mbit,20ms"')
 
 

@@ -229,8 +229,8 @@ class _Wish(NamedTuple):
 
 
 def _parse_wish(said: dict[str, Any]) -> _Wish:
-    number, first, last, batch = (_whole(said, part) for part in ("number", "first", "last", "batch"))
-    seed = None if said.get("seed") is None else _whole(said, "seed")
+    number, first, last, batch = (_read_number(said, part) for part in ("number", "first", "last", "batch"))
+    seed = None if said.get("seed") is None else _read_number(said, "seed")
     found = _Wish(_text(said, "dataset"), seed, number, first, last, batch, _text(said, "edition"))
     if not 0 < found.batch <= MOST_ROWS:
         raise _no_request_error()
@@ -254,7 +254,7 @@ def _text(said: dict[str, Any], part: str) -> str:
     return value
 
 
-def _whole(said: dict[str, Any], part: str) -> int:
+def _read_number(said: dict[str, Any], part: str) -> int:
     value = said.get(part)
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise _no_request_error()

@@ -82,7 +82,10 @@ def open_text(folder: Path, pattern: str, column: str) -> Source:
         return np.stack([np.concatenate([[0], ends[:-1] + 1]), ends], axis=1)
 
     return _open_records(
-        folder, pattern, find_lines, lambda texts: {column: as_texts([each.removesuffix(b"\r") for each in texts])}
+        folder,
+        pattern,
+        find_lines,
+        lambda texts: {column: make_text_column([each.removesuffix(b"\r") for each in texts])},
     )
 
 
@@ -160,7 +163,7 @@ _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 def _to_array(name: str, dtype: str, texts: list[str]) -> Any:
     if dtype == STRING:
-        return as_texts([text.encode() for text in texts])
+        return make_text_column([text.encode() for text in texts])
     try:
         if dtype == "bool":  # NumPy takes every text for true
             return np.array([_TRUTHS[text.strip().lower()] for text in texts], bool)
@@ -188,7 +191,9 @@ def open_parquet(folder: Path, pattern: str, columns: Sequence[str]) -> Source:
                 for name, kept in parts.items():
                     values = table.column(name).to_pylist()
                     texts = bool(values) and isinstance(values[0], str | bytes)
-                    kept.append(as_texts([_to_bytes(each) for each in values]) if texts else _from_arrow(table, name))
+                    kept.append(
+                        make_text_column([_to_bytes(each) for each in values]) if texts else _from_arrow(table, name)
+                    )
             except (ValueError, KeyError, TypeError, OSError) as error:
                 raise InterfaceError("this Parquet does not read", where=str(path), why=str(error)[:300]) from None
     return Arrays({name: np.concatenate(kept) for name, kept in parts.items()})
@@ -231,7 +236,7 @@ def open_factory(name: str) -> Source:
     return source
 
 
-def as_texts(texts: Sequence[bytes]) -> Any:
+def make_text_column(texts: Sequence[bytes]) -> Any:
     """Texts as a column."""
     found = np.empty(len(texts), object)
     found[:] = texts

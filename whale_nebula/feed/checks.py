@@ -119,11 +119,13 @@ Fingerprint: TypeAlias = int | list[int | None]
 """A checksum of an input, or one of each micro-batch of it: None of those of which rows are not here."""
 
 
-def same(own: Fingerprint, theirs: Fingerprint) -> bool:
+def is_same(own: Fingerprint, theirs: Fingerprint) -> bool:
     """Whether what both have is the same.
 
-    >>> same(7, 7), same(7, 8), same([1, None, 3], [1, 2, None]), same([1, None], [2, None]), same([1], [1, 2])
-    (True, False, True, False, False)
+    >>> is_same(7, 7), is_same(7, 8), is_same([1, None, 3], [1, 2, None]), is_same([1, None], [2, None])
+    (True, False, True, False)
+    >>> is_same([1], [1, 2])
+    False
     """
     if isinstance(own, int) or isinstance(theirs, int):
         return own == theirs or isinstance(own, int) != isinstance(theirs, int)

@@ -117,7 +117,7 @@ def take_inputs(leaves: Sequence[Leaf], tensors: Sequence[Any], reads: Sequence[
     return Given([each.tensor if isinstance(each, Partial) else each for each in tensors], known)
 
 
-def whole(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> Sequence[Any]:
+def take_whole(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> Sequence[Any]:
     """The tensors of a step that reads all rows."""
     return take_inputs(leaves, tensors, [AllRows()] * len(leaves)).tensors
 

@@ -69,7 +69,7 @@ class Pipeline:
             if tf_datasets.kind(step) == "map":
                 rows = _map_wanted_rows(step, rows)
             elif tf_datasets.kind(step) in _OF_ROWS:
-                rows = tf_datasets.again(step, rows)
+                rows = tf_datasets.apply_again(step, rows)
         if not batching.shapes:
             return rows.batch(batching.size, **batching.options)
         values = (*batching.values, tf.constant(0, tf.int64), tf.constant(False))
@@ -78,7 +78,7 @@ class Pipeline:
 
 def _repeat_step(step: Any, source: Any, made: Made) -> Any:
     if step not in made or tf_datasets.below(made[step]) is not source:
-        made[step] = tf_datasets.again(step, source)
+        made[step] = tf_datasets.apply_again(step, source)
     return made[step]
 
 

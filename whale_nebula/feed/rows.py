@@ -93,7 +93,7 @@ class RowsRead:
         return np.repeat([self.all_rows or m in own for m in range(len(counts))], counts)
 
 
-def own_rows(reads: Iterable[Reads], count: int) -> Mask:
+def select_own_rows(reads: Iterable[Reads], count: int) -> Mask:
     """These rows of a batch of `count` rows are this process's, by all that it is known to read; all of them where
     nothing is known.
     """
@@ -144,9 +144,9 @@ class Feed:
     def own(self, count: int) -> Mask:
         """Which rows of a batch of `count` are to be here; all of one that cannot be shared out: the step says so."""
         try:
-            return own_rows(self.reads, count)
+            return select_own_rows(self.reads, count)
         except BatchAxisError:
-            return own_rows((), count)
+            return select_own_rows((), count)
 
 
 class Takes(Protocol):

@@ -140,13 +140,13 @@ class Batches(tf.data.Iterator):
 
     @property
     def _type_spec(self) -> Any:
-        return tf_datasets.as_argument(self._all_rows())[0]
+        return tf_datasets.describe_iterator(self._iterate_rows())[0]
 
     @property
     def _iterator_resource(self) -> Any:
-        return tf_datasets.as_argument(self._all_rows())[1]
+        return tf_datasets.describe_iterator(self._iterate_rows())[1]
 
-    def _all_rows(self) -> Any:
+    def _iterate_rows(self) -> Any:
         if self._begun:
             raise _mixed_error("has given batches, and is now given to a function of TensorFlow's")
         if self._whole is None:

@@ -139,7 +139,7 @@ class ControlStreams:
             closed = self._closed
             self._streams += [] if closed else [stream]
             surplus = self._streams[:-_STREAMS]
-            words = [_of_head(self._last_head)] if self._last_head is not None else []
+            words = [_encode_head(self._last_head)] if self._last_head is not None else []
             words += self._of_gone.values()
         if closed:
             lane.end(_ENDED)
@@ -154,7 +154,7 @@ class ControlStreams:
         """Have a head of our log kept over there."""
         with self._changed:
             self._last_head = head
-        self._say(_of_head(head))
+        self._say(_encode_head(head))
 
     def send_gone(self, worker: str, why: str) -> None:
         """Say that one of our workers is gone: now, and over every stream to come while it is."""
@@ -250,5 +250,5 @@ class ControlStreams:
         self._say(encode_control({"kind": "KEPT", "seq": head.seq}))
 
 
-def _of_head(head: Head) -> bytes:
+def _encode_head(head: Head) -> bytes:
     return encode_control({"kind": "HEAD", "head": head._asdict()})

@@ -121,7 +121,7 @@ class Gateway:
         self._health.close()
         self.journal.stop_opening()
         for seconds in (_STEP_SECONDS, _KEPT_SECONDS):  # a half may just be on its way into its pair
-            for pair in self._all():
+            for pair in self._list_pairs():
                 pair.end("the gateway ends")
             if self.journal.wait_ended(seconds):
                 break
@@ -244,7 +244,7 @@ class Gateway:
         self._final_errors.remove_old(workers)
         self._quotas.remove_unused()
 
-    def _all(self) -> list[Pair]:
+    def _list_pairs(self) -> list[Pair]:
         with self._lock:
             return list(self._pairs.values())
 
@@ -257,7 +257,9 @@ class Gateway:
 
     def _is_back(self, worker: str) -> bool:
         """Whether a worker is heard over any of its streams."""
-        nears = [near for pair in self._all() if pair.here == worker and (near := pair.half(Side.NEAR)) is not None]
+        nears = [
+            near for pair in self._list_pairs() if pair.here == worker and (near := pair.half(Side.NEAR)) is not None
+        ]
         heard = [near for near in nears if not near.connection.over and near.quiet(self._now()) < self._silence]
         return self._stopping.is_set() or bool(heard)
 
@@ -271,7 +273,7 @@ class Gateway:
             return
         self.journal.note("gone", target=worker, state=state, reason=why)
         said = f"its gateway has seen that {why}"
-        for pair in self._all():
+        for pair in self._list_pairs():
             if (
                 pair.here == worker
                 and pair.known
@@ -283,7 +285,7 @@ class Gateway:
 
     def _gone_there(self, worker: str, why: str) -> None:
         """The gateway of another cluster says that about one of its workers; of others, nothing is remembered."""
-        pairs = [pair for pair in self._all() if pair.there == worker]
+        pairs = [pair for pair in self._list_pairs() if pair.there == worker]
         if pairs:
             self._final_errors.forget(worker)
         for pair in pairs:
@@ -343,7 +345,7 @@ class Gateway:
                 self._end_waits(route)
 
     def _look_at_workers(self) -> None:
-        for worker in {pair.here for pair in self._all() if pair.half(Side.NEAR) is not None}:
+        for worker in {pair.here for pair in self._list_pairs() if pair.half(Side.NEAR) is not None}:
             if not self._is_back(worker):
                 self._liveness.check_silent(worker)
 
@@ -353,7 +355,7 @@ class Gateway:
 
     def _end_waits(self, route: Route) -> None:
         """The way to a cluster is closed: workers that wait for it ask again, and are told why as they come in."""
-        for pair in self._all():
+        for pair in self._list_pairs():
             near = pair.half(Side.NEAR)
             if near is not None and near.fresh and cluster_of(pair.there) == route.cluster:
                 near.connection.end(route.trouble)
@@ -362,7 +364,7 @@ class Gateway:
         """End all streams, whoever dialled, of those whose certificate has ended or was revoked since it was shown, or
         whose account has had its bytes of the day.
         """
-        halves = [half for pair in self._all() for side in Side if (half := pair.half(side)) is not None]
+        halves = [half for pair in self._list_pairs() for side in Side if (half := pair.half(side)) is not None]
         lanes = [lane for route in self._routes.values() for lane in route.control.lanes]
         breaks: list[tuple[Peer, Callable[[str], None]]] = [
             *((lane.guest, lane.end) for lane in lanes if lane.guest is not None),

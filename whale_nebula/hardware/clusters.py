@@ -357,10 +357,10 @@ def _numbers(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 _UNKNOWN = "?"
 
 
-def with_prefix(number: float | None, unit: str, step: float = 1000.0) -> str:
+def add_prefix(number: float | None, unit: str, step: float = 1000.0) -> str:
     """A number with a prefix of its unit, to three digits.
 
-    >>> with_prefix(9.42e10, "FLOP/s"), with_prefix(2**34, "B", 1024.0), with_prefix(76e-6, "s"), with_prefix(None, "s")
+    >>> add_prefix(9.42e10, "FLOP/s"), add_prefix(2**34, "B", 1024.0), add_prefix(76e-6, "s"), add_prefix(None, "s")
     ('94.2 GFLOP/s', '16 GiB', '76 µs', '?')
     """
     if number is None:
@@ -381,20 +381,20 @@ def table(clusters: Clusters) -> str:
     for worker in clusters.workers:
         device = worker.device
         cores = f"{device.kind}, {device.cores} core{'s' * (device.cores != 1)}"
-        memory, call = with_prefix(device.memory_bytes, "B", 1024.0), with_prefix(device.call_seconds, "s")
+        memory, call = add_prefix(device.memory_bytes, "B", 1024.0), add_prefix(device.call_seconds, "s")
         rows.append([worker.name, worker.machine, cores, memory, _rates(device), call])
     lines = align_columns(rows)
     for each in clusters.clusters:
         if len(each.workers) > 1:
             lines.append(f"inside {each.name}: {each.inside}")
         lines += [
-            f"{one.kind} of {one.workers} in {each.name}: {with_prefix(one.alpha_s, 's')} "
-            f"+ {with_prefix(one.beta_s_per_byte * 1e6, 's')} for each MB"
+            f"{one.kind} of {one.workers} in {each.name}: {add_prefix(one.alpha_s, 's')} "
+            f"+ {add_prefix(one.beta_s_per_byte * 1e6, 's')} for each MB"
             for one in each.collectives
         ]
     lines += [f"{a} -> {b}: {link}" for (a, b), link in clusters.links.items()]
     if clusters.codecs:
-        told = (f"{name} {with_prefix(seconds * 1e6, 's')}" for name, seconds in clusters.codecs.items())
+        told = (f"{name} {add_prefix(seconds * 1e6, 's')}" for name, seconds in clusters.codecs.items())
         lines.append(f"codecs, for each MB: {', '.join(told)}")
     dates = sorted(each.date for each in clusters.measured.values())
     return "\n".join([*lines, *([f"measured {dates[0][:10]}"] if dates else [])])
@@ -402,8 +402,8 @@ def table(clusters: Clusters) -> str:
 
 def _rates(device: Device) -> str:
     if not device.rates:
-        return with_prefix(device.flops_per_s, "")
-    return ", ".join(f"{kernel} {with_prefix(rate, '')}" for kernel, rate in device.rates.items())
+        return add_prefix(device.flops_per_s, "")
+    return ", ".join(f"{kernel} {add_prefix(rate, '')}" for kernel, rate in device.rates.items())
 
 
 def mermaid(clusters: Clusters) -> str:
@@ -412,8 +412,8 @@ def mermaid(clusters: Clusters) -> str:
     for number, cluster in enumerate(clusters.clusters):
         lines.append(f'    subgraph c{number}["{cluster.name}"]')
         for index, worker in enumerate(cluster.workers):
-            rate = with_prefix(worker.device.rate_of("matmul"), "FLOP/s")
-            memory = with_prefix(worker.device.memory_bytes, "B", 1024.0)
+            rate = add_prefix(worker.device.rate_of("matmul"), "FLOP/s")
+            memory = add_prefix(worker.device.memory_bytes, "B", 1024.0)
             said = [worker.name, worker.device.kind, *(each for each in (rate, memory) if each != _UNKNOWN)]
             lines.append(f'        w{number}_{index}["{"<br>".join(said)}"]')
         lines.append("    end")

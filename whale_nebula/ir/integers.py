@@ -148,7 +148,7 @@ def _reduce(fold: Callable[..., Any]) -> Callable[..., Array]:
     )
 
 
-def _each(combine: Callable[..., Any]) -> Callable[..., Array]:
+def _apply_elementwise(combine: Callable[..., Any]) -> Callable[..., Array]:
     return lambda _, *inputs: combine(*inputs)
 
 
@@ -183,7 +183,7 @@ COMPUTE: Mapping[str, Callable[..., Any]] = {
     "DynamicStitch": _stitch,
     "BroadcastArgs": lambda _, left, right: np.asarray(broadcast(tuple(left), tuple(right))),
     **{name: _reduce(fold) for name, fold in FOLDS.items()},
-    **{name: _each(combine) for name, combine in ELEMENTWISE.items()},
+    **{name: _apply_elementwise(combine) for name, combine in ELEMENTWISE.items()},
 }  # fmt: skip
 """What ops make of arrays that are known: those that move entries do so whatever these are (see `passes.rules`)."""
 

@@ -51,10 +51,10 @@ def order(given: Sequence[int]) -> Order:
     return tuple(found)
 
 
-def by_speed(speeds: Sequence[float], count: int) -> Order:
+def order_by_speed(speeds: Sequence[float], count: int) -> Order:
     """The order of a stage whose replicas have these speeds; the plain one where none is known, or all are alike.
 
-    >>> by_speed([1, 2], 3), by_speed([2, 2], 3), by_speed([], 3)
+    >>> order_by_speed([1, 2], 3), order_by_speed([2, 2], 3), order_by_speed([], 3)
     ((1, 0, 1), (), ())
     """
     return order(shares(speeds, count)) if len(set(speeds)) > 1 else ()

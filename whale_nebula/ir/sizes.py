@@ -123,10 +123,10 @@ def _shapes(site: Site, open_size: int | None, rows: int) -> Sequence[Shape]:
             found = None
         if found is not None:
             return found if isinstance(found, list) else [found]
-    return [_alike(site, spec, rows if open_size is None else open_size) for spec in site.op.outputs]
+    return [_match_input(site, spec, rows if open_size is None else open_size) for spec in site.op.outputs]
 
 
-def _alike(site: Site, spec: Spec, open_size: int) -> Shape:
+def _match_input(site: Site, spec: Spec, open_size: int) -> Shape:
     """An open axis is as long as that of an input of the same rank, else as the first that is open in any."""
     known = [shape for shape in site.shapes if shape is not None]
     if spec.shape is None:
@@ -137,7 +137,7 @@ def _alike(site: Site, spec: Spec, open_size: int) -> Shape:
     return tuple(open_size if axis is None else axis for axis in spec.shape)
 
 
-def _of_known(compute: Callable[..., Shape | list[Shape]], shapes: int, *numbers: int) -> Rule:
+def _require_known(compute: Callable[..., Shape | list[Shape]], shapes: int, *numbers: int) -> Rule:
     """A rule that takes the op's site, its first so many shapes and the numbers of these inputs, all of them known."""
 
     def rule(site: Site) -> Shape | list[Shape] | None:
@@ -278,31 +278,31 @@ _DRAWN = (
 )  # fmt: skip
 
 RULES: Mapping[str, Rule] = {
-    "Reshape": _of_known(_reshape, 1, 1),
+    "Reshape": _require_known(_reshape, 1, 1),
     "BroadcastTo": _shape_from_input(1),
     "Fill": _shape_from_input(0),
-    "Tile": _of_known(_tile, 1, 1),
+    "Tile": _require_known(_tile, 1, 1),
     **dict.fromkeys(_DRAWN, _shape_from_input(0)),
-    **dict.fromkeys(_SUMS, _of_known(_reduce, 1, 1)),
-    **dict.fromkeys(_BOTH, _of_known(lambda _, left, right: broadcast(left, right), 2)),
-    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _of_known(_product, 2)),
-    "Transpose": _of_known(lambda _, given, order: tuple(given[axis] for axis in order), 1, 1),
+    **dict.fromkeys(_SUMS, _require_known(_reduce, 1, 1)),
+    **dict.fromkeys(_BOTH, _require_known(lambda _, left, right: broadcast(left, right), 2)),
+    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _require_known(_product, 2)),
+    "Transpose": _require_known(lambda _, given, order: tuple(given[axis] for axis in order), 1, 1),
     "GatherV2": _gather,
     "ResourceGather": _lookup,
     "ConcatV2": _concat,
     "Conv2DBackpropInput": _shape_from_input(0),
     "StridedSliceGrad": _shape_from_input(0),
-    "OneHot": _of_known(_one_hot, 1, 1),
-    "Range": _of_known(_range, 0, 0, 1, 2),
+    "OneHot": _require_known(_one_hot, 1, 1),
+    "Range": _require_known(_range, 0, 0, 1, 2),
     "Einsum": _einsum,
-    "TopKV2": _of_known(_top, 1, 1),
-    "ExpandDims": _of_known(_expand, 1, 1),
-    "Squeeze": _of_known(_squeeze, 1),
+    "TopKV2": _require_known(_top, 1, 1),
+    "ExpandDims": _require_known(_expand, 1, 1),
+    "Squeeze": _require_known(_squeeze, 1),
     "Pack": _stack,
-    "Slice": _of_known(_slice, 1, 1, 2),
-    "StridedSlice": _of_known(_take_strided, 1, 1, 2, 3),
-    **dict.fromkeys(("Pad", "PadV2"), _of_known(_pad, 1, 1)),
-    **dict.fromkeys(("SelectV2", "Select"), _of_known(lambda _, *all_of: functools.reduce(broadcast, all_of), 3)),
+    "Slice": _require_known(_slice, 1, 1, 2),
+    "StridedSlice": _require_known(_take_strided, 1, 1, 2, 3),
+    **dict.fromkeys(("Pad", "PadV2"), _require_known(_pad, 1, 1)),
+    **dict.fromkeys(("SelectV2", "Select"), _require_known(lambda _, *all_of: functools.reduce(broadcast, all_of), 3)),
     **dict.fromkeys(("Identity", "IdentityN", "StopGradient", "Cast"), _keep),
 }
 
@@ -384,11 +384,11 @@ class Exchanged:
 
     def _list_size(self, part: GradientPart, counts: Sequence[int]) -> int | None:
         """Micro-batches list their rows one after the other; at indices that are always the same they are added."""
-        found = [self._of_one(part.values[1], rows) for rows in (counts if part.concatenated else counts[:1])]
+        found = [self._count_rows(part.values[1], rows) for rows in (counts if part.concatenated else counts[:1])]
         known = [rows for rows in found if rows is not None]
         return sum(known) if len(known) == len(found) else None
 
-    def _of_one(self, indices: Value, rows: int) -> int | None:
+    def _count_rows(self, indices: Value, rows: int) -> int | None:
         """How many rows a micro-batch of so many lists."""
         if (indices, rows) in self._rows:
             return self._rows[indices, rows]

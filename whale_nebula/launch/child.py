@@ -15,8 +15,8 @@ from functools import partial
 
 from whale_nebula.errors import NebulaError
 from whale_nebula.launch.attach import Attachment, attach
-from whale_nebula.launch.ending import Leaving, departure, ends_by, leave_on_signals, own_lines
-from whale_nebula.launch.seeding import seed_all, when_loaded
+from whale_nebula.launch.ending import Leaving, departure, ends_by, leave_on_signals, select_own_lines
+from whale_nebula.launch.seeding import call_when_loaded, seed_all
 
 
 def main(argv: list[str]) -> None:
@@ -48,12 +48,12 @@ def _prepare(attachment: Attachment) -> None:
         seed_all(attachment.seed)
     if attachment.device is not None or attachment.cluster in attachment.peers.values():
         task = "whale_nebula.runtime.session.task"  # needs TensorFlow, and comes before it computes
-        when_loaded("keras", lambda: importlib.import_module(task).prepare(attachment))
+        call_when_loaded("keras", lambda: importlib.import_module(task).prepare(attachment))
 
 
 def _say(worker: str, path: str, kind: type[BaseException], failure: BaseException, trace: object) -> None:
     """By what a script ended: the last that is on its standard error, at once, and with the worker's name."""
-    sys.stderr.write(f"{ends_by(worker)}\n{own_lines(failure, path)}")
+    sys.stderr.write(f"{ends_by(worker)}\n{select_own_lines(failure, path)}")
     sys.stderr.flush()
 
 

@@ -235,18 +235,18 @@ def last_word(errors: str) -> str:
     return (coded or lines or [""])[-1]
 
 
-def same_cause(errors: str, other: str) -> bool:
+def is_same_cause(errors: str, other: str) -> bool:
     r"""Whether the last word of a worker only repeats what another one has said of itself.
 
     It has heard it from that one, without folders and cut where it is long, or has found the same: of what differs
     between two each names itself first.
 
     >>> told = "InputMismatchError: NB-304 a and b differ (b)\n  mend: shuffle\n"
-    >>> same_cause(told, "NB-302 worker 'gpu/0' failed: a and b differ (b)\n")
+    >>> is_same_cause(told, "NB-302 worker 'gpu/0' failed: a and b differ (b)\n")
     True
-    >>> same_cause(told, "NB-304 b and a differ (a)\n"), same_cause(told, "NB-304 c and a differ (a)\n")
+    >>> is_same_cause(told, "NB-304 b and a differ (a)\n"), is_same_cause(told, "NB-304 c and a differ (a)\n")
     (True, False)
-    >>> same_cause("DataError: NB-220 /srv/es.txt is empty\n", "NB-302 worker 'gpu/0' failed: es.txt is empty\n")
+    >>> is_same_cause("DataError: NB-220 /srv/es.txt is empty\n", "NB-302 worker 'gpu/0' failed: es.txt is empty\n")
     True
     """
     words = [last_word(each) for each in (errors, other)]  # without code, where and folders; "" where it is not ours
@@ -259,13 +259,13 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PYTHONS = sysconfig.get_paths()["stdlib"] + os.sep
 
 
-def own_lines(error: BaseException, path: str) -> str:
+def select_own_lines(error: BaseException, path: str) -> str:
     """The traceback of an error that the script at `path` has ended by; what is above its first line is ours.
 
     Our own errors say where and why; of their tracebacks only the user's lines are worth reading. Where there are
     none, as where the script only calls another library, all lines stand.
 
-    >>> print(own_lines(ValueError("no"), "train.py"), end="")
+    >>> print(select_own_lines(ValueError("no"), "train.py"), end="")
     ValueError: no
     """
     ours, trace = isinstance(error, NebulaError), error.__traceback__

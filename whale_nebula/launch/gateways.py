@@ -32,12 +32,12 @@ _LOCK = "in-use"
 
 
 @contextlib.contextmanager
-def own_folder(home: str | os.PathLike[str] | None = None) -> Iterator[Path]:
+def make_private_folder(home: str | os.PathLike[str] | None = None) -> Iterator[Path]:
     """A fresh folder that only this user can enter, removed at the end; `home` is where it is made.
 
     What runs that were killed have left there is removed first.
 
-    >>> with own_folder() as folder:
+    >>> with make_private_folder() as folder:
     ...     sorted(path.name for path in folder.iterdir())
     ['in-use']
     >>> folder.exists()
@@ -67,7 +67,7 @@ def open_memory(home: Path = MEMORY) -> Iterator[str | None]:
     if not os.access(home, os.W_OK):
         yield None
         return
-    with own_folder(home) as folder:
+    with make_private_folder(home) as folder:
         yield str(folder)
 
 
@@ -147,14 +147,14 @@ def check_names(config: Config, workers: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def for_one_run(config: Config, workers: Iterable[str]) -> Iterator[dict[str, Files]]:
+def issue_for_run(config: Config, workers: Iterable[str]) -> Iterator[dict[str, Files]]:
     """An authority that nobody else has, and a certificate of it for each worker: in a folder that only this user
     can open, and that is gone at the end. Its key is never written.
     """
     if config.security.insecure:
         yield {}
         return
-    with own_folder() as folder:
+    with make_private_folder() as folder:
         yield ephemeral(config.run_name, workers, folder)
 
 
@@ -183,12 +183,12 @@ def check(config: Config, cluster: str) -> None:
         )
 
 
-def at_hand(config: Config, local: Callable[[str], bool]) -> Config:
+def place_gateways(config: Config, local: Callable[[str], bool]) -> Config:
     """The config with all its gateways on this machine, or without any unless every cluster names one.
 
     >>> from whale_nebula.config import load
     >>> found = load({"clusters": {"gpu": {"gateway": "10.0.0.1:7100"}, "npu": {}}})
-    >>> at_hand(found, lambda host: False).clusters["gpu"].gateway is None
+    >>> place_gateways(found, lambda host: False).clusters["gpu"].gateway is None
     True
     """
     given = {name: cluster.gateway for name, cluster in config.clusters.items()}
@@ -236,7 +236,7 @@ def running(
     """All gateways of a run, each listening, and none afterwards; their audit logs go with them. They outlive the
     workers, and one that ends meanwhile is started again, as often as `restarts` allow.
     """
-    with own_folder() as folder:
+    with make_private_folder() as folder:
         watched: list[Watched] = []
         try:
             for name, site in sites(config, placement, security, folder).items():

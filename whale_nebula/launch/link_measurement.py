@@ -276,10 +276,10 @@ def sheet() -> dict[str, Any]:
     return {**versions(), "congestion_control": congestion_control(), "connections": lanes(), "cores": cores}
 
 
-def unlike(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def find_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What differs that must be alike; what one of them does not have is not compared.
 
-    >>> unlike({"tensorflow": "2.21.0", "keras": None}, {"tensorflow": "2.21.1", "keras": "3.15.0"})
+    >>> find_differences({"tensorflow": "2.21.0", "keras": None}, {"tensorflow": "2.21.1", "keras": "3.15.0"})
     {'tensorflow': ('2.21.0', '2.21.1')}
     """
     pairs = {name: (ours.get(name), theirs.get(name)) for name in ALIKE}
@@ -331,10 +331,10 @@ def _add_command(error: NebulaError, there: str, path: str, *, came: bool) -> Ne
     )
 
 
-def others(everyone: Sequence[str], cluster: str, only: str | None = None) -> list[str]:
+def list_far_ends(everyone: Sequence[str], cluster: str, only: str | None = None) -> list[str]:
     """Who is at the other ends: the first worker of every other cluster, or of one.
 
-    >>> others(["gpu/0", "gpu/1", "npu/0", "npu/1", "tpu/0"], "gpu")
+    >>> list_far_ends(["gpu/0", "gpu/1", "npu/0", "npu/1", "tpu/0"], "gpu")
     ['npu/0', 'tpu/0']
     """
     found = [each for each in everyone if each.endswith("/0") and each != f"{cluster}/0"]
@@ -379,7 +379,7 @@ def notes(found: LineFound) -> list[str]:
     if found.broken:
         said.append(f"the connection broke {found.broken} times meanwhile")
     sheets = [found.sheets.get(worker, {}) for worker in (found.first, found.second)]
-    for name, versions in unlike(*sheets).items():
+    for name, versions in find_differences(*sheets).items():
         first, second = map(escape_foreign_text, versions)
         said.append(f"{name} differs: {first} at {found.first}, {second} at {found.second}; a run would refuse that")
     return said

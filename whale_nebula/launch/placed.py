@@ -227,7 +227,7 @@ def spawn(
             clusters = {name: {**each, "gateway": next(addresses)} for name, each in clusters.items()}
         config = load({"run": run_id, "clusters": clusters, **({} if seed is None else {"seed": seed})})
         owners = [*workers, *gateway_processes.names(config)]
-        security = stack.enter_context(gateway_processes.for_one_run(config, owners))
+        security = stack.enter_context(gateway_processes.issue_for_run(config, owners))
         if gateways:
             stack.enter_context(gateway_processes.running(config, placement, security))
         told = identities(placement, config, security, everywhere=True)

@@ -43,7 +43,7 @@ class Placement:
     addresses: Mapping[str, str]
 
     def __post_init__(self) -> None:
-        for said in same_address(self.addresses):
+        for said in find_shared_addresses(self.addresses):
             why = "each worker listens at a port of its own"
             raise ConfigError(said, why=why, mend="give one of them another port")
 
@@ -53,10 +53,10 @@ class Placement:
         return tuple(dict.fromkeys(map(cluster_of, self.addresses)))
 
 
-def same_address(addresses: Mapping[str, str]) -> Iterator[str]:
+def find_shared_addresses(addresses: Mapping[str, str]) -> Iterator[str]:
     """Each worker that would listen where another one does, in words. A port that is still to be chosen is nobody's.
 
-    >>> list(same_address({"gpu/0": "a:7101", "gpu/1": ANY, "npu/0": "a:7101", "npu/1": ANY}))
+    >>> list(find_shared_addresses({"gpu/0": "a:7101", "gpu/1": ANY, "npu/0": "a:7101", "npu/1": ANY}))
     ['gpu/0 and npu/0 have the same address, a:7101']
     """
     taken: dict[str, str] = {}
@@ -84,7 +84,7 @@ def host_of(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
-def own_cluster(config: Config, asked: Asked) -> str:
+def choose_cluster(config: Config, asked: Asked) -> str:
     """The cluster that is meant: the one that is asked for, or the only one."""
     names = list(config.clusters)
     if asked.cluster is not None:
@@ -114,7 +114,7 @@ def one_worker(cluster: str, asked: Asked, count: int, otherwise: int | None, *,
     return number
 
 
-def with_others(config: Config, cluster: str, own: Mapping[str, str]) -> dict[str, str]:
+def add_other_clusters(config: Config, cluster: str, own: Mapping[str, str]) -> dict[str, str]:
     """The workers of a cluster whose addresses were found, and those of all others, whose addresses the config has."""
     found: dict[str, str] = {}
     for each in config.clusters.values():

@@ -17,10 +17,10 @@ from whale_nebula.launch.placement import (
     Declined,
     Placement,
     Resolver,
+    add_other_clusters,
+    choose_cluster,
     host_of,
     one_worker,
-    own_cluster,
-    with_others,
 )
 
 
@@ -32,7 +32,7 @@ def from_localhost(config: Config, environ: Mapping[str, str], asked: Asked) -> 
     """
     if len(config.clusters) > 1:
         return Declined("the config has several clusters; --all starts them all on this machine")
-    cluster = own_cluster(config, asked)
+    cluster = choose_cluster(config, asked)
     worker = f"{cluster}/{one_worker(cluster, asked, 1, 0)}"
     return Placement((worker,), {worker: ANY})
 
@@ -57,7 +57,7 @@ def from_jobset(config: Config, environ: Mapping[str, str], asked: Asked) -> Pla
         why = "the manifest hands the labels of a pod on as variables, all of them"
         mend = "take the block 'env' of deploy/jobset/gpu.yaml"
         raise ConfigError(f"JOBSET_NAME is set, and {missing[0]} is not", why=why, mend=mend)
-    cluster = own_cluster(config, asked)
+    cluster = choose_cluster(config, asked)
     name, job = environ["JOBSET_NAME"], environ["JOBSET_REPLICATED_JOB"]
     jobs, pods = _count(environ, "JOBSET_REPLICAS", 1), _count(environ, "JOBSET_PODS", 1)
     subdomain = environ.get("JOBSET_SUBDOMAIN") or name
@@ -69,7 +69,7 @@ def from_jobset(config: Config, environ: Mapping[str, str], asked: Asked) -> Pla
     at = _count(environ, "JOBSET_JOB_INDEX") * pods + _count(environ, "JOB_COMPLETION_INDEX")
     said = {name: environ.get(name) for name in _NUMBERS if environ.get(name)}
     number = one_worker(cluster, asked, len(own), at, said=", ".join(f"{name}={text}" for name, text in said.items()))
-    return Placement((f"{cluster}/{number}",), with_others(config, cluster, own))
+    return Placement((f"{cluster}/{number}",), add_other_clusters(config, cluster, own))
 
 
 def _count(environ: Mapping[str, str], name: str, otherwise: int = 0) -> int:
@@ -89,16 +89,16 @@ def from_config(config: Config, environ: Mapping[str, str], asked: Asked) -> Pla
     """
     if not any(cluster.workers for cluster in config.clusters.values()):
         return Declined("there is no config that lists workers" if config.clusters else "there is no config")
-    name = own_cluster(config, asked)
+    name = choose_cluster(config, asked)
     cluster = config.clusters[name]
     if not cluster.workers:
         return Declined(f"the config lists no workers of {name!r}")
     own = {f"{name}/{number}": worker.address for number, worker in enumerate(cluster.workers)}
-    here = tuple(f"{name}/{number}" for number in _here(cluster, asked))
-    return Placement(here, with_others(config, name, own))
+    here = tuple(f"{name}/{number}" for number in _list_local(cluster, asked))
+    return Placement(here, add_other_clusters(config, name, own))
 
 
-def _here(cluster: Cluster, asked: Asked) -> list[int]:
+def _list_local(cluster: Cluster, asked: Asked) -> list[int]:
     count = len(cluster.workers)
     if asked.worker is not None or count == 1:
         return [one_worker(cluster.name, asked, count, 0)]
@@ -142,12 +142,12 @@ def from_tf_config(config: Config, environ: Mapping[str, str], asked: Asked) -> 
             )
         everyone = {f"{name}/{number}": each for name, hosts in jobs.items() for number, each in enumerate(hosts)}
         return Placement((f"{job}/{one_worker(job, asked, len(jobs[job]), index)}",), everyone)
-    cluster = own_cluster(config, asked)
+    cluster = choose_cluster(config, asked)
     addresses = [each for name in names for each in jobs[name]]
     before = sum(len(jobs[name]) for name in names[: names.index(job)])
     own = {f"{cluster}/{number}": each for number, each in enumerate(addresses)}
     number = one_worker(cluster, asked, len(own), before + index)
-    return Placement((f"{cluster}/{number}",), with_others(config, cluster, own))
+    return Placement((f"{cluster}/{number}",), add_other_clusters(config, cluster, own))
 
 
 def _read(text: str) -> Place:
@@ -252,7 +252,7 @@ def from_slurm(config: Config, environ: Mapping[str, str], asked: Asked) -> Plac
     listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     if not listed:
         return Declined("Slurm names no nodes: SLURM_JOB_NODELIST is not set")
-    cluster = own_cluster(config, asked)
+    cluster = choose_cluster(config, asked)
     addresses = [
         f"{node}:{asked.port + number}"
         for node, count in zip(*_layout(listed, environ), strict=True)
@@ -265,7 +265,7 @@ def from_slurm(config: Config, environ: Mapping[str, str], asked: Asked) -> Plac
     own = {f"{cluster}/{number}": each for number, each in enumerate(addresses)}
     task, said = environ.get("SLURM_PROCID", "0"), f"SLURM_PROCID={environ.get('SLURM_PROCID', '')}"
     number = one_worker(cluster, asked, len(own), int(task) if task.isdecimal() else None, said=said)
-    return Placement((f"{cluster}/{number}",), with_others(config, cluster, own))
+    return Placement((f"{cluster}/{number}",), add_other_clusters(config, cluster, own))
 
 
 def _layout(listed: str, environ: Mapping[str, str]) -> tuple[list[str], list[int]]:

@@ -21,10 +21,10 @@ from typing import Any
 def seed_all(seed: int) -> None:
     """Do what `keras.utils.set_random_seed` does, now where a library is loaded, and else as soon as it is."""
     random.seed(seed)
-    when_loaded("numpy", lambda: importlib.import_module("numpy").random.seed(seed))
-    when_loaded("keras", lambda: _seed_keras(seed))
+    call_when_loaded("numpy", lambda: importlib.import_module("numpy").random.seed(seed))
+    call_when_loaded("keras", lambda: _seed_keras(seed))
     # what waits for Keras seeds TensorFlow, too; where Keras loads TensorFlow it is not ready yet, and comes to that
-    when_loaded("tensorflow", lambda: "keras" in sys.modules or importlib.import_module("keras"))
+    call_when_loaded("tensorflow", lambda: "keras" in sys.modules or importlib.import_module("keras"))
 
 
 @contextlib.contextmanager
@@ -57,10 +57,10 @@ def _seed_keras(seed: int) -> None:
     drawn.set_state(numpy)
 
 
-def when_loaded(name: str, do: Callable[[], object]) -> None:
+def call_when_loaded(name: str, do: Callable[[], object]) -> None:
     """Do something once a module is loaded; at once if it is.
 
-    >>> when_loaded("sys", lambda: print("it is"))
+    >>> call_when_loaded("sys", lambda: print("it is"))
     it is
     """
     if name in sys.modules:

@@ -27,7 +27,7 @@ SAME = "same"
 _RULES = {WHOLE: ADDED, "mean": ADDED, "sum": SAME}
 
 
-def with_merges(program: Program, folds: BatchFolds) -> Program:
+def add_merges(program: Program, folds: BatchFolds) -> Program:
     """Say of every gradient that is asked for how it is put together; what cannot be is refused."""
     if folds.folding is None:
         return program
@@ -95,13 +95,13 @@ class Asserted(NamedTuple):
 
 def split_assertions(graph: Graph, checks: Collection[int], folding: Folding) -> Asserted:
     """Part the checks that each micro-batch cannot make of its own rows."""
-    of_all = [op for op in sorted(checks) if not _each(graph, graph.ops[op], folding)]
+    of_all = [op for op in sorted(checks) if not _holds_for_batch(graph, graph.ops[op], folding)]
     refused = [_assertion_refusal(graph, op, folding) for op in of_all]
     good = frozenset(op for op, why in zip(of_all, refused, strict=True) if why is None)
     return Asserted(good, tuple(why for why in refused if why is not None))
 
 
-def _each(graph: Graph, op: Op, folding: Folding) -> bool:
+def _holds_for_batch(graph: Graph, op: Op, folding: Folding) -> bool:
     """Whether an assertion holds of the batch where, and only where, it holds of each micro-batch."""
     if op.type.startswith("CheckNumerics"):
         return True
@@ -296,7 +296,7 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     found.once, found.checks = found.once | about_all.once, checks - about_all.once
     for refusal in _find_refusals(own, found.once, program, folding):
         found.refuse(*refusal)
-    found.once -= _beside_coupled(own, found.once, graph, folding)
+    found.once -= _describe_coupled(own, found.once, graph, folding)
     # Writes that each micro-batch reads after it has done them itself.
     run = ({op.index for op in own if op.index in program.of_batch} - found.once) | {
         op for request in program.requests for op in request.backward
@@ -403,7 +403,7 @@ def _input_folds(op: Op, folding: Folding) -> list[Fold]:
     return [folding.of(value) for value in op.inputs]
 
 
-def _beside_coupled(own: list[Op], once: Collection[int], graph: Graph, folding: Folding) -> set[int]:
+def _describe_coupled(own: list[Op], once: Collection[int], graph: Graph, folding: Folding) -> set[int]:
     """Writes of a mean that a coupled write is made of, too: they go with it, once for each micro-batch.
 
     BatchNormalization's variance is coupled, and its mean is not; averages of both move at one pace.

@@ -119,11 +119,11 @@ def _split(branch: Branch, found: _Owned) -> Split | None:
         own = {index for index, owner in found.effects.items() if owner == key}
         inside = graph.ascend(own, stop=lambda op: op in out or op in branch.given)
         split.groups[key] = frozenset(inside - out - branch.given.keys())
-    split.after = {key: _before(graph, key, split.groups) for key in split.groups}
+    split.after = {key: _list_before(graph, key, split.groups) for key in split.groups}
     return split
 
 
-def _before(graph: Graph, key: Owners, groups: Mapping[Owners, frozenset[int]]) -> set[Owners]:
+def _list_before(graph: Graph, key: Owners, groups: Mapping[Owners, frozenset[int]]) -> set[Owners]:
     """The groups that have an op which an op of this one waits for: a write waits for the reads before it, too."""
     waits = {before for op in groups[key] for before in graph.ops[op].control}
     return {other for other, ops in groups.items() if other != key and not waits.isdisjoint(ops)}

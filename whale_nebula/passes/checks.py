@@ -16,7 +16,7 @@ from whale_nebula.passes.rules import COUPLED, ROWS, SAME_SEED, Fold
 from whale_nebula.site import Origin
 
 
-def in_flow_order(graph: Graph, stages: Sequence[str]) -> list[str]:
+def order_stages(graph: Graph, stages: Sequence[str]) -> list[str]:
     """The stages so that tensors go forward, and else as they are; where they go in a circle, all as they are.
 
     A functional model runs its nodes by depth, so the stage that was written first need not be entered first.
@@ -28,7 +28,7 @@ def in_flow_order(graph: Graph, stages: Sequence[str]) -> list[str]:
     ... %2 = Exp(%0) float32[4] @trunk
     ... %3 = Add(%1, %2) float32[4] @head
     ... ''')
-    >>> in_flow_order(graph, ["head", "trunk"])
+    >>> order_stages(graph, ["head", "trunk"])
     ['trunk', 'head']
     """
     feeding = _feeding(graph, stages)

@@ -195,7 +195,7 @@ class Cutter:
             if op.role == HOLDER and worker not in self.homes.of(op.index):
                 home = self._cross(value, phase, worker)
             elif not op.role and op.type != "Const":
-                home = self._in_update(draft.key, op, value)
+                home = self._place_in_update(draft.key, op, value)
             self.draft(home or draft.key).fetches[value] = None
             if home is not None and home.kind == "forward":
                 self.demanded.setdefault(value, set()).add(worker)
@@ -302,28 +302,28 @@ class Cutter:
     def _find_home(self, key: Key, op: Op, value: Value) -> Key | None:
         """The fragment that computes a value which one of this key asks for, or None: that one itself."""
         if key.kind == "update":
-            return self._in_update(key, op, value)
+            return self._place_in_update(key, op, value)
         if key.staged:
-            return self._in_stage(key, op, value)
+            return self._place_in_stage(key, op, value)
         phase, kind = divmod(self.parts.part.get(op.index, 0), 3)
         if key.kind == "prologue" and kind == UPDATE:
             return self._find_update(op, value, phase, key.place)
         return None
 
-    def _in_stage(self, key: Key, op: Op, value: Value) -> Key | None:
+    def _place_in_stage(self, key: Key, op: Op, value: Value) -> Key | None:
         backward = key.kind == "backward"
         if backward and self.program.request_of(op.index) is not None:
             return key._replace(kind="forward") if self._is_size_alone(op, key) else None
         if value in self.wholes:
             return Key("whole", 0, self.homes.worker_of(key.place))
-        home = self._in_forward(op, key.phase, key.place)
+        home = self._place_in_forward(op, key.phase, key.place)
         if not backward:
             return home
         if self._is_reread(op, key.phase) or (home is None and self._is_recomputed(op)):
             return None
         return home or key._replace(kind="forward")
 
-    def _in_forward(self, op: Op, phase: int, stage: int) -> Key | None:
+    def _place_in_forward(self, op: Op, phase: int, stage: int) -> Key | None:
         """Where a value of the forward is made, or None: right here."""
         label, worker, at = self._label(op.index, stage), self.homes.worker_of(stage), 3 * phase + FORWARD
         if op.index in self.parts.pure:
@@ -347,7 +347,7 @@ class Cutter:
             return False
         readers = (reader for value in op.inputs for reader in graph.consumers(value))
         behind = [each for each in readers if self.program.request_of(each.index) is not None]
-        makers = [self._in_stage(key, graph.ops[value.op], value) for value in op.inputs]
+        makers = [self._place_in_stage(key, graph.ops[value.op], value) for value in op.inputs]
         return all(each.type in SHAPES for each in behind) and all(home == own for home in makers)
 
     def _is_recomputed(self, op: Op) -> bool:
@@ -374,7 +374,7 @@ class Cutter:
     def _is_pinned(self, op: Op, at: int) -> bool:
         return self.parts.latest.get(op.index, at) < at
 
-    def _in_update(self, key: Key, op: Op, value: Value) -> Key | None:
+    def _place_in_update(self, key: Key, op: Op, value: Value) -> Key | None:
         _, phase, worker, number = key
         at = 3 * phase + UPDATE
         homes = self.homes.of(op.index)

@@ -167,7 +167,7 @@ def list_crossings(cut: Cut) -> tuple[InputCrossing, ...]:
     if len(set(clusters.values())) < 2:
         return ()
     found: dict[tuple[str, str, str], dict[str, str]] = {}
-    for what, source, destination, depends in _all_crossings(cut, clusters, Dependences(cut.program)):
+    for what, source, destination, depends in _list_crossings(cut, clusters, Dependences(cut.program)):
         if source != destination:
             known = found.setdefault((what, source, destination), {})
             for name, how in depends.items():
@@ -175,7 +175,7 @@ def list_crossings(cut: Cut) -> tuple[InputCrossing, ...]:
     return tuple(InputCrossing(*key, depends) for key, depends in found.items() if depends)
 
 
-def _all_crossings(
+def _list_crossings(
     cut: Cut, clusters: Mapping[str, str], dependences: Dependences
 ) -> Iterator[tuple[str, str, str, Mapping[str, str]]]:
     program, home = cut.program, [stage.cluster for stage in cut.program.stages]

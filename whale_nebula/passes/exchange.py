@@ -135,11 +135,11 @@ class ReplicaMessage(NamedTuple):
 
 def replica_messages(cut: Cut, phase: PhasePlan) -> tuple[ReplicaMessage, ...]:
     """All that replicas of stages tell one another in a phase."""
-    every = [each for stage in sorted(cut.routing.replicated) for each in _of_stage(cut, phase, stage)]
+    every = [each for stage in sorted(cut.routing.replicated) for each in _list_messages(cut, phase, stage)]
     return tuple(each._replace(slot=slot) for slot, each in enumerate(every))
 
 
-def _of_stage(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[ReplicaMessage]:
+def _list_messages(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[ReplicaMessage]:
     spec = cut.program.graph.spec
     plan = next((each for each in phase.stages if each.stage == stage), None)
     if plan is None:

@@ -22,14 +22,14 @@ FREELY = 1 << 62
 """The capacity of an edge that is never cut."""
 
 
-def far_side(edges: Edges, source: Hashable, sink: Hashable) -> set[Hashable]:
+def find_far_side(edges: Edges, source: Hashable, sink: Hashable) -> set[Hashable]:
     """The nodes on the sink's side of a minimum cut; where several cuts are as cheap, the fewest nodes.
 
     A cut costs the edges that lead from the source's side to the sink's.
 
-    >>> sorted(far_side({("early", "a"): 5, ("a", "b"): 9, ("b", "late"): 7}, "early", "late"))
+    >>> sorted(find_far_side({("early", "a"): 5, ("a", "b"): 9, ("b", "late"): 7}, "early", "late"))
     ['a', 'b', 'late']
-    >>> sorted(far_side({("early", "a"): 7, ("a", "b"): 9, ("b", "late"): 7}, "early", "late"))
+    >>> sorted(find_far_side({("early", "a"): 7, ("a", "b"): 9, ("b", "late"): 7}, "early", "late"))
     ['late']
     """
     left: dict[Hashable, dict[Hashable, int]] = {source: {}, sink: {}}
@@ -87,7 +87,7 @@ def jointly(graph: Graph, labels: Mapping[int, int], free: Sequence[Op], stages:
     for stage in reversed(range(1, stages)):
         known = {**labels, **found}
         region = _region(graph, known, movable, stage)
-        late = far_side(dict(_edges(graph, known, region, stage)), _EARLY, _LATE) if region else set()
+        late = find_far_side(dict(_edges(graph, known, region, stage)), _EARLY, _LATE) if region else set()
         found.update(dict.fromkeys(sorted(region & late), stage))
     return found
 
@@ -120,7 +120,7 @@ def _edges(graph: Graph, labels: Mapping[int, int], region: Collection[int], sta
                 yield (value, _LATE), FREELY
 
 
-def together(
+def join_states(
     graph: Graph, labels: Mapping[int, int], free: Collection[int], earliest: Mapping[int, int]
 ) -> dict[int, int]:
     """New labels of `free` ops, so that no state of the forward is written in one stage and read in another.
@@ -135,7 +135,7 @@ def together(
     ... %2 = StatelessRandomNormalV2(%1) float32[8]
     ... %3 = AssignAddVariableOp(%0, %1) stateful
     ... ''')
-    >>> together(graph, {1: 0, 2: 0, 3: 1}, {1, 2, 3}, {})
+    >>> join_states(graph, {1: 0, 2: 0, 3: 1}, {1, 2, 3}, {})
     {1: 0, 3: 0}
     """
     writes = (op for op in graph.ops if op.index in free and is_effect(op, graph))
@@ -182,7 +182,7 @@ def label(
     numbers = {key: number for number, key in enumerate(stages)}
     found = _Labelling(graph, numbers, dict(fixed or {}), skip)
     labels = found.run()
-    moved = together(graph, labels, found.free, found.needed)
+    moved = join_states(graph, labels, found.free, found.needed)
     return _Labelling(graph, numbers, {**(fixed or {}), **moved}, skip).run() if moved else labels
 
 
@@ -252,10 +252,10 @@ class _Labelling:
         elif first >= latest or not readers or _reads_capture(self.graph, op):
             self.labels[op.index] = first
         else:
-            late = self._late_is_cheaper(op, latest, earliest)
+            late = self._is_cheaper_late(op, latest, earliest)
             self.labels[op.index] = latest if late else first
 
-    def _late_is_cheaper(self, op: Op, latest: int, earliest: Mapping[int, int]) -> bool:
+    def _is_cheaper_late(self, op: Op, latest: int, earliest: Mapping[int, int]) -> bool:
         """Compare what would cross: the op's inputs if it runs late, its outputs if it runs early.
 
         What is made of variables alone runs early where both are alike: it is the same for each micro-batch.

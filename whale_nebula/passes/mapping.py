@@ -47,7 +47,7 @@ def map_workers(
     return _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
 
 
-def between_clusters(cut: Cut, parts: Parts, folds: BatchFolds, results: str, apart: Collection[str]) -> Cut:
+def divide_clusters(cut: Cut, parts: Parts, folds: BatchFolds, results: str, apart: Collection[str]) -> Cut:
     """The cut with a process for each cluster, where it is one for several; the same where that is not built for this
     step.
     """

@@ -40,7 +40,7 @@ def ascend(graph: Graph, ops: Iterable[int], within: Container[int]) -> set[int]
     return found
 
 
-def only_move(graph: Graph, ops: Iterable[int]) -> bool:
+def is_movement(graph: Graph, ops: Iterable[int]) -> bool:
     """Whether ops do little more than move what others have made: to put them off gains nothing."""
     return all(graph.ops[number].type in _MOVES for number in ops)
 
@@ -110,7 +110,7 @@ class Parting:
 
     def _is_made(self, part: GradientPart) -> bool:
         """Whether the first part has done what there is to compute for a gradient."""
-        return only_move(self.program.graph, self._ascend(part.values) - self.first)
+        return is_movement(self.program.graph, self._ascend(part.values) - self.first)
 
     def _explain(self, together: list[Gradient]) -> str:
         """Why one function does all, with the op that makes most of the gradients of weights and its line."""

@@ -52,7 +52,7 @@ class Late(NamedTuple):
     terms: frozenset[int] = frozenset()
 
 
-def late_sums(program: Program, small: Callable[[Op], bool], each: Callable[[Op], bool]) -> Late:
+def find_late_sums(program: Program, small: Callable[[Op], bool], each: Callable[[Op], bool]) -> Late:
     """The ops of what is differentiated that may wait, and that add what another stage's variables are made of.
 
     `small` says of an op that it takes and gives only few numbers of the batch, `each` of a reader that it runs with
@@ -182,7 +182,7 @@ class _Splitter:
         self.row_made = self._find_row_made()
         self._find_levels()
         single = max(self.phase_of, default=0) == 0
-        self.late = late_sums(program, self._may_wait, self._runs_with_each) if single else Late()
+        self.late = find_late_sums(program, self._may_wait, self._runs_with_each) if single else Late()
         self.checked = graph.ascend(self.checks) & self.once - self.held - self.effects
         for op in self.own:
             self._place(op)

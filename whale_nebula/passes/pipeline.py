@@ -24,12 +24,12 @@ from whale_nebula.ir.cut import Cut, Fragment, Worker
 from whale_nebula.ir.layout import Layout
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.text import to_text
-from whale_nebula.passes.batch import BatchFolds, fold_batch, with_merges
+from whale_nebula.passes.batch import BatchFolds, add_merges, fold_batch
 from whale_nebula.passes.checks import check_draws, check_order, check_shared, one_in_flight, python_notes
 from whale_nebula.passes.codec_options import check_crossable
 from whale_nebula.passes.dependences import list_crossings
 from whale_nebula.passes.exchange import exchanges
-from whale_nebula.passes.mapping import EVERYWHERE, between_clusters, map_workers
+from whale_nebula.passes.mapping import EVERYWHERE, divide_clusters, map_workers
 from whale_nebula.passes.phases import Parts, split_parts
 from whale_nebula.passes.replicas import notes as sum_notes
 from whale_nebula.passes.split import complete_stages
@@ -228,7 +228,7 @@ def _complete_layouts(given: Compilation) -> Compilation:
 def _list_exchange(given: Compilation) -> Compilation:
     """List what clusters exchange for updates and, if that is asked, on which inputs all that crosses depends."""
     cut = given.known("cut")
-    parted = between_clusters(cut, given.known("phases"), given.known("folds"), given.results, given.apart)
+    parted = divide_clusters(cut, given.known("phases"), given.known("folds"), given.results, given.apart)
     crossings = list_crossings(parted) if given.follows_inputs else ()
     return replace(given, cut=replace(cut, exchange=exchanges(parted), input_crossings=crossings))
 
@@ -243,7 +243,7 @@ PIPELINE: tuple[Pass, ...] = (
     Step("phases", _split_phases, lambda found: list_fields(found.known("phases"))),
     Step(
         "merges",
-        lambda given: replace(given, program=with_merges(given.program, given.known("folds"))),
+        lambda given: replace(given, program=add_merges(given.program, given.known("folds"))),
         lambda found: [f"request {each.index} merges {' '.join(each.merges)}" for each in found.program.requests],
     ),
     Step("order", _check_stages, lambda found: ()),

@@ -8,7 +8,7 @@ from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.cut import Cut, VirtualDevice, Worker, rank_workers
 from whale_nebula.ir.graph import REPLICA_SUM
 from whale_nebula.ir.program import Program, Stage
-from whale_nebula.ir.routing import Order, by_speed
+from whale_nebula.ir.routing import Order, order_by_speed
 from whale_nebula.passes.readings import list_fragments
 from whale_nebula.passes.rules.verdict import mends
 from whale_nebula.site import Origin
@@ -100,7 +100,7 @@ def speeds(stages: Sequence[Stage], workers: Mapping[str, Sequence[float]]) -> l
 
 def orders(program: Program) -> tuple[Order, ...]:
     """For each stage, which replica takes which micro-batch; none where all take turns."""
-    found = tuple(by_speed(stage.speeds, program.pipeline.micro_batch) for stage in program.stages)
+    found = tuple(order_by_speed(stage.speeds, program.pipeline.micro_batch) for stage in program.stages)
     return found if any(found) else ()
 
 

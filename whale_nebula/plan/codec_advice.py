@@ -231,7 +231,7 @@ def _changes(ways: Sequence[Direction]) -> Iterator[_Change]:
     way = parse_way(ways[0].way)
     if way.structure is not None and way.structure.shrinks:
         beside = f" beside {way.precision} alone" if way.precision is not None else ""
-        others = [each.crossing_by(_without_structure(each.way)) for each in ways]
+        others = [each.crossing_by(_drop_structure(each.way)) for each in ways]
         yield _Change(str(way.structure), f"leave {way.structure.name} out", others, beside)
 
 
@@ -248,7 +248,7 @@ def _judge(ways: Sequence[Direction], change: _Change, step: Step) -> CodecAdvic
     return found if found.lost > change.least * found.step else None
 
 
-def _without_structure(way: str) -> str:
+def _drop_structure(way: str) -> str:
     """The same way without the structure of its codec."""
     given = parse_way(way)
     return str(replace(given, codec=given.precision, ladder=given.ladder if given.precision is not None else ()))

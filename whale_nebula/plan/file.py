@@ -110,7 +110,7 @@ def load(kind: type[Plan], path: str | os.PathLike[str]) -> Plan:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise PlanError("this file holds no plan", where=str(path), why=_why(error), mend=_MEND) from None
+        raise PlanError("this file holds no plan", where=str(path), why=_explain_error(error), mend=_MEND) from None
     return parse(kind, text, str(path))
 
 
@@ -119,16 +119,16 @@ def parse(kind: type[Plan], text: str | bytes, where: str) -> Plan:
     try:
         plan, digest = _read(kind, text)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise PlanError("this file holds no plan", where=where, why=_why(error), mend=_MEND) from None
+        raise PlanError("this file holds no plan", where=where, why=_explain_error(error), mend=_MEND) from None
     if plan.digest != digest:
         raise PlanError("this plan was changed after it was saved", where=where, mend=_MEND)
     return plan
 
 
-def _why(error: Exception) -> str:
+def _explain_error(error: Exception) -> str:
     """What is wrong with a file, in words.
 
-    >>> _why(KeyError("format")), _why(json.JSONDecodeError("Expecting value", "plan", 0))
+    >>> _explain_error(KeyError("format")), _explain_error(json.JSONDecodeError("Expecting value", "plan", 0))
     ("it has no 'format'", 'it is no JSON: Expecting value: line 1 column 1 (char 0)')
     """
     if isinstance(error, KeyError):

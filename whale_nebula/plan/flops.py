@@ -41,7 +41,7 @@ def _elements(op: Op, shapes: Sequence[Shape]) -> float:
     return sum(math.prod(shape) for spec, shape in pairs if spec.floating)
 
 
-def _each(times: float, place: int = -1) -> Rule:
+def _count_each(times: float, place: int = -1) -> Rule:
     """So many for each element of an input, or of the output."""
     return lambda op, shapes: times * math.prod(shapes[place])
 
@@ -99,7 +99,7 @@ _SUMS = (
 )  # fmt: skip
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(_MOVES, _each(0)),
+    **dict.fromkeys(_MOVES, _count_each(0)),
     **dict.fromkeys(_SUMS, _sum),
     "AddN": lambda op, shapes: math.prod(shapes[-1]) * (len(shapes) - 2),
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _matmul),
@@ -112,11 +112,11 @@ RULES: Mapping[str, Rule] = {
     "DepthwiseConv2dNativeBackpropFilter": _convolution(2, -1, -2),
     **dict.fromkeys(("AvgPool", "AvgPool3D", "MaxPool", "MaxPool3D"), _pooling),
     **dict.fromkeys(("AvgPoolGrad", "AvgPool3DGrad", "MaxPoolGrad", "MaxPool3DGrad"), _pooling),
-    **dict.fromkeys(("Softmax", "LogSoftmax"), _each(5)),
-    **dict.fromkeys(("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"), _each(7, 0)),
-    "FusedBatchNormV3": _each(6, 0),
-    "FusedBatchNormGradV3": _each(11, 0),
-    **dict.fromkeys(("Rsqrt", "RsqrtGrad", "SqrtGrad", "TanhGrad", "SigmoidGrad", "SquaredDifference"), _each(2)),
+    **dict.fromkeys(("Softmax", "LogSoftmax"), _count_each(5)),
+    **dict.fromkeys(("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"), _count_each(7, 0)),
+    "FusedBatchNormV3": _count_each(6, 0),
+    "FusedBatchNormGradV3": _count_each(11, 0),
+    **dict.fromkeys(("Rsqrt", "RsqrtGrad", "SqrtGrad", "TanhGrad", "SigmoidGrad", "SquaredDifference"), _count_each(2)),
 }
 
 

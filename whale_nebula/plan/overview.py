@@ -86,10 +86,10 @@ class Overview:
 
     def once(self) -> tuple[PlanOnce, ...]:
         """What runs once, in the order of its running."""
-        found = [self._once([fragment]) for fragment in self.cut.whole.values()]
+        found = [self._describe_once([fragment]) for fragment in self.cut.whole.values()]
         for phase in self.cut.phases:
-            found += [self._once([fragment]) for fragment in phase.prologue.values()]
-            found += [self._once(fragments) for fragments in phase.updates.values()]
+            found += [self._describe_once([fragment]) for fragment in phase.prologue.values()]
+            found += [self._describe_once(fragments) for fragments in phase.updates.values()]
         return tuple(each for each in found if each.ops)
 
     def tied(self) -> tuple[PlanTied, ...]:
@@ -233,7 +233,7 @@ class Overview:
         lines = [(other, source) for other in makers if other != source]
         return there, replace(there, way=boundary.backward_codec, lines=lines, forward=boundary.codec)
 
-    def _once(self, fragments: Iterable[Fragment]) -> PlanOnce:
+    def _describe_once(self, fragments: Iterable[Fragment]) -> PlanOnce:
         found = list(fragments)
         graph, variables = self.cut.program.graph, self.cut.program.variable_ops
         ops = sorted({op for fragment in found for op in fragment.ops if graph.ops[op].type != "Const"})

@@ -87,7 +87,9 @@ def list_collectives(cut: Cut, crossed: Crossed, count: int) -> tuple[PlanCollec
     """
     orders, stages = cut.orders or [()] * len(cut.program.stages), cut.program.stages
     taken = {stage: max(take_counts(orders[stage], stages[stage].replicas, count)) for stage in cut.layouts}
-    return tuple(chain.from_iterable(_of_stage(cut, stage, crossed, taken[stage]) for stage in cut.layouts))
+    return tuple(
+        chain.from_iterable(_list_stage_collectives(cut, stage, crossed, taken[stage]) for stage in cut.layouts)
+    )
 
 
 def tell_costs(cut: Cut, crossed: Crossed, count: int) -> tuple[str, ...]:
@@ -154,7 +156,7 @@ class Crossed:
         return found.follow(op for op in self._ops if op not in made)
 
 
-def _of_stage(cut: Cut, stage: int, crossed: Crossed, count: int) -> Iterator[PlanCollective]:
+def _list_stage_collectives(cut: Cut, stage: int, crossed: Crossed, count: int) -> Iterator[PlanCollective]:
     layouts, graph, key = cut.layouts[stage], cut.program.graph, cut.program.stages[stage].key
     fragments = _first_fragments(cut, stage)
     for each in layouts.sums:

@@ -70,7 +70,7 @@ def sections(plan: Plan) -> dict[str, Section]:
         "what crosses of protected inputs": _crossings(plan),
         "links": _links(plan),
         "tied variables": Section(lines=list(_tied_lines(plan))),
-        "once a step": Section(lines=list(_once_lines(plan))),
+        "once a step": Section(lines=list(_print_once(plan))),
         "notes": Section(lines=plan.notes),
     }
     return {title: section for title, section in found.items() if section.rows or section.lines}
@@ -309,7 +309,7 @@ _WHEN = {
 }
 
 
-def _once_lines(plan: Plan) -> Iterator[str]:
+def _print_once(plan: Plan) -> Iterator[str]:
     several = len({each.worker for each in plan.once}) > 1
     phased = len({each.phase for each in plan.once}) > 1
     for each in plan.once:

@@ -165,7 +165,7 @@ def assumptions_of(plan: Plan) -> Assumed:
     return Assumed(SPEED) if _travels(plan) else Assumed()
 
 
-def as_long_as_a_message(plan: Plan) -> Assumed:
+def balance_with_line(plan: Plan) -> Assumed:
     """Stages that compute a micro-batch as long as one travels on the line where that takes longest."""
     taken = _travels(plan)
     slowest = max(taken, key=lambda name: taken[name], default="")
@@ -192,7 +192,7 @@ def times(plan: Plan, given: Assumed | None = None, *, most: int | None = None) 
     return Times(given, count, tuple(each for each in found if each.stages))
 
 
-def in_flight(plan: Plan) -> dict[str, int]:
+def count_held(plan: Plan) -> dict[str, int]:
     """How many micro-batches each stage holds at a time: of the replica with the largest share those in flight; nothing
     is held where nothing goes backward, and one where forward and backward are one function. What waits for its
     gradients of weights is held, too.
@@ -212,7 +212,7 @@ def in_flight(plan: Plan) -> dict[str, int]:
 
 def count_in_flight(plan: Plan) -> Plan:
     """The plan with the limits of its stages filled in."""
-    held = in_flight(plan)
+    held = count_held(plan)
     return replace(plan, stages={name: replace(s, in_flight=held[name]) for name, s in plan.stages.items()})
 
 
@@ -247,7 +247,7 @@ def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumed) 
     most = max(stage.flops for stage in stages) if given.by_flops else 0
     for stage in stages:
         if given.speed is not None:
-            taken = _at_speed(stage, phase, len(plan.rows), given.speed)
+            taken = _divide_flops(stage, phase, len(plan.rows), given.speed)
         else:  # in proportion to the slowest; never nothing, so that it can be seen
             share = max(stage.flops / most, 0.01) if most else 1.0
             unit = (1.0 if given.seconds is None else given.seconds / (1.0 + _BACKWARD)) * share
@@ -260,7 +260,7 @@ def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumed) 
         )  # fmt: skip
 
 
-def _at_speed(stage: PlanStage, phase: int, micro_batches: int, speed: float) -> dict[str, float]:
+def _divide_flops(stage: PlanStage, phase: int, micro_batches: int, speed: float) -> dict[str, float]:
     """A micro-batch's part of a stage's FLOPs, forward and backward: equal parts where it runs in several phases. Of a
     backward in two parts the second is a call of its own.
     """

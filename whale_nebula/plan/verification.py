@@ -219,14 +219,14 @@ def distance(a: Any, b: Any) -> float:
 
 def change(before: Any, after: Any) -> Any:
     """What a step has made of a variable; one that has another form now is all new."""
-    return _less(_numbers(after), _numbers(before)) if before.shape == after.shape else _numbers(after)
+    return _subtract(_numbers(after), _numbers(before)) if before.shape == after.shape else _numbers(after)
 
 
 def noise(before: Values, after: Values, near: Values, near_after: Values) -> dict[str, float]:
     """How far each variable's update from a state that is `near` by is from the update itself."""
     floating = [path for path, value in after.items() if inexact(value)]
     pairs = {path: (change(near[path], near_after[path]), change(before[path], after[path])) for path in floating}
-    return {path: _norm(_less(*pair)) if pair[0].shape == pair[1].shape else 0.0 for path, pair in pairs.items()}
+    return {path: _norm(_subtract(*pair)) if pair[0].shape == pair[1].shape else 0.0 for path, pair in pairs.items()}
 
 
 def nudge(value: Any, bit: float, seed: int) -> Any:
@@ -258,7 +258,7 @@ def _numbers(tensor: Any) -> Any:
     return np.asarray(tf.cast(tensor, tf.float64).numpy())
 
 
-def _less(left: Any, right: Any) -> Any:
+def _subtract(left: Any, right: Any) -> Any:
     with np.errstate(invalid="ignore"):  # an infinity less another is no number
         return left - right
 

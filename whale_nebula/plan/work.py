@@ -112,9 +112,9 @@ class Holdings:
 
     @cached_property
     def _readers(self) -> tuple[Mapping[int, int], ...]:
-        return tuple(self._of_stage(stage) for stage in range(len(self.cut.program.stages)))
+        return tuple(self._find_readers(stage) for stage in range(len(self.cut.program.stages)))
 
-    def _of_stage(self, stage: int) -> dict[int, int]:
+    def _find_readers(self, stage: int) -> dict[int, int]:
         pieces = [found for phase in self.cut.phases for found in phase.stages if found.stage == stage]
         found: dict[int, int] = {}
         for piece in pieces:

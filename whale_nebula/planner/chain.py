@@ -18,7 +18,7 @@ from whale_nebula.ir.graph import Op
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.passes.effects import SHAPES, is_effect, is_random, is_read, written_handles
-from whale_nebula.passes.parting import ascend, only_move
+from whale_nebula.passes.parting import ascend, is_movement
 from whale_nebula.plan.flops import Effort
 from whale_nebula.plan.work import memory_of
 from whale_nebula.planner.crossing import Tensor
@@ -372,7 +372,7 @@ class _Chaining:
         self, homes: Mapping[int, int], variables: Sequence[Sequence[tuple[str, int]]], count: int
     ) -> BlockOps:
         """The ops of each block."""
-        return BlockOps(*(_by_block(each, count) for each in (self.block, homes, self._list_updates(variables))))
+        return BlockOps(*(_group_by_block(each, count) for each in (self.block, homes, self._list_updates(variables))))
 
     def _list_updates(self, variables: Sequence[Sequence[tuple[str, int]]]) -> dict[int, int]:
         """The ops of updates with the block of the variable that they are about: that which is joined to it by tensors
@@ -433,7 +433,7 @@ class _Chaining:
             for part in request.parts:
                 variable = self.program.variable_ops.get(request.origins[part.source])
                 made = ascend(graph, (value.op for value in part.values), rest)
-                if variable is not None and not only_move(graph, made):
+                if variable is not None and not is_movement(graph, made):
                     later |= made
                     parted[homes[max(made)]] += variable.spec.nbytes()
         return later, parted
@@ -451,9 +451,9 @@ class _Chaining:
         return found
 
     def _work(self, ops: Sequence[Sequence[int]], later: Container[int] = ()) -> tuple[tuple[OpWork, ...], ...]:
-        return tuple(tuple(self._of(self.graph.ops[index], index in later) for index in own) for own in ops)
+        return tuple(tuple(self._measure_op(self.graph.ops[index], index in later) for index in own) for own in ops)
 
-    def _of(self, op: Op, later: bool = False) -> OpWork:
+    def _measure_op(self, op: Op, later: bool = False) -> OpWork:
         moved = sum(map(self.sizes.nbytes, (*dict.fromkeys(op.inputs), *op.values)))
         by_rows = any(shape and self.rows > 1 and prod(shape) >= self.rows for shape in self._list_shapes(op))
         return OpWork(_kernel(op), float(self.effort.of(op)), 0.0 if op.type in _FREE else float(moved), by_rows, later)
@@ -471,7 +471,7 @@ _FREE = frozenset({"Identity", "Reshape", "Shape", "ReadVariableOp", "Const", "P
                    "StopGradient", "NoOp", "IdentityN"})  # fmt: skip
 
 
-def _by_block(homes: Mapping[int, int], count: int) -> tuple[tuple[int, ...], ...]:
+def _group_by_block(homes: Mapping[int, int], count: int) -> tuple[tuple[int, ...], ...]:
     found: list[list[int]] = [[] for _ in range(count)]
     for op, block in sorted(homes.items()):
         found[block].append(op)

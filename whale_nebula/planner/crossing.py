@@ -9,7 +9,7 @@ import numpy as np
 
 from whale_nebula.codec.registry import parse
 from whale_nebula.codec.sizes import cost, payload_bytes, used_codec
-from whale_nebula.codec.way import AUTO, AUTO_LADDER, NONE, Way, both_ways, ways
+from whale_nebula.codec.way import AUTO, AUTO_LADDER, NONE, Way, mirror_options, ways
 from whale_nebula.planner.problem import Coded
 from whale_nebula.spec import Spec
 
@@ -40,7 +40,7 @@ def code_crossings(
         return ()
     if compress != AUTO:
         return (_code(compress, *ways({"codec": parse(compress)}), tensors, rows, measured),)
-    chosen = [(codec, *(ways(both_ways(codec)) if codec != NONE else (Way(), Way()))) for codec in AUTO_LADDER]
+    chosen = [(codec, *(ways(mirror_options(codec)) if codec != NONE else (Way(), Way()))) for codec in AUTO_LADDER]
     return tuple(_code(codec, there, back, tensors, rows, measured) for codec, there, back in chosen)
 
 

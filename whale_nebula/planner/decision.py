@@ -99,7 +99,7 @@ class Decision:
             self.said.pipeline, micro_batch=shape.micro_batches, schedule=self.chosen.schedule,
             in_flight=min(limits, default=None), recompute=shape.recompute,
         )  # fmt: skip
-        variables = {path: _by_reader(readers) for path, readers in found.items()}
+        variables = {path: _list_stages(readers) for path, readers in found.items()}
         codecs = list_codecs(self.problem, self.chosen) if len(self.problem.chain.coded) > 1 else {}  # else a scope's
         crossing = {names[place]: codec for place, codec in codecs.items() if codec != NONE}
         return Assignment(stages, variables, pipeline, crossing)
@@ -162,7 +162,7 @@ class Decision:
         return draw_rates(self)
 
 
-def _by_reader(readers: Mapping[int, str]) -> tuple[str, ...]:
+def _list_stages(readers: Mapping[int, str]) -> tuple[str, ...]:
     """The stages of a variable's readers by their numbers; one outside the chain goes with the one before."""
     found, last = [], readers[min(readers)]
     for number in range(max(readers) + 1):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from whale_nebula.plan.records import RateCurves
 from whale_nebula.plan.timing import duration
 from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
-from whale_nebula.planner.score import score, with_rate
+from whale_nebula.planner.score import scale_rate, score
 from whale_nebula.planner.search import search
 from whale_nebula.planner.sites import Grounds
 from whale_nebula.report.records import size
@@ -170,9 +170,9 @@ def what_if(decision: Decision) -> Iterator[str]:
     changes: list[tuple[str, Problem]] = []
     if has_slow_lines(problem):
         for factor, said in ((0.25, "a quarter of"), (0.5, "half"), (2.0, "twice"), (4.0, "4 times")):
-            changes.append((f"lines at {said} their rate", with_rate(problem, factor)))
+            changes.append((f"lines at {said} their rate", scale_rate(problem, factor)))
         changes += [
-            (f"{said} the bytes at boundaries ({codec})", with_crossing(problem, f))
+            (f"{said} the bytes at boundaries ({codec})", scale_crossing(problem, f))
             for f, said, codec in (() if problem.chain.coded else _CODECS)
         ]
     for number, site in enumerate(problem.sites):
@@ -197,7 +197,7 @@ def has_slow_lines(problem: Problem) -> bool:
     return any(line.rate < math.inf for line in problem.lines.values())
 
 
-def with_crossing(problem: Problem, factor: float) -> Problem:
+def scale_crossing(problem: Problem, factor: float) -> Problem:
     """The same problem where so many times as many bytes cross at a cut: what a codec would do, without its costs."""
     chain = problem.chain
     return replace(problem, chain=replace(chain, there=chain.there * factor, back=chain.back * factor))
@@ -210,8 +210,8 @@ def draw_rates(decision: Decision) -> RateCurves | None:
         return None
     shapes = dict.fromkeys(each.shape for each in decision.candidates)
     for factor in FACTORS[::4]:
-        shapes.update(dict.fromkeys(each.shape for each in search(with_rate(problem, factor), most=2).candidates))
-    seconds = {shape: tuple(_seconds(with_rate(problem, factor), shape) for factor in FACTORS) for shape in shapes}
+        shapes.update(dict.fromkeys(each.shape for each in search(scale_rate(problem, factor), most=2).candidates))
+    seconds = {shape: tuple(_seconds(scale_rate(problem, factor), shape) for factor in FACTORS) for shape in shapes}
     best = [min(shapes, key=lambda shape: seconds[shape][place]) for place in range(len(FACTORS))]
     drawn = [each.shape for each in decision.candidates[:DRAWN]]
     rates = {line.rate for line in problem.lines.values()}

@@ -247,7 +247,7 @@ def _crossing(problem: Problem, shape: Shape, crossing: Sequence[Crossing]) -> d
     return found
 
 
-def with_rate(problem: Problem, factor: float) -> Problem:
+def scale_rate(problem: Problem, factor: float) -> Problem:
     """The same problem with lines between clusters that are so many times as fast."""
     lines = {pair: replace(line, rate=line.rate * factor) for pair, line in problem.lines.items()}
     return replace(problem, lines=lines)

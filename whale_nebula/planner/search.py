@@ -170,7 +170,7 @@ class _Search:
         self.open = [self.costs.open_at(site) for site in sites]
         self.times = [{way: self.costs.seconds(site, way.shards) for way in self.ways[site]} for site in sites]
         self.trips = {(a, b): self._trip(a, b) for a in sites for b in sites}
-        self.once = [self._once(site) for site in sites]
+        self.once = [self._count_updates(site) for site in sites]
         memory = {way: self.costs.bytes(1, way.shards) for way in self.copies}
         for limit in reversed(self._limits()):
             if self._is_hopeless(self.costs.micro_batches / limit * single / pieces):
@@ -190,7 +190,7 @@ class _Search:
             return [count]
         return sorted({min(limit, count) for limit in (1, 2, 4, 8, count)})
 
-    def _once(self, site: int) -> dict[Way, Array]:
+    def _count_updates(self, site: int) -> dict[Way, Array]:
         """By number of replicas, the seconds of what a stage does once a step: its update, and the sum of gradients."""
         updates = self.costs.updates[site]
         update = updates[None, :] - updates[:, None]
@@ -353,18 +353,18 @@ class _Ranking:
     def rank(self, shapes: Sequence[Shape], most: int) -> Found:
         """Score the shapes, improve the best ones, and sort."""
         for shape in shapes:
-            self.score(self._in_order(shape if self.problem.keeps(shape) else self.problem.with_fewest(shape)))
+            self.score(self._order_clusters(shape if self.problem.keeps(shape) else self.problem.with_fewest(shape)))
         for best in self._fitting(False)[:BY_FORMULA]:
             self._improve(best, False)
         for each in self._fitting(False)[:SCORED]:
             if self._affords(each.shape):
                 self.score(each.shape, True)
-        for best in self._unlike()[:BY_SIMULATOR]:
+        for best in self._list_distinct()[:BY_SIMULATOR]:
             self._improve(best, True)
-        found = map(self._choose_codecs, self._unlike()[:most])
+        found = map(self._choose_codecs, self._list_distinct()[:most])
         return Found(tuple(sorted(found, key=_preference)), None, len(self.known))
 
-    def _unlike(self) -> list[Candidate]:
+    def _list_distinct(self) -> list[Candidate]:
         """The best that were simulated; of the same stages those with the best number of micro-batches and codecs."""
         found: dict[tuple[Part, ...], Candidate] = {}
         for each in self._fitting(True):
@@ -400,7 +400,7 @@ class _Ranking:
     def _effort(self, shape: Shape) -> int:
         return len(shape.parts) * shape.micro_batches * len(self.problem.options.schedules)
 
-    def _in_order(self, shape: Shape) -> Shape:
+    def _order_clusters(self, shape: Shape) -> Shape:
         """The shape in which clusters that are alike come in their order."""
         left = {kind: [site for site, k in enumerate(self.kinds) if k == kind] for kind in self.kinds}
         named: dict[int, int] = {}

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whale_nebula.report.lines import Rate, per_second
-from whale_nebula.report.published import under_way
+from whale_nebula.report.published import find_running_step
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport, duration, size
 from whale_nebula.report.screen import Canvas
 from whale_nebula.report.text import coded_boundaries, scalars_text
@@ -164,7 +164,7 @@ class Live:
 
     def _text(self, report: Report) -> str:
         """The table as the terminal takes it; what is higher than the terminal is cut off below."""
-        now, size = under_way(), self._canvas.size()
+        now, size = find_running_step(), self._canvas.size()
         self._console.size = ConsoleDimensions(size.columns, size.lines)
         if self._drawn - self._thought > _THINK_SECONDS:
             self._thought, self._bottleneck = self._drawn, report.bottleneck

@@ -238,7 +238,7 @@ def predict(basis: Basis) -> Prediction:
         held[each.line.name] += each.line.seconds(each.bytes)
     names = dict.fromkeys([*basis.bytes, *held])
     return Prediction(
-        seconds=_whole(basis, timelines),
+        seconds=_sum_seconds(basis, timelines),
         stages={name: _stage(basis, timelines, number) for number, name in enumerate(basis.stages)},
         links={name: LinkPrediction(basis.bytes.get(name, 0), held[name], name in basis.at_most) for name in names},
     )
@@ -246,10 +246,10 @@ def predict(basis: Basis) -> Prediction:
 
 def seconds(basis: Basis) -> float:
     """Only how long the step is going to take."""
-    return _whole(basis, _timelines(basis))
+    return _sum_seconds(basis, _timelines(basis))
 
 
-def _whole(basis: Basis, timelines: Iterable[Timeline]) -> float:
+def _sum_seconds(basis: Basis, timelines: Iterable[Timeline]) -> float:
     return basis.once + basis.exchange_seconds + sum(timeline.seconds for timeline in timelines)
 
 

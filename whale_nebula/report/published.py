@@ -78,7 +78,7 @@ def begin(step: UnderWay) -> None:
     _published.under_way = step if _published.audience else None
 
 
-def under_way() -> UnderWay | None:
+def find_running_step() -> UnderWay | None:
     """The step that runs now, if somebody watches."""
     return _published.under_way
 

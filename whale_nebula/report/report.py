@@ -65,21 +65,23 @@ class Timeline(tuple["Span", ...]):
 
     def _draw_lane(self, lane: str, whole: float, letters: Mapping[str, str]) -> str:
         columns = ["."] * _WIDTH
-        for span in sorted(self._of(lane), key=lambda each: each.start - each.end):  # what lies within is drawn upon it
+        for span in sorted(
+            self._select_lane(lane), key=lambda each: each.start - each.end
+        ):  # what lies within is drawn upon it
             first = min(int(span.start / whole * _WIDTH), _WIDTH - 1)
             last = max(first + 1, round(span.end / whole * _WIDTH))
             columns[first:last] = letters[_word(span)] * (min(last, _WIDTH) - first)
         return "".join(columns)
 
     def _lane_text(self, lane: str) -> str:
-        own = self._of(lane)
+        own = self._select_lane(lane)
         busy, seen = 0.0, 0.0
         for span in sorted(own, key=lambda each: each.start):  # what lies within another counts once
             busy += max(0.0, span.end - max(seen, span.start))
             seen = max(seen, span.end)
         return f"{duration(busy)} in {len(own)} piece{'s' * (len(own) != 1)}"
 
-    def _of(self, lane: str) -> list[Span]:
+    def _select_lane(self, lane: str) -> list[Span]:
         return [span for span in self if span.lane == lane]
 
 

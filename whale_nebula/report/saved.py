@@ -17,7 +17,7 @@ from whale_nebula.plain import from_plain, to_plain, write_json
 from whale_nebula.report.lines import gap, per_second
 from whale_nebula.report.prediction import Prediction
 from whale_nebula.report.records import Beside, LinkReport, duration, size
-from whale_nebula.report.text import of_link, of_stage, report_text
+from whale_nebula.report.text import describe_link, describe_stage, report_text
 
 if TYPE_CHECKING:
     from whale_nebula.report.prediction import Prediction
@@ -131,13 +131,13 @@ class Program:
 
     def seconds(self) -> Beside:
         """A step."""
-        return self._beside(lambda report: report.step_seconds, lambda predicted: predicted.seconds)
+        return self._compare(lambda report: report.step_seconds, lambda predicted: predicted.seconds)
 
     def of_stage(self, stage: str, name: str) -> Beside | None:
         """Seconds of a stage in a step, by the name of the field; None where stages were not timed apart."""
         if getattr(self.last.stages.get(stage), name, None) is None:
             return None
-        return self._beside(
+        return self._compare(
             lambda report: getattr(report.stages.get(stage), name, None),
             lambda predicted: getattr(predicted.stages.get(stage), name, None),
         )
@@ -148,7 +148,7 @@ class Program:
 
     def carries(self, link: str) -> Beside:
         """Bytes of a link in a step."""
-        return self._beside(
+        return self._compare(
             lambda report: report.links.get(link, LinkReport()).bytes,
             lambda predicted: float(predicted.links[link].bytes) if link in predicted.links else None,
         )
@@ -157,7 +157,7 @@ class Program:
         """Bytes of a link in all steps."""
         return sum(report.links.get(link, LinkReport()).bytes for report in self.reports)
 
-    def _beside(
+    def _compare(
         self, measured: Callable[[Report], float | None], predicted: Callable[[Prediction], float | None]
     ) -> Beside:
         found = [value for report in self.steady if (value := measured(report)) is not None]
@@ -236,11 +236,11 @@ def _program(program: Program) -> Iterator[str]:
         yield f"  {name}: {values[0]:.4g} at first, {values[-1]:.4g} at last"
     for name in last.stages:
         found = program.of_stage_timed(name)
-        computes, waits = (each and each.text(duration, of_stage(last, name)) for each in found)
+        computes, waits = (each and each.text(duration, describe_stage(last, name)) for each in found)
         if computes and waits:
             yield f"  stage {name}: computes {computes}, waits {waits}"
     for name in last.links:
-        a_step = program.carries(name).text(size, of_link(last, name))
+        a_step = program.carries(name).text(size, describe_link(last, name))
         yield f"  link {name}: {a_step} a step, {size(program.carried(name))} in all"
     yield f"  bottleneck: {typical.bottleneck}"
     if typical.straggler:

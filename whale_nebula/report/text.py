@@ -62,17 +62,17 @@ def _row(name: str, each: BoundaryReport) -> tuple[str, ...]:
     )
 
 
-def of_stage(report: Report, stage: str) -> str:
+def describe_stage(report: Report, stage: str) -> str:
     """In words, beside what a stage is going to compute; nothing where that is what was measured.
 
     >>> from whale_nebula.report.report import Report
-    >>> of_stage(Report("fit", 9, 0.5, 2, {}, {}), "npu")
+    >>> describe_stage(Report("fit", 9, 0.5, 2, {}, {}), "npu")
     ''
     """
     return " for the busiest replica" if report.worker != ALONE and _count_copies(report, stage) > 1 else ""
 
 
-def of_link(report: Report, link: str) -> str:
+def describe_link(report: Report, link: str) -> str:
     """In words, beside what a link is going to carry: its bytes are those of all workers of the cluster that sends."""
     cluster = link.partition("->")[0]
     told = {**report.elsewhere.stages, **report.stages}
@@ -113,18 +113,19 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
     stages = prediction.stages if prediction is not None else {}
     links = prediction.links if prediction is not None else {}
     lines += [
-        f"  stage {name}: {_stage(stage, stages.get(name), of_stage(report, name))}"
+        f"  stage {name}: {_stage(stage, stages.get(name), describe_stage(report, name))}"
         for name, stage in report.stages.items()
     ]
     lines += [
-        f"  link {name}: {_link(link, links.get(name), of_link(report, name))}" for name, link in report.links.items()
+        f"  link {name}: {_link(link, links.get(name), describe_link(report, name))}"
+        for name, link in report.links.items()
     ]
     lines += [f"  {line}" for line in boundary_lines(report.boundaries)]
     if report.meetings is not None:
         lines.append(f"  meetings {report.meetings}")
     lines += [f"  {line}" for line in (goodput_lines(report.goodput) if report.goodput is not None else ())]
     lines += [f"  {line}" for line in (planned_lines(report.planned) if report.planned is not None else ())]
-    if (once := _once(report)) is not None:
+    if (once := _describe_once(report)) is not None:
         lines.append(f"  {ONCE} ({_UPDATES}): {once}")
     if bottleneck:
         lines.append(f"  bottleneck: {report.bottleneck}")
@@ -164,7 +165,7 @@ def _copies(stage: StageReport) -> str:
 
 
 def _link(link: LinkReport, predicted: LinkPrediction | None, whose: str) -> str:
-    parts = [f"{size(link.bytes)} ({100 * link.ratio:.0f} % of the tensors{_why(link)})"]
+    parts = [f"{size(link.bytes)} ({100 * link.ratio:.0f} % of the tensors{_explain_overhead(link)})"]
     if link.seconds:
         parts.append(f"holds the line {duration(link.seconds)}")
     if predicted is not None:
@@ -173,12 +174,12 @@ def _link(link: LinkReport, predicted: LinkPrediction | None, whose: str) -> str
     return ", ".join(parts)
 
 
-def _why(link: LinkReport) -> str:
+def _explain_overhead(link: LinkReport) -> str:
     """Clearly more bytes than the tensors had: frames have headers, and control messages are counted too.
 
-    >>> _why(LinkReport(payload_bytes=8, bytes=144, raw_bytes=8, frames=1))
+    >>> _explain_overhead(LinkReport(payload_bytes=8, bytes=144, raw_bytes=8, frames=1))
     ': the header of 1 frame, 136 B with control messages, outweighs them'
-    >>> _why(LinkReport(payload_bytes=1024, bytes=1160, raw_bytes=1024, frames=1))
+    >>> _explain_overhead(LinkReport(payload_bytes=1024, bytes=1160, raw_bytes=1024, frames=1))
     ': the header of 1 frame adds 136 B, with control messages'
     """
     extra = link.bytes - link.payload_bytes
@@ -191,7 +192,7 @@ def _why(link: LinkReport) -> str:
     return f": {headers} add{'s' * one} {size(extra)}, with control messages"
 
 
-def _once(report: Report) -> str | None:
+def _describe_once(report: Report) -> str | None:
     """What ran once a step, where that was timed."""
     own = [span for span in report.spans if span.lane == ONCE]
     took = sum(span.end - span.start for span in own if span.what != EXCHANGE)

@@ -68,14 +68,14 @@ class Watching:
             try:
                 report = self._told.get(timeout=TICK_SECONDS)
             except queue.Empty:
-                self._each(methodcaller("tick"))
+                self._call_each(methodcaller("tick"))
                 continue
             if report is None:
                 break
-            self._each(methodcaller("step", report))
-        self._each(methodcaller("close"))
+            self._call_each(methodcaller("step", report))
+        self._call_each(methodcaller("close"))
 
-    def _each(self, act: Callable[[Watcher], object]) -> None:
+    def _call_each(self, act: Callable[[Watcher], object]) -> None:
         for watcher in list(self._watchers):
             try:
                 act(watcher)

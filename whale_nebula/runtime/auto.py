@@ -48,7 +48,7 @@ def capture_planned(
         return replace(first, decision=Unplanned(said_so))
 
     def cut(decision: Decision) -> Captured:
-        return _with_stages(first, decision, limits, call, layout, options)
+        return _capture_stages(first, decision, limits, call, layout, options)
 
     decision = _find_decision(run, first)
     if decision is not None:
@@ -156,7 +156,7 @@ def _check_cut(found: Captured, decision: Decision, shapes: Sequence[tuple[int, 
 
 
 # ---------------------------------------------------------------------- with its stages
-def _with_stages(
+def _capture_stages(
     first: Captured, decision: Decision, limits: Limits, call: Call, layout: Signature, options: Mapping[str, Any]
 ) -> Captured:
     """The step captured with the stages of a decision; one that runs uncut is not captured again."""

@@ -56,7 +56,7 @@ def measure_blocks(
     known = read_blocks()
     if budget and any(key not in known for key in keys.values()):
         bench = _Bench(name, captured, sizes, tensors, budget, dict(known))
-        bench.measure(_by_block(subgraphs), layers, keys)
+        bench.measure(_group_by_block(subgraphs), layers, keys)
         if bench.fresh:
             with suppress(OSError):  # a cache that cannot be written is none
                 keep_blocks(bench.fresh)
@@ -69,7 +69,7 @@ def measure_blocks(
     return MeasuredBlocks.of(found, len(layers.chain), adding, call, count_cores())
 
 
-def _by_block(subgraphs: Sequence[Subgraph]) -> dict[int, dict[str, Subgraph]]:
+def _group_by_block(subgraphs: Sequence[Subgraph]) -> dict[int, dict[str, Subgraph]]:
     found: dict[int, dict[str, Subgraph]] = {}
     for each in subgraphs:
         found.setdefault(each.block, {})[each.kind] = each

@@ -35,7 +35,7 @@ def clusters(source: Clusters | str | os.PathLike[str] | Mapping[str, Any] | Non
     if isinstance(source, Clusters):
         return source
     if source is None:
-        return _of_run(current_run())
+        return _describe_run(current_run())
     if isinstance(source, Mapping):
         if "format" in source or isinstance(source.get("clusters"), list | tuple):
             return Clusters.from_json(source, where=str(calling_site()))
@@ -45,7 +45,7 @@ def clusters(source: Clusters | str | os.PathLike[str] | Mapping[str, Any] | Non
     return complete(Clusters.of(load(source)), source)
 
 
-def _of_run(run: Run) -> Clusters:
+def _describe_run(run: Run) -> Clusters:
     return complete(told_by_config(run), config_of(run))
 
 
@@ -67,10 +67,10 @@ def complete(told: Clusters, config: str | os.PathLike[str] | None = None) -> Cl
     if why:
         warn_at(calling_site(), "what was measured is not used", why=why, mend="whale-nebula measure --again")
     completed = told if found is None else found.complete(told, is_local)
-    return completed if config is None else with_lines(completed, config)
+    return completed if config is None else add_lines(completed, config)
 
 
-def with_lines(told: Clusters, config: str | os.PathLike[str]) -> Clusters:
+def add_lines(told: Clusters, config: str | os.PathLike[str]) -> Clusters:
     """With the lines that `bench link` has measured, where the config gives no rate."""
     links, sources = {}, {}
     for a, b in told.links:

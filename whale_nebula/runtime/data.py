@@ -153,13 +153,13 @@ def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> Re
         return _open_direct(run, base / os.path.expanduser(home.registry), cluster, said)
     if home.at is None:
         mend = f'data: {{{cluster}: {{at: "HOST:PORT", folder: certs}}}}'
-        raise ConfigError(f"data of {cluster!r} is not read here", where=where, why=_elsewhere(home), mend=mend)
+        raise ConfigError(f"data of {cluster!r} is not read here", where=where, why=_explain_elsewhere(home), mend=mend)
     folder = base / os.path.expanduser(home.folder or "certs")
     reader = Reader("", "", run_id, program, purpose, versions)
     return open_remote(home.at, folder, run.config.run, cluster, reader)
 
 
-def _elsewhere(home: DataHome) -> str:
+def _explain_elsewhere(home: DataHome) -> str:
     return f"{home.registry} is for machines of the owner, and this is another cluster"
 
 

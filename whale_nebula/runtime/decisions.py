@@ -52,7 +52,7 @@ def decide(
     rows = next((s[0] for s, leaf in zip(shapes, captured.program.leaves, strict=True) if leaf.batched and s), 1)
     said = captured.constraints
     clusters, rows, able = _agree(name, find_clusters(limits, said, run), rows, run)
-    layers = layers_of(captured.program, rows, _with_rows(captured.program.leaves, shapes, rows))
+    layers = layers_of(captured.program, rows, _set_rows(captured.program.leaves, shapes, rows))
     if layers is None:
         return None
     options = Options(
@@ -64,7 +64,7 @@ def decide(
     if limits.memory is not None:
         options = replace(options, memory=float(limits.memory))
     reasons = [f"scopes say what holds: {'; '.join(words)}"] if (words := said.words()) else []
-    whole = _why_whole(captured, layers)
+    whole = _explain_whole(captured, layers)
     if options.micro_batch is None and whole:
         options, reasons = replace(options, micro_batch=1), [*reasons, f"the batch stays whole: {whole}"]
     measured, slowness = _measure(name, captured, layers, shapes, clusters, options, run, tensors)
@@ -91,7 +91,7 @@ def check_said(said: Constraints, limits: Limits, run: Run) -> None:
         )
 
 
-def _why_whole(captured: Captured, layers: Layers) -> str:
+def _explain_whole(captured: Captured, layers: Layers) -> str:
     """Why a batch is not cut unless the user says so."""
     if len(captured.program.requests) > 1:
         return "the step asks for gradients more than once"
@@ -110,7 +110,7 @@ def recount(decision: Decision, cut: Cut, shapes: Sequence[tuple[int, ...]]) -> 
     """
     problem, chosen = decision.problem, decision.chosen
     rows = sizes(problem.rows, chosen.shape.micro_batches)
-    crossed = Crossed(cut, rows, _with_rows(cut.program.leaves, shapes, problem.rows))
+    crossed = Crossed(cut, rows, _set_rows(cut.program.leaves, shapes, problem.rows))
     sent = list_collectives(cut, crossed, len(rows))
     more = 0.0
     for part, stage in zip(chosen.parts, decision.assignment.stages, strict=True):
@@ -208,7 +208,7 @@ def _measure(
     found = None
     if unsaid:
         points = _points(options, layers)
-        sizes = {rows: size_values(program, rows, _with_rows(program.leaves, shapes, rows)) for rows in points}
+        sizes = {rows: size_values(program, rows, _set_rows(program.leaves, shapes, rows)) for rows in points}
         found = slowest_of([measure_blocks(name, captured, layers, sizes, run.config.measure, tensors)], layers.rows)
     if run.alone:
         tables = {} if found is None else {cluster_of(each.name): found for each in unsaid}
@@ -236,6 +236,6 @@ def _points(options: Options, layers: Layers) -> list[int]:
     return sorted({math.ceil(layers.rows / parts) for parts in (1, 4, 16)})
 
 
-def _with_rows(leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> list[tuple[int, ...]]:
+def _set_rows(leaves: Sequence[Leaf], shapes: Sequence[tuple[int, ...]], rows: int) -> list[tuple[int, ...]]:
     pairs = zip(shapes, leaves, strict=True)
     return [(rows, *shape[1:]) if leaf.batched and shape else shape for shape, leaf in pairs]

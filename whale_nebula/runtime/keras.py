@@ -89,11 +89,11 @@ def keras_step(model: Any, kind: str, data: Any) -> tuple[Step, Arguments, Unpac
     return _step(model, kind), *_arguments(data, kind)
 
 
-def as_fit_packs(parts: Sequence[Any]) -> Any:
+def pack_as_fit(parts: Sequence[Any]) -> Any:
     """What `fit` gives a train step for x, y and sample_weight: what is not there at the end is left out, and x alone
     is x itself, unless it is several.
 
-    >>> as_fit_packs(["x"]), as_fit_packs(["x", None]), as_fit_packs([["a", "b"]]), as_fit_packs(["x", "y", None])
+    >>> pack_as_fit(["x"]), pack_as_fit(["x", None]), pack_as_fit([["a", "b"]]), pack_as_fit(["x", "y", None])
     ('x', 'x', (['a', 'b'],), ('x', 'y'))
     """
     kept = max((place + 1 for place, part in enumerate(parts) if part is not None), default=1)

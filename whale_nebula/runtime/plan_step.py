@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 import whale_nebula
-from whale_nebula.capture.step import Captured, Signature, capture, without_garbage_collection
+from whale_nebula.capture.step import Captured, Signature, capture, pause_garbage_collection
 from whale_nebula.codec.sizes import fitting, nbytes
 from whale_nebula.codec.way import parse_way
 from whale_nebula.feed.checks import Missing, absent_in
@@ -83,7 +83,7 @@ def capture_step(
 
 def plan_step(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:
     """The plan of a captured step; `example` are tensors in the form of its leaves."""
-    with without_garbage_collection():
+    with pause_garbage_collection():
         return _build_plan(name, captured, example, notes)
 
 

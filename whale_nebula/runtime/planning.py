@@ -19,7 +19,7 @@ from whale_nebula.capture.step import Signature, signature
 from whale_nebula.errors import OptionError, PlanError
 from whale_nebula.plan.plan import Plan
 from whale_nebula.runtime.function import NebulaFunction
-from whale_nebula.runtime.keras import as_fit_packs, keras_step, running_step
+from whale_nebula.runtime.keras import keras_step, pack_as_fit, running_step
 from whale_nebula.runtime.plan_step import capture_step, plan_step
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared_inputs
 from whale_nebula.scopes.auto import current_limits
@@ -91,7 +91,7 @@ def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subjec
         return Subject(given.step, *given.arguments(*example), running=given.step)
     if not isinstance(given, keras.Model):
         raise OptionError(
-            f"nb.plan takes a Keras model or an nb.function, not {_what(given)}",
+            f"nb.plan takes a Keras model or an nb.function, not {_name_given(given)}",
             where=str(calling_site()),
             mend="put @nb.function where the function is defined, and plan that",
         )
@@ -104,9 +104,9 @@ def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> Subjec
         )
     check_batch("nb.plan", "model", example)
     _check_arrays(example)
-    example = [tf.nest.map_structure(as_fed, leaf) for leaf in example]
+    example = [tf.nest.map_structure(cast_as_fed, leaf) for leaf in example]
     if getattr(given, "compiled", False):
-        kind, data = "train", tuple(example) if tupled else as_fit_packs(example)
+        kind, data = "train", tuple(example) if tupled else pack_as_fit(example)
     else:
         _tell_left_out(given, example)
         kind, data = "predict", example[0]
@@ -147,7 +147,7 @@ def _check_arrays(example: Sequence[Any]) -> None:
         )
 
 
-def _what(given: Any) -> str:
+def _name_given(given: Any) -> str:
     """How a message calls what was given."""
     return "a plain function" if inspect.isroutine(given) else f"{type(given).__name__} {reprlib.repr(given)}"
 
@@ -177,7 +177,7 @@ def _is_tuple_dataset(example: Sequence[Any]) -> bool:
     return isinstance(given, tf.data.Dataset) and isinstance(given.element_spec, tuple)
 
 
-def as_fed(leaf: Any) -> Any:
+def cast_as_fed(leaf: Any) -> Any:
     """Keras feeds floating arrays in its own precision."""
     floating = isinstance(leaf, np.ndarray) and np.issubdtype(leaf.dtype, np.floating)
     return leaf.astype(keras.config.floatx()) if floating else leaf

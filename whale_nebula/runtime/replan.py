@@ -102,7 +102,8 @@ class PlanWatch:
     def _compare(self, planned: Candidate, seconds: float, workers: Mapping[str, WorkerReport]) -> PlannedReport:
         computes, held, needed = self._predicted
         return PlannedReport(
-            self.counted, Beside(seconds, planned.seconds), self._beside(computes), self._beside(held),
+            self.counted, Beside(seconds, planned.seconds),
+            self._compare_medians(computes), self._compare_medians(held),
             {name: Beside(workers[name].peak_bytes, size) for name, size in needed.items() if name in workers},
         )  # fmt: skip
 
@@ -118,7 +119,7 @@ class PlanWatch:
         held = {f"link {name}": lines[name].seconds(size) for name, size in planned.bytes.items() if name in lines}
         return computes, held, replace(self.decision, candidates=(planned,)).predicted.memory
 
-    def _beside(self, predicted: Mapping[str, float]) -> dict[str, Beside]:
+    def _compare_medians(self, predicted: Mapping[str, float]) -> dict[str, Beside]:
         """The middle of what was measured beside what was predicted, by the names of stages or of lines."""
         known = ((what, seconds) for what, seconds in predicted.items() if what in self.kept)
         return {what.partition(" ")[2]: Beside(median(self.kept[what]), seconds) for what, seconds in known}

@@ -64,7 +64,7 @@ class Shown:
         """From now on callbacks of a script hear nothing: many open a file as soon as training begins."""
         if not self.silent:
             self.silent = True
-            self.guarded.enter_context(_without_callbacks())
+            self.guarded.enter_context(_suspend_callbacks())
 
     def look(self, step: Step, layout: Signature, tensors: Sequence[Any], unpack: Unpack) -> Seen:
         """Plan a step, if it is new."""
@@ -93,7 +93,7 @@ class Shown:
             self.guarded.enter_context(_report_saves(self.saves))
 
 
-def _without_callbacks() -> contextlib.AbstractContextManager[None]:
+def _suspend_callbacks() -> contextlib.AbstractContextManager[None]:
     """While open, Keras calls no callbacks but those that keep the history and draw the bar."""
     kind = keras.callbacks.CallbackList
 

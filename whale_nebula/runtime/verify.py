@@ -32,8 +32,8 @@ from whale_nebula.plan import verification
 from whale_nebula.plan.verification import EXACT, HALF, Row, Runs, State, Values, Verification
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.function import NebulaFunction
-from whale_nebula.runtime.keras import as_fit_packs, keras_step
-from whale_nebula.runtime.planning import Subject, as_fed, check_batch, no_scopes
+from whale_nebula.runtime.keras import keras_step, pack_as_fit
+from whale_nebula.runtime.planning import Subject, cast_as_fed, check_batch, no_scopes
 from whale_nebula.runtime.run import current_run, gathered
 from whale_nebula.runtime.step.engine import Engine, plain_function
 from whale_nebula.runtime.step.results import Absent
@@ -138,12 +138,12 @@ def _subject(subject: Any, batch: Sequence[Any]) -> Subject:
             mend="model.compile(optimizer, loss)",
         )
     check_batch("nb.verify", subject.name, batch)
-    parts = [tf.nest.map_structure(_as_tensor, part) for part in batch]
-    return Subject(*keras_step(subject, "train", as_fit_packs(parts)))
+    parts = [tf.nest.map_structure(_make_tensor, part) for part in batch]
+    return Subject(*keras_step(subject, "train", pack_as_fit(parts)))
 
 
-def _as_tensor(leaf: Any) -> Any:
-    return leaf if leaf is None or isinstance(leaf, tf.Tensor) else tf.constant(as_fed(np.asarray(leaf)))
+def _make_tensor(leaf: Any) -> Any:
+    return leaf if leaf is None or isinstance(leaf, tf.Tensor) else tf.constant(cast_as_fed(np.asarray(leaf)))
 
 
 def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, measured: bool) -> Runs:
@@ -223,7 +223,7 @@ def _shuffle_rows(engine: Engine, tensors: Sequence[Any]) -> Sequence[Any]:
 
 def _judge(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) -> Verification:
     program, halved = engine.captured.program, bool(_halves(engine))
-    names, runs, elsewhere = _here(_names(engine), runs)
+    names, runs, elsewhere = _select_here(_names(engine), runs)
     rows = list(verification.compare_tensors(names, runs, HALF if halved else EXACT))
     if reasons:
         rows = [row._replace(limit=math.inf, noisy=False) for row in rows]
@@ -239,7 +239,7 @@ def _judge(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) -> Verificati
     )
 
 
-def _here(names: Sequence[str], runs: Runs) -> tuple[list[str], Runs, list[str]]:
+def _select_here(names: Sequence[str], runs: Runs) -> tuple[list[str], Runs, list[str]]:
     """What the plan returned in this process; of the rest a remark says who has it."""
     planned = runs.planned.returned
     kept = [number for number, tensor in enumerate(planned) if not isinstance(tensor, Absent)]

@@ -136,10 +136,10 @@ class Hop:
     @property
     def round_trip(self) -> float:
         """Seconds that a message there and its gradient back take on lines that are free."""
-        return _alone(self.there, self.forward) + _alone(self.back, self.backward or 0.0)
+        return _time_alone(self.there, self.forward) + _time_alone(self.back, self.backward or 0.0)
 
 
-def _alone(line: Line | None, size: float) -> float:
+def _time_alone(line: Line | None, size: float) -> float:
     return 0.0 if line is None else line.seconds(size) + line.delay
 
 
@@ -173,12 +173,12 @@ def pace(works: Sequence[Work], hops: Hops) -> Pace:
     >>> pace([Work(1.0, 2.0)] * 3, uniform(3, seconds=1.0))
     Pace(compute=3.0, trips=(2.0, 2.0), held=1.0)
     """
-    away = _away(len(works), hops)
+    away = _time_away(len(works), hops)
     trips = tuple(max(here - next_, 0.0) for here, next_ in pairwise(away))
     return Pace(max(work.seconds * work.most_slow for work in works), trips, _busiest(hops))
 
 
-def _away(stages: int, hops: Hops) -> list[float]:
+def _time_away(stages: int, hops: Hops) -> list[float]:
     """Seconds on lines from each stage to the last one and back: the longest way where there are several."""
     away = [0.0] * stages
     for source, destination in sorted(hops, reverse=True):

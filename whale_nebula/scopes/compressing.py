@@ -155,8 +155,10 @@ def check_apart_options(given: Mapping[str, Any]) -> dict[str, object]:
         "sync_every": every,
         "outer": _check_outer(given["outer"], mode),
         "mode": mode,
-        "fragments": None if fragments is None else _at_most("fragments", values.count("fragments", fragments), every),
-        "delay": None if delay is None else _at_most("delay", _steps("delay", delay), every - 1),
+        "fragments": None
+        if fragments is None
+        else _check_most("fragments", values.count("fragments", fragments), every),
+        "delay": None if delay is None else _check_most("delay", _steps("delay", delay), every - 1),
         "staleness": None if staleness is None else _steps("staleness", staleness),
     }
 
@@ -181,7 +183,7 @@ def _steps(option: str, value: Any) -> int:
     return number
 
 
-def _at_most(option: str, value: int, most: int) -> int:
+def _check_most(option: str, value: int, most: int) -> int:
     if value > most:
         why = "a fragment is sent once in sync_every steps, and has come before it is sent again"
         raise values.refuse(f"{option}={value} is more than {most}", why=why, mend=f"{option}={most}")
@@ -200,7 +202,7 @@ def _check_outer(value: Any, mode: str) -> Outer | str:
     return value
 
 
-def apart_of(frames: Sequence[Frame], frame: Frame | None = None) -> Apart | None:
+def find_apart(frames: Sequence[Frame], frame: Frame | None = None) -> Apart | None:
     """How what stands in these scopes trains by local SGD, if it does; `frame` is the replica scope, if it is known."""
     frame = frame or replica_of(frames)
     if frame is None or frame.options.get("sync_every") is None:

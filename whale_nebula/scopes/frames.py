@@ -70,7 +70,7 @@ class Recorder(Protocol):
     """Takes down what is written, instead of running it."""
 
     def scope(self, frame: Frame, around: Sequence[Frame], missing: str | None) -> None:
-        """A scope was entered inside `around`; `missing` names what has no engine yet."""
+        """A scope was entered inside `describe_open_scopes`; `missing` names what has no engine yet."""
 
     def statement(self, text: str, around: Sequence[Frame], missing: str | None) -> None:
         """Something that is no scope was called."""
@@ -173,7 +173,7 @@ AROUND = ("cluster", "replica", "pipeline", "compress")
 """The scopes that may stand around a step, around `fit` say; what a stage holds must lie inside it."""
 
 
-def around() -> tuple[tuple[str, str], ...]:
+def describe_open_scopes() -> tuple[tuple[str, str], ...]:
     """What the scopes that are open say to a step that is called in them, as something that can be compared."""
     return tuple((frame.kind, repr(sorted(frame.options.items()))) for frame in open_frames() if frame.kind in AROUND)
 

@@ -52,7 +52,7 @@ def worker_speeds() -> Mapping[str, Sequence[float]]:
     return _speeds
 
 
-def own_home(frames: Sequence[Frame]) -> str:
+def find_own_home(frames: Sequence[Frame]) -> str:
     """The cluster of a copy that each cluster trains: this process's, or where one process has all of them, the
     first's.
     """

@@ -142,7 +142,7 @@ class AuditLog:
         with open(os.dup(self._file), "rb") as file:
             file.seek(0)
             data = file.read(self._size)
-        before = _before(self.path, data)
+        before = _find_start(self.path, data)
         lines, rest = chain.split(data)
         try:
             self._link = chain.follow_all(lines, before)
@@ -358,7 +358,7 @@ def _literal(text: str) -> str:
     return re.sub(r"([*?\[])", r"[\1]", text)
 
 
-def _before(path: Path, data: bytes) -> Link:
+def _find_start(path: Path, data: bytes) -> Link:
     """Where the chain was before this file began: at its start, or at the end of the file before."""
     older = pieces(path)[:-1]
     if not older:

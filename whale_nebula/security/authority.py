@@ -42,7 +42,7 @@ SKEW = timedelta(minutes=5)
 _CURVE = ec.SECP256R1()
 
 
-def new_key() -> ec.EllipticCurvePrivateKey:
+def make_key() -> ec.EllipticCurvePrivateKey:
     """A fresh private key."""
     return ec.generate_private_key(_CURVE)
 
@@ -164,7 +164,7 @@ class Authority:
     ) -> Authority:
         """A new authority, in memory; one that is `bound` to clusters speaks for no others."""
         moment = at or files.now()
-        key = new_key()
+        key = make_key()
         for cluster in (*clusters, *bound):
             name(cluster, "cluster")
         return cls(run, authority_certificate(run, key, moment + span(days), moment, bound), key, dict(clusters))

@@ -88,7 +88,7 @@ def certify(
 
 
 def _issue(folder: Path, authority: Authority, identity: Identity, days: float, at: datetime) -> Issued:
-    key = home.new_key()
+    key = home.make_key()
     return _certify(folder, authority, identity, key.public_key(), days, at, key)
 
 

@@ -47,7 +47,7 @@ def request(folder: Path, identity: Identity) -> Requested:
         if path.exists():
             key = files.private_key(files.read(path, "the key of this process", secret=True), str(path))
         else:
-            key = home.new_key()
+            key = home.make_key()
             files.write(path, home.key_bytes(key), files.SECRET, replace=False)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)])
         names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)])

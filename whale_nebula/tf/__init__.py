@@ -51,7 +51,7 @@ def find_unsupported() -> NebulaError | None:
     """Why the TensorFlow and Keras at hand cannot be used, or None where they can."""
     for name in RANGES:
         found = _version(name)
-        if found is not None and not in_range(name, found):
+        if found is not None and not is_in_range(name, found):
             called = {"tensorflow": "TensorFlow", "keras": "Keras"}[name]
             first, end = RANGES[name]
             wanted = " ".join(f'"{each}>={low},<{high}"' for each, (low, high) in RANGES.items())
@@ -74,10 +74,10 @@ def find_unsupported() -> NebulaError | None:
     )
 
 
-def in_range(name: str, version: str) -> bool:
+def is_in_range(name: str, version: str) -> bool:
     """Whether a version of TensorFlow or Keras is one that we are made for.
 
-    >>> in_range("tensorflow", "2.21.3"), in_range("tensorflow", "2.22.0-rc1"), in_range("keras", "2.15.0")
+    >>> is_in_range("tensorflow", "2.21.3"), is_in_range("tensorflow", "2.22.0-rc1"), is_in_range("keras", "2.15.0")
     (True, False, False)
     """
     first, end = RANGES[name]

@@ -137,7 +137,7 @@ MOVES = frozenset(_AGAIN)
 """The kinds that do the same whatever the elements are."""
 
 
-def again(dataset: Any, source: Any) -> tf.data.Dataset:
+def apply_again(dataset: Any, source: Any) -> tf.data.Dataset:
     """What a dataset of a kind in `MOVES` does, done to another one."""
     return _AGAIN[kind(dataset)](source, dataset)
 
@@ -175,6 +175,6 @@ class Same(dataset_ops.UnaryUnchangedStructureDataset):
         super().__init__(dataset, dataset._variant_tensor)
 
 
-def as_argument(iterator: Any) -> tuple[Any, Any]:
+def describe_iterator(iterator: Any) -> tuple[Any, Any]:
     """How an iterator is given to a function of TensorFlow's: what describes it, and its handle."""
     return iterator._type_spec, iterator._iterator_resource

@@ -62,7 +62,7 @@ LOGGERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
 _HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith("on_"))
 
 
-def of_fit() -> list[Any]:
+def list_fit_callbacks() -> list[Any]:
     """The callbacks of the innermost `fit` of Keras that is running: it has them nowhere else."""
     for frame in python_frames():
         found = frame.f_locals.get("callbacks") if frame.f_code.co_name == "fit" else None

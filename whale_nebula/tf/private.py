@@ -144,7 +144,7 @@ def tape_records() -> bool:
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
 
 
-def without_recording() -> contextlib.AbstractContextManager[None]:
+def stop_recording() -> contextlib.AbstractContextManager[None]:
     """While open, no tape of this thread records."""
     stopped: contextlib.AbstractContextManager[None] = record.stop_recording()
     return stopped
@@ -294,7 +294,7 @@ def layers_running() -> list[Any]:
     return [call.given for call in reversed(calls) if call.frame.f_code.co_filename.endswith(_LAYER_FILE)]
 
 
-def own_variable(layer: Any, name: str, values: Any) -> Any:
+def add_variable(layer: Any, name: str, values: Any) -> Any:
     """Give a layer that is built already one more variable, as its own `build` would have made it."""
     with tf.init_scope():
         variable = keras.Variable(values, dtype=layer.variable_dtype, name=name)
@@ -323,7 +323,7 @@ def nodes_by_depth(function: Any) -> dict[int, list[Any]]:
     return found
 
 
-def on_run(node: Any, hear: Callable[[Any], None]) -> None:
+def call_on_run(node: Any, hear: Callable[[Any], None]) -> None:
     """Tell `hear` of the arguments whenever a functional model runs this node, whatever it runs it for."""
     fill_in = node.arguments.fill_in
 
@@ -335,7 +335,7 @@ def on_run(node: Any, hear: Callable[[Any], None]) -> None:
     node.arguments.fill_in = wrapper
 
 
-def on_config(operation: Any, hear: Callable[[], None]) -> None:
+def call_on_config(operation: Any, hear: Callable[[], None]) -> None:
     """Tell `hear` whenever a layer or operation gives its config, which is all that copies are made from."""
     _wrap_method(operation, "get_config", before=hear)
 
@@ -386,7 +386,7 @@ def keras_calls() -> list[KerasCall]:
     return found
 
 
-def in_custom_gradient() -> bool:
+def is_in_custom_gradient() -> bool:
     """Whether a function under `tf.custom_gradient` runs now, while a graph is made."""
     return any(frame.f_code is custom_gradient._graph_mode_decorator.__code__ for frame in python_frames())
 
@@ -443,12 +443,12 @@ def run_inline(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     status = ag_ctx.Status.ENABLED if function._autograph else ag_ctx.Status.DISABLED
     if function._autograph:
         python = autograph_util.py_func_from_autograph(python, options)
-    with ag_ctx.ControlStatusCtx(status=status, options=options), _own_op_seeds():
+    with ag_ctx.ControlStatusCtx(status=status, options=options), _number_random_ops():
         return nest.map_structure(as_returned, python(*args, **kwargs))
 
 
 @contextlib.contextmanager
-def _own_op_seeds() -> Iterator[None]:
+def _number_random_ops() -> Iterator[None]:
     """Number the random ops that are made inside as a graph of their own would: it is the number that seeds them."""
     graph, counts = tf.compat.v1.get_default_graph(), random_seed._graph_to_seed_dict
     before, counts[graph] = counts.get(graph, 0), 0

@@ -143,7 +143,7 @@ def _things(language: str, colour: Word, noun: Word, *, number: Word | None = No
     return f"{'les ' if the else ''}{count}{own} {tint.split('/')[feminine]}"
 
 
-def _there(language: str, parts: list[object]) -> str:
+def _state_existence(language: str, parts: list[object]) -> str:
     number, colour, noun, place = parts
     begun = {"en": "there are", "de": "es gibt", "es": "hay", "fr": "il y a"}[language]
     return f"{begun} {_things(language, colour, noun, number=number)} {getattr(place, language)}"  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ def _compared(language: str, parts: list[object]) -> str:
     return f"{first} sont plus {more.split('/')[feminine]} que {second}"
 
 
-_SAY = {"there": _there, "does": _does, "compared": _compared}
+_SAY = {"there": _state_existence, "does": _does, "compared": _compared}
 
 
 def _ended(text: str) -> str:

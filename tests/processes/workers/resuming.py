@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.processes.telling import enter_own_folder, tell
-from whale_nebula.faults import FaultPlan, with_plan
+from whale_nebula.faults import FaultPlan, apply_plan
 from whale_nebula.launch import attach
 from whale_nebula.runtime.run import current_run
 
@@ -89,7 +89,7 @@ def main(folder: str, faults: str, *arguments: str) -> None:
         folder = enter_own_folder(folder)
     every = {"every": 6 if arguments[2:] else 1000, "memory": 2} if launched.memory else {"every": 2}
     config = {} if folder == "-" else {"checkpoint": {"folder": folder, **every}}
-    with with_plan(plan), nb.init(config):
+    with apply_plan(plan), nb.init(config):
         lesson(*arguments)
 
 

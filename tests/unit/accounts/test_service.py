@@ -120,7 +120,7 @@ def test_certificates_say_what_the_account_may_use(site: Site) -> None:
         def encode(self) -> bytes:
             return b'{"stars":1}'
 
-    signs, key, now = site.desk.authority, authority.new_key().public_key(), files.now()
+    signs, key, now = site.desk.authority, authority.make_key().public_key(), files.now()
     made = authority.process_certificate(
         worker(0), key, signs.certificate, signs.key, now + timedelta(days=1), now, "ana", Later(memory=1)
     )

@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.capture.mirror import mirror, order_operations
 
 
 def traced(fn: Any, *specs: Any) -> Any:
@@ -23,7 +23,7 @@ def test_an_op_never_comes_before_its_inputs() -> None:
             y = tf.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, tf.sin(v)), [0, x])[1]
         return tape.gradient(y, x)
 
-    ordered = in_order(traced(fn, VECTOR).get_operations())
+    ordered = order_operations(traced(fn, VECTOR).get_operations())
     place = {op: number for number, op in enumerate(ordered)}
     assert all(place[tensor.op] < place[op] for op in ordered for tensor in op.inputs)
 

@@ -14,7 +14,6 @@ from hypothesis.extra import numpy as hnp
 
 from whale_nebula.codec import blocks
 from whale_nebula.codec.blocks import (
-    apart,
     count_overflows,
     dequantise,
     levels,
@@ -24,6 +23,7 @@ from whale_nebula.codec.blocks import (
     rounded_up,
     to_bf16,
     to_fp16,
+    unpack_pairs,
 )
 from whale_nebula.errors import RemoteProtocolError
 
@@ -185,7 +185,7 @@ def test_what_numpy_takes_apart_is_what_is_dequantised(rows: int, columns: int) 
     drawn = np.random.default_rng(0).integers(0, 256, pairs, np.uint8)
     ones = np.ones(scales, "float32")
     again = dequantise(tf.cast(ones, tf.bfloat16), drawn, dims=(rows, columns), bits=4, block=32, dtype="float32")
-    np.testing.assert_array_equal(apart(drawn, columns), np.asarray(again))
+    np.testing.assert_array_equal(unpack_pairs(drawn, columns), np.asarray(again))
 
 
 SINGLES = hnp.arrays("float32", hnp.array_shapes(max_dims=3, min_side=0, max_side=9), elements=st.floats(width=32))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from whale_nebula.config import FREE, Line, Links, parse_links
 from whale_nebula.config.place import Place
-from whale_nebula.config.quantities import in_bits, rate, seconds, share
+from whale_nebula.config.quantities import convert_to_bits, rate, seconds, share
 from whale_nebula.errors import ConfigError
 
 READ: list[tuple[Any, dict[Any, float]]] = [
@@ -41,7 +41,7 @@ BITS = {
 
 
 def test_bytes_are_told_from_bits() -> None:
-    assert {text: in_bits(text) for text in BITS} == BITS
+    assert {text: convert_to_bits(text) for text in BITS} == BITS
 
 
 def test_a_rate_in_bytes_is_refused_with_what_it_is_in_bits() -> None:

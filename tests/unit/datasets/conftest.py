@@ -78,7 +78,7 @@ def certify(owner: Owner, account: str, folder: Path, *, signs: Authority | None
     by, given = signs or owner.signs, {"cluster": "gpu", "index": 0, "role": "worker", "days": 1.0, **more}
     identity = Identity("mt", given["cluster"], given["role"], given["index"])
     folder.mkdir(mode=0o700, exist_ok=True)
-    key, now = authority.new_key(), files.now() + timedelta(days=given.get("begins", 0))
+    key, now = authority.make_key(), files.now() + timedelta(days=given.get("begins", 0))
     paths = Files.under(folder, identity)
     until = now + timedelta(days=given["days"])
     made = authority.process_certificate(

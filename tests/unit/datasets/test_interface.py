@@ -25,7 +25,7 @@ from whale_nebula.datasets.schema import (
     read_schema,
     write_schema,
 )
-from whale_nebula.datasets.sources import as_texts
+from whale_nebula.datasets.sources import make_text_column
 from whale_nebula.errors import ConfigError, InterfaceError
 
 PLAIN: dict[str, Any] = {
@@ -233,7 +233,7 @@ def test_attack_schema_smuggling(folder: Path, schema: dict[str, str], said: str
         {"x": np.zeros((2, 3, 1), "int32")},
         {"x": [[1, 2, 3]]},
         {"x": np.int32(3)},
-        {"x": as_texts([b"abc", b"abd"])},
+        {"x": make_text_column([b"abc", b"abd"])},
         {},
     ],
 )
@@ -261,7 +261,7 @@ def test_attack_too_small_groups(folder: Path) -> None:
 def test_rows_as_bytes_and_back() -> None:
     schema = (Column("a", "int16", (2,)), Column("b", "string"), Column("c", "bool"), Column("d", "float64", (1, 2)))
     columns = {
-        "a": np.arange(6, dtype="int16").reshape(3, 2), "b": as_texts([b"x", b"", b"long text"]),
+        "a": np.arange(6, dtype="int16").reshape(3, 2), "b": make_text_column([b"x", b"", b"long text"]),
         "c": np.array([True, False, True]), "d": np.ones((3, 1, 2)),
     }  # fmt: skip
     assert check_columns(schema, columns, "x") == 3

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from whale_nebula.errors import AbsentInputError, BatchAxisError
 from whale_nebula.feed.checks import Missing, fingerprints
 from whale_nebula.feed.inputs import count_rows, cut, micro_batches
-from whale_nebula.feed.rows import AllRows, Feed, RowsRead, Within, own_rows, sizes
+from whale_nebula.feed.rows import AllRows, Feed, RowsRead, Within, select_own_rows, sizes
 from whale_nebula.ir.program import Leaf
 from whale_nebula.ir.routing import Routing
 from whale_nebula.spec import Spec
@@ -100,9 +100,9 @@ def test_two_stages_read_what_either_does() -> None:
 
 def test_several_steps_read_what_any_of_them_does() -> None:
     first, second = reads(2, 2)
-    assert own_rows([first, second], 6).all() and own_rows([], 6).all()
-    assert own_rows([first], 6).tolist() == [True] * 3 + [False] * 3
-    assert own_rows([first, AllRows()], 6).all()
+    assert select_own_rows([first, second], 6).all() and select_own_rows([], 6).all()
+    assert select_own_rows([first], 6).tolist() == [True] * 3 + [False] * 3
+    assert select_own_rows([first, AllRows()], 6).all()
 
 
 def test_a_batch_that_cannot_be_shared_out_is_left_to_the_step() -> None:

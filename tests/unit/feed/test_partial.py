@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from whale_nebula.capture.step import signature
 from whale_nebula.errors import AbsentInputError
-from whale_nebula.feed.checks import fingerprints, same
-from whale_nebula.feed.inputs import Partial, slice_rows, take_inputs, whole
+from whale_nebula.feed.checks import fingerprints, is_same
+from whale_nebula.feed.inputs import Partial, slice_rows, take_inputs, take_whole
 from whale_nebula.feed.rewritten import blank
 from whale_nebula.feed.rows import AllRows, Feed, Rows, RowsRead, Within, rows_of, tag_rows
 from whale_nebula.ir.program import Leaf
@@ -81,7 +81,7 @@ def test_a_step_that_reads_more_is_refused_and_counted_in_from_then_on() -> None
     with pytest.raises(AbsentInputError, match="reads 1 rows of input 'x' that are not here, row 2 first"):
         take_inputs([LEAF], [part([1, 1, 0, 1], feed)], [READ])
     with pytest.raises(AbsentInputError, match="reads 2 rows"):
-        whole([LEAF], [part([0, 0, 1, 1], feed)])
+        take_whole([LEAF], [part([0, 0, 1, 1], feed)])
     assert feed.taking == {READ, AllRows()}
 
 
@@ -113,8 +113,8 @@ def test_a_fingerprint_is_of_the_micro_batches_that_are_here() -> None:
     spoilt = np.where([[False], [False], [True], [True]], np.nan, tensor).astype("float32")
     whole_of, half = of([1, 1, 1, 1], tensor), of([1, 1, 0, 0], spoilt)
     assert half == [whole_of[0], None, None] and None not in whole_of
-    assert same(whole_of, half) and same(half, of([0, 0, 1, 1], tensor))
-    assert not same(whole_of, of([1, 1, 1, 1], tensor + 1)) and not same(half, of([1, 1, 1, 1], tensor + 1))
+    assert is_same(whole_of, half) and is_same(half, of([0, 0, 1, 1], tensor))
+    assert not is_same(whole_of, of([1, 1, 1, 1], tensor + 1)) and not is_same(half, of([1, 1, 1, 1], tensor + 1))
 
 
 def test_an_input_that_is_not_cut_has_one_fingerprint() -> None:

@@ -22,7 +22,7 @@ from whale_nebula.cli.main import main
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
 from whale_nebula.gateway.site import Site
-from whale_nebula.launch.gateways import at_hand, sites, start
+from whale_nebula.launch.gateways import place_gateways, sites, start
 from whale_nebula.launch.placement import Placement
 from whale_nebula.security import Files
 from whale_nebula.security.audit import read_heads
@@ -199,7 +199,7 @@ class TestALauncher:
                 "links": [{"between": ["gpu", "npu"], "rate": "60mbit"}],
             }
         )
-        found = at_hand(config, lambda host: host.startswith("127."))
+        found = place_gateways(config, lambda host: host.startswith("127."))
         assert found.clusters["npu"].gateway == "127.0.0.1:7100"
         where = Placement(("gpu/0", "npu/0"), {"gpu/0": "127.0.0.1:1", "npu/0": "127.0.0.1:2"})
         made = sites(found, where, {"gpu/gateway": Files(Path("/ca"), Path("/cert"), Path("/key"))}, tmp_path)
@@ -210,7 +210,7 @@ class TestALauncher:
 
     def test_but_not_where_a_cluster_has_none(self) -> None:
         config = load({"clusters": {"gpu": {"gateway": "10.77.0.1:7100"}, "npu": {}}})
-        assert all(cluster.gateway is None for cluster in at_hand(config, lambda host: True).clusters.values())
+        assert all(cluster.gateway is None for cluster in place_gateways(config, lambda host: True).clusters.values())
 
 
 SCRIPT = """

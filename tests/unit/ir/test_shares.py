@@ -7,7 +7,17 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whale_nebula.ir.routing import MOST, NEAR, by_speed, enough, excess, order, shares, take_counts, times_of_shares
+from whale_nebula.ir.routing import (
+    MOST,
+    NEAR,
+    enough,
+    excess,
+    order,
+    order_by_speed,
+    shares,
+    take_counts,
+    times_of_shares,
+)
 
 SPEEDS = st.lists(st.floats(0.05, 20.0), min_size=1, max_size=6)
 
@@ -50,7 +60,7 @@ def test_an_order_is_spread_evenly(given_shares: list[int]) -> None:
 
 @given(st.integers(1, 6), st.integers(1, 30))
 def test_who_are_equally_fast_take_turns(replicas: int, count: int) -> None:
-    assert by_speed([3.0] * replicas, count) == ()
+    assert order_by_speed([3.0] * replicas, count) == ()
     assert take_counts((), replicas, count) == tuple(len(range(r, count, replicas)) for r in range(replicas))
 
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.capture.mirror import mirror, order_operations
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.integers import COMPUTE, ELEMENTWISE, Site, broadcast, compute_outputs, integers
 from whale_nebula.ir.sizes import Sizes
@@ -56,7 +56,7 @@ def test_every_tensor_has_the_size_that_it_has_when_it_runs(make: Callable[[Any]
         x = tf.compat.v1.placeholder(tf.float32, [None, 6, 8])
         loss = tf.reduce_mean(make(x))
         tf.gradients(loss, [x, *tf.compat.v1.trainable_variables()])
-        operations = in_order(graph.get_operations())
+        operations = order_operations(graph.get_operations())
         tensors = [t for op in operations for t in op.outputs if t.dtype in (tf.float32, tf.int32, tf.bool)]
         session.run(tf.compat.v1.global_variables_initializer())
         found = session.run(tensors, {x: np.ones((ROWS, 6, 8), "float32")})

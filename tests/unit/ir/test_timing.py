@@ -10,10 +10,10 @@ from whale_nebula.plan.timing import (
     CALL,
     SPEED,
     Assumed,
-    as_long_as_a_message,
     assumptions_of,
+    balance_with_line,
+    count_held,
     duration,
-    in_flight,
     step_text,
     times,
 )
@@ -71,7 +71,7 @@ def test_a_stage_of_two_phases_computes_half_in_each() -> None:
 def test_stages_may_be_taken_to_compute_as_long_as_a_message_travels() -> None:
     rate, delay = 8e6, 0.01
     taken = 8 * wire_bytes(SIZE) / rate + delay
-    given = as_long_as_a_message(plan(rate, delay))
+    given = balance_with_line(plan(rate, delay))
     assert given == Assumed(seconds=taken, line="a->b")
     assert str(given).endswith("each stage computes a micro-batch in 110 ms, as long as one travels on a->b")
     found = times(plan(rate, delay), given)
@@ -80,8 +80,8 @@ def test_stages_may_be_taken_to_compute_as_long_as_a_message_travels() -> None:
 
 def test_a_line_with_nothing_but_delay_takes_time_too() -> None:
     assert assumptions_of(plan(None, 0.02)) == Assumed(SPEED)
-    assert as_long_as_a_message(plan(None, 0.02)) == Assumed(seconds=0.02, line="a->b")
-    assert assumptions_of(plan(None)) == as_long_as_a_message(plan(None)) == Assumed()
+    assert balance_with_line(plan(None, 0.02)) == Assumed(seconds=0.02, line="a->b")
+    assert assumptions_of(plan(None)) == balance_with_line(plan(None)) == Assumed()
 
 
 def test_what_clusters_exchange_once_is_part_of_a_step() -> None:
@@ -98,15 +98,15 @@ def test_proportions_come_from_flops_if_asked() -> None:
 
 
 def test_what_is_held_follows_the_schedule() -> None:
-    assert in_flight(plan(None, schedule="gpipe")) == {"a": 4, "b": 1}
-    assert in_flight(plan(None, schedule="1f1b")) == {"a": 2, "b": 1}
-    assert in_flight(plan(8e6, 0.01)) == {"a": 4, "b": 1}
+    assert count_held(plan(None, schedule="gpipe")) == {"a": 4, "b": 1}
+    assert count_held(plan(None, schedule="1f1b")) == {"a": 2, "b": 1}
+    assert count_held(plan(8e6, 0.01)) == {"a": 4, "b": 1}
     forward = {name: replace(each, runs=("F",)) for name, each in plan(None).stages.items()}
-    assert in_flight(replace(plan(None), stages=forward)) == {"a": 0, "b": 0}
+    assert count_held(replace(plan(None), stages=forward)) == {"a": 0, "b": 0}
 
 
 def test_a_limit_of_the_users_own_is_kept() -> None:
-    assert in_flight(replace(plan(8e6, 0.01), in_flight=2)) == {"a": 2, "b": 1}
+    assert count_held(replace(plan(8e6, 0.01), in_flight=2)) == {"a": 2, "b": 1}
 
 
 def test_a_boundary_for_two_stages_of_a_cluster_crosses_once() -> None:

@@ -16,7 +16,7 @@ from whale_nebula.config.schema import Line
 from whale_nebula.errors import DeadlineError, IdentityError, NebulaError, RemoteProtocolError, RunError
 from whale_nebula.launch import link_measurement
 from whale_nebula.launch.link_advice import LineFound
-from whale_nebula.launch.link_measurement import SIZES, End, expect_tensor, measure, others
+from whale_nebula.launch.link_measurement import SIZES, End, expect_tensor, list_far_ends, measure
 from whale_nebula.security import Credentials, ephemeral
 from whale_nebula.transport.grpc.links import Place
 from whale_nebula.transport.memory import MemoryNetwork
@@ -149,9 +149,9 @@ def test_a_link_of_a_measurement_takes_its_tensors_and_no_others() -> None:
 
 def test_the_first_worker_of_every_other_cluster_is_at_the_other_end() -> None:
     everyone = ["gpu/0", "gpu/1", "npu/0", "npu/1", "tpu/0"]
-    assert others(everyone, "npu") == [GPU, TPU]
-    assert others(everyone, "npu", "tpu") == [TPU]
-    assert others(everyone, "npu", "abc") == []
+    assert list_far_ends(everyone, "npu") == [GPU, TPU]
+    assert list_far_ends(everyone, "npu", "tpu") == [TPU]
+    assert list_far_ends(everyone, "npu", "abc") == []
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.ending import Kept, ends_by, last_sentence, own_lines, same_cause
+from whale_nebula.launch.ending import Kept, ends_by, is_same_cause, last_sentence, select_own_lines
 
 OURS = "import whale_nebula.errors as errors\n"
 
@@ -22,7 +22,9 @@ def told(tmp_path: Path):
         with pytest.raises(BaseException) as raised:
             runpy.run_path(str(path), run_name="__main__")
         error = raised.value
-        return own_lines(error.with_traceback(error.__traceback__.tb_next), str(path)).splitlines()  # without run
+        return select_own_lines(
+            error.with_traceback(error.__traceback__.tb_next), str(path)
+        ).splitlines()  # without run
 
     return run
 
@@ -98,5 +100,5 @@ def test_lines_that_are_handed_on(lines: list[str]) -> None:
 
 
 def test_only_our_errors_are_compared() -> None:
-    assert not same_cause("ValueError: no\n", "ValueError: no\n")
-    assert not same_cause("", "ValueError: no\n")
+    assert not is_same_cause("ValueError: no\n", "ValueError: no\n")
+    assert not is_same_cause("", "ValueError: no\n")

@@ -19,8 +19,8 @@ from whale_nebula.launch.gateways import (
     PREFIX,
     check_names,
     configured_files,
-    for_one_run,
-    own_folder,
+    issue_for_run,
+    make_private_folder,
     remove_abandoned,
 )
 from whale_nebula.launch.gateways import check_files as check
@@ -31,7 +31,7 @@ INSECURE = load({"security": {"insecure": True}})
 
 
 def test_a_run_of_one_machine_has_an_authority_that_is_gone_with_it() -> None:
-    with for_one_run(CONFIG, WORKERS) as files:
+    with issue_for_run(CONFIG, WORKERS) as files:
         assert list(files) == list(WORKERS)
         check(files, "mt")
         folder = files["gpu/0"].key.parent
@@ -52,7 +52,7 @@ def test_files_that_are_not_there_are_told_before_anything_starts(tmp_path: Path
 
 
 def test_a_deny_list_that_is_missing_is_told_before_anything_starts() -> None:
-    with for_one_run(CONFIG, WORKERS) as files:
+    with issue_for_run(CONFIG, WORKERS) as files:
         files["gpu/0"].ca.with_name("revoked.json").unlink()
         with pytest.raises(CredentialsError, match="there is no deny list"):
             check(files, "mt")
@@ -60,7 +60,7 @@ def test_a_deny_list_that_is_missing_is_told_before_anything_starts() -> None:
 
 
 def test_files_of_somebody_else_are_told_before_anything_starts() -> None:
-    with for_one_run(CONFIG, WORKERS) as files, pytest.raises(WrongNameError) as refused:
+    with issue_for_run(CONFIG, WORKERS) as files, pytest.raises(WrongNameError) as refused:
         check({"npu/0": files["gpu/0"]}, "mt")
     assert refused.value.what == "this is npu/0, and its certificate is that of gpu/0"
     assert "copy npu-worker-0.pem and npu-worker-0.key" in refused.value.mend
@@ -90,7 +90,7 @@ def test_names_that_no_certificate_can_hold_are_told_before_anything_starts(run:
 
 def test_insecure_is_without_files() -> None:
     assert configured_files(INSECURE, WORKERS, None) == {}
-    with for_one_run(INSECURE, WORKERS) as files:
+    with issue_for_run(INSECURE, WORKERS) as files:
         assert files == {}
 
 
@@ -105,7 +105,7 @@ with own_folder(sys.argv[1]) as folder:
 
 
 def test_it_is_this_users_alone_and_gone_at_the_end(tmp_path: Path) -> None:
-    with own_folder(tmp_path) as folder:
+    with make_private_folder(tmp_path) as folder:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         (folder / "deep").mkdir()
         (folder / "deep" / "key").write_text("secret")
@@ -116,12 +116,12 @@ def test_what_a_killed_run_has_left_goes_with_the_next_and_what_lives_stays(tmp_
     with subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         left = Path(other.stdout.readline().strip())
-        with own_folder(tmp_path):
+        with make_private_folder(tmp_path):
             assert left.is_dir()
         other.send_signal(signal.SIGKILL)
         other.wait(20)
     assert (left / "gpu-worker-0.key").is_file()
-    with own_folder(tmp_path) as fresh:
+    with make_private_folder(tmp_path) as fresh:
         assert list(tmp_path.iterdir()) == [fresh]
 
 

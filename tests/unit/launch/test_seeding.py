@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from whale_nebula.launch import seeding
-from whale_nebula.launch.seeding import keep_generators, when_loaded
+from whale_nebula.launch.seeding import call_when_loaded, keep_generators
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_it_is_done_once_when_the_module_is_loaded_and_not_when_it_is_only_looked_for(module: str) -> None:
     done: list[str] = []
     before = list(sys.meta_path)
-    when_loaded(module, lambda: done.append(module))
+    call_when_loaded(module, lambda: done.append(module))
     assert importlib.util.find_spec(module) is not None
     assert done == []
     loaded = importlib.import_module(module)
     assert done == [module]
     assert sys.meta_path == before
     assert type(loaded.__loader__).__name__ == type(loaded.__spec__.loader).__name__ == "SourceFileLoader"
-    when_loaded(module, lambda: done.append("again"))
+    call_when_loaded(module, lambda: done.append("again"))
     assert done == [module, "again"]
 
 
@@ -43,7 +43,7 @@ def test_numbers_that_loading_draws_are_not_missed(module: str) -> None:
     random.seed(3)
     expected = random.random()
     random.seed(3)
-    when_loaded(module, lambda: random.seed(8))
+    call_when_loaded(module, lambda: random.seed(8))
     importlib.import_module(module)
     assert random.random() == expected
 
@@ -51,7 +51,7 @@ def test_numbers_that_loading_draws_are_not_missed(module: str) -> None:
 def test_a_module_that_there_is_not_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
     before = list(sys.meta_path)
     monkeypatch.setattr(sys, "meta_path", before.copy())
-    when_loaded("nebula_nowhere", pytest.fail)
+    call_when_loaded("nebula_nowhere", pytest.fail)
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("nebula_nowhere")
 

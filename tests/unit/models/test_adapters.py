@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.unit.models.small import far_from_zero
 from whale_nebula.models.adapters import DecoderAdapter, EncoderAdapter
-from whale_nebula.models.attention import among
+from whale_nebula.models.attention import expand_mask
 from whale_nebula.models.cross_attention import CrossAttention
 
 RANDOM = np.random.default_rng(0)
@@ -59,7 +59,7 @@ def test_what_is_not_visible_of_the_source_changes_nothing(name: str) -> None:
 def test_a_source_that_is_remembered_says_the_same(name: str) -> None:
     layer = layers()[name]
     expected = called(layer)
-    again = layer.recall(HIDDEN, layer.remember(SOURCE), among(tf.constant(VISIBLE)))
+    again = layer.recall(HIDDEN, layer.remember(SOURCE), expand_mask(tf.constant(VISIBLE)))
     np.testing.assert_allclose(again, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from whale_nebula.errors import OptionError
-from whale_nebula.models.attention import Attention, among
+from whale_nebula.models.attention import Attention, expand_mask
 
 WIDTH, HEADS = 8, 2
 
@@ -39,14 +39,14 @@ def layer() -> Attention:
 def test_it_is_its_formula(layer: Attention) -> None:
     hidden, memory = normal(3, 5, WIDTH), normal(3, 4, 6, seed=1)
     visible = np.array([[True] * 4, [True, False, True, False], [False, False, False, True]])
-    found = layer(hidden, memory, allowed=among(visible)).numpy()
+    found = layer(hidden, memory, allowed=expand_mask(visible)).numpy()
     for row in range(3):
         expected = by_formula(layer, hidden[row], memory[row], np.tile(visible[row], (5, 1)))
         np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_where_nothing_is_visible_there_is_no_nan(layer: Attention) -> None:
-    nothing = layer(normal(1, 2, WIDTH), normal(1, 4, 6), allowed=among(np.zeros((1, 4), bool))).numpy()
+    nothing = layer(normal(1, 2, WIDTH), normal(1, 4, 6), allowed=expand_mask(np.zeros((1, 4), bool))).numpy()
     assert np.isfinite(nothing).all()
 
 
@@ -62,9 +62,9 @@ def test_half_precision_sums_in_single() -> None:
     half, hidden = Attention(WIDTH, HEADS, spread=0.7, dtype="mixed_float16"), normal(2, 5, WIDTH)
     single = Attention(WIDTH, HEADS)
     single.build(hidden.shape)
-    found = half(hidden, allowed=among(np.array([[True] * 4 + [False]] * 2)))
+    found = half(hidden, allowed=expand_mask(np.array([[True] * 4 + [False]] * 2)))
     single.set_weights(half.get_weights())
-    expected = single(hidden, allowed=among(np.array([[True] * 4 + [False]] * 2)))
+    expected = single(hidden, allowed=expand_mask(np.array([[True] * 4 + [False]] * 2)))
     assert found.dtype == "float16"
     np.testing.assert_allclose(found, expected, atol=0.02)
 

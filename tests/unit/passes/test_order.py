@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.passes.programs import cut, program_of
 from whale_nebula.errors import StageOrderError
-from whale_nebula.passes.checks import check_order, in_flow_order
+from whale_nebula.passes.checks import check_order, order_stages
 
 BACK_AND_FORTH = """
     stages a b=npu
@@ -76,4 +76,4 @@ SIDE_BY_SIDE = """
 )
 def test_stages_are_put_in_the_order_of_the_flow(text: str, order: list[str]) -> None:
     program = program_of(text)
-    assert in_flow_order(program.graph, [stage.key for stage in program.stages]) == order
+    assert order_stages(program.graph, [stage.key for stage in program.stages]) == order

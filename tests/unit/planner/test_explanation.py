@@ -13,7 +13,7 @@ import pytest
 from tests.golden.files import check_golden
 from whale_nebula.planner.chain import Layers
 from whale_nebula.planner.decision import Decision, describe_excess
-from whale_nebula.planner.explanation import FACTORS, WIDTH, describe_shape, with_crossing
+from whale_nebula.planner.explanation import FACTORS, WIDTH, describe_shape, scale_crossing
 from whale_nebula.planner.problem import Chain, Excess, Fixed, Options, Part, Problem, Shape, Site, Wire
 from whale_nebula.planner.score import score
 from whale_nebula.planner.search import search
@@ -78,7 +78,7 @@ def test_what_takes_over_three_times_as_long_is_not_listed() -> None:
 
 def test_half_the_bytes_cost_half_the_line() -> None:
     problem = make_problem()
-    whole, half = (score(each, TWO) for each in (problem, with_crossing(problem, 0.5)))
+    whole, half = (score(each, TWO) for each in (problem, scale_crossing(problem, 0.5)))
     assert half.bytes == {line: size / 2 for line, size in whole.bytes.items()} and half.seconds < whole.seconds
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.report.making import full
-from whale_nebula.report.published import begin, is_watched, last_report, publish, under_way, watch
+from whale_nebula.report.published import begin, find_running_step, is_watched, last_report, publish, watch
 from whale_nebula.report.report import Report
 from whale_nebula.report.watchers import Watching
 
@@ -75,12 +75,12 @@ class Step:
 
 def test_a_step_is_under_way_until_it_is_reported() -> None:
     begin(Step())
-    assert (under_way(), is_watched()) == (None, False)  # nobody looks
+    assert (find_running_step(), is_watched()) == (None, False)  # nobody looks
     watching = Watching([])
     watch([watching])
     begin(Step())
-    assert under_way().doing == {"gpu": "forward 1"}
+    assert find_running_step().doing == {"gpu": "forward 1"}
     publish(full())
-    assert under_way() is None
+    assert find_running_step() is None
     assert last_report().step == 3
     watching.close()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from whale_nebula.report.records import ONCE, Span
-from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock, in_flight
+from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock, count_in_flight
 from whale_nebula.transport import MemoryNetwork
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.frame import wire_bytes
@@ -32,11 +32,11 @@ def pieces(words: str, phase: int = 0) -> list[Span]:
     ],
 )
 def test_the_most_that_is_in_flight(words: str, most: int) -> None:
-    assert in_flight(pieces(words)) == most
+    assert count_in_flight(pieces(words)) == most
 
 
 def test_phases_are_counted_apart() -> None:
-    assert in_flight([*pieces("F0 F1"), *pieces("F0 F1 B0 B1", phase=1)]) == 2
+    assert count_in_flight([*pieces("F0 F1"), *pieces("F0 F1 B0 B1", phase=1)]) == 2
 
 
 def test_a_stage_computes_waits_and_says_what_it_does() -> None:
@@ -72,7 +72,7 @@ def test_what_codecs_take_is_neither_computing_nor_a_wait() -> None:
 
 def test_what_is_encoded_after_a_backward_is_not_in_flight_again() -> None:
     whats = ["forward 0", "encode forward 0", "decode backward 0", "backward 0", "encode backward 0", "forward 1"]
-    assert in_flight([Span("s", what, 0.0, 0.0, int(what[-1])) for what in whats]) == 1
+    assert count_in_flight([Span("s", what, 0.0, 0.0, int(what[-1])) for what in whats]) == 1
 
 
 def test_lines_tell_of_this_step_of_this_program_only() -> None:

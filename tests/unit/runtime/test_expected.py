@@ -12,7 +12,7 @@ from tests.unit.passes.programs import apart, cut
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.feed.checks import Missing
 from whale_nebula.ir.program import Leaf
-from whale_nebula.runtime.exchange.expected import ANY_SIZE, Expected, known_rows, slots
+from whale_nebula.runtime.exchange.expected import ANY_SIZE, Expected, count_known_rows, slots
 from whale_nebula.spec import Spec
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.buffers import Bound
@@ -70,7 +70,7 @@ def test_inputs_of_an_only_micro_batch_may_differ_in_their_rows(
     tensors: tuple[Any, ...], counts: list[int], known: list[int]
 ) -> None:
     """Then nobody knows how many rows a boundary has: it may have any, and is held for none."""
-    assert list(known_rows((X, Y, TABLE), tensors, counts)) == known
+    assert list(count_known_rows((X, Y, TABLE), tensors, counts)) == known
     made = expected()
     made.begin_step(3, 5, known)
     assert (made(FORWARD).due == math.inf) == (len(known) < 2)

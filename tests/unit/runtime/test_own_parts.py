@@ -13,7 +13,7 @@ import pytest
 
 from whale_nebula.errors import CollectiveReadError, OptionError
 from whale_nebula.runtime.session.session import Session
-from whale_nebula.runtime.variables.remote import Kept, Ledger, blank, empty, fill_in, load_own, own_path, save_own
+from whale_nebula.runtime.variables.remote import Kept, Ledger, blank, empty, fill_in, load_own, name_own_path, save_own
 
 
 def model() -> Any:
@@ -39,9 +39,9 @@ def datasets(group: Any) -> list[Any]:
 
 
 def test_the_cluster_is_in_the_name() -> None:
-    assert own_path(Path("run/my.v1.weights.h5"), "gpu") == os.path.join("run", "my.v1.gpu.weights.h5")
+    assert name_own_path(Path("run/my.v1.weights.h5"), "gpu") == os.path.join("run", "my.v1.gpu.weights.h5")
     with pytest.raises(OptionError, match="no file for the parts of a cluster") as caught:
-        own_path("run/my.keras", "gpu")
+        name_own_path("run/my.keras", "gpu")
     assert 'model.save_weights("my.weights.h5")' in caught.value.mend
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whale_nebula.ir.routing import Routing, Seat, by_speed, enough
+from whale_nebula.ir.routing import Routing, Seat, enough, order_by_speed
 from whale_nebula.schedule.drawing import draw
 from whale_nebula.schedule.lines import Work, uniform
 from whale_nebula.schedule.schedules import SCHEDULES, limits
@@ -64,7 +64,7 @@ def test_every_schedule_comes_to_its_end_in_whatever_order_replicas_take_turns(
 @pytest.mark.parametrize("speeds", [(1.0, 2.0), (1.0, 3.0), (1.0, 1.0, 4.0), (2.0, 3.0, 5.0)])
 def test_with_shares_by_speed_a_stage_is_done_as_soon_as_it_can_be(speeds: tuple[float, ...]) -> None:
     many = enough([speeds], len(speeds))
-    order, slowness = by_speed(speeds, many), tuple(1.0 / speed for speed in speeds)
+    order, slowness = order_by_speed(speeds, many), tuple(1.0 / speed for speed in speeds)
     shared = simulate([Work(0.0, 1.0, replicas=len(speeds), order=order, slowness=slowness)], {}, many)
     in_turn = simulate([Work(0.0, 1.0, replicas=len(speeds), slowness=slowness)], {}, many)
     assert shared.seconds <= 1.05 * many / sum(speeds) < in_turn.seconds
@@ -75,7 +75,7 @@ def test_a_pipeline_of_uneven_replicas_is_as_fast_as_if_all_were_in_flight(speed
     """The slow one has its own in flight while the fast one does many; else each would wait for its other half."""
     many = int(8 * sum(speeds))
     slowness = tuple(max(speeds) / speed for speed in speeds)
-    works = [Work(1.0, 2.0, replicas=len(speeds), order=by_speed(speeds, many), slowness=slowness)] * 2
+    works = [Work(1.0, 2.0, replicas=len(speeds), order=order_by_speed(speeds, many), slowness=slowness)] * 2
     assert simulate(works, uniform(2), many).seconds == simulate(works, uniform(2), many, name="gpipe").seconds
 
 

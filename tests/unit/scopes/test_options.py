@@ -11,7 +11,7 @@ import whale_nebula as nb
 from tests.unit.scopes.parsing import parsing
 from whale_nebula.codec import BF16, FP16, INT8, SVD, TopK
 from whale_nebula.errors import OptionError
-from whale_nebula.scopes.compressing import apart_of
+from whale_nebula.scopes.compressing import find_apart
 from whale_nebula.scopes.frames import open_frames
 
 
@@ -150,7 +150,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*holds no step")
 
 def said(**options: Any) -> str:
     with nb.cluster(["gpu", "npu"]), nb.compress(int4=True), nb.replica(**options):
-        apart = apart_of(open_frames())
+        apart = find_apart(open_frames())
         return str(apart)
 
 
@@ -203,7 +203,7 @@ def test_codecs_of_samples_are_none_for_weights(compress: dict[str, Any]) -> Non
         nb.compress(**compress),
         nb.replica(sync_every=4),
     ):
-        apart_of(open_frames())
+        find_apart(open_frames())
 
 
 def test_it_is_drawn_with_what_is_unusual() -> None:

@@ -43,7 +43,7 @@ class Home:
     def certificate(self, identity: Identity = GPU, days: float = 7, at: datetime | None = None) -> x509.Certificate:
         """One that lies in no file."""
         moment = at or files.now()
-        public = authority.new_key().public_key()
+        public = authority.make_key().public_key()
         signs = self.authority
         return authority.process_certificate(
             identity, public, signs.certificate, signs.key, moment + timedelta(days=days), moment
@@ -52,7 +52,7 @@ class Home:
     def outside_its_dates(self, identity: Identity, begin: datetime) -> Files:
         """Files with a certificate of one day, whenever it begins."""
         paths = Files.under(self.folder / "odd", identity)
-        signs, key = self.authority, authority.new_key()
+        signs, key = self.authority, authority.make_key()
         made = authority.process_certificate(
             identity, key.public_key(), signs.certificate, signs.key, begin + DAY, begin
         )
@@ -61,7 +61,7 @@ class Home:
 
 def self_signed(folder: Path, identity: Identity) -> Files:
     """Files with a certificate that names the right process, and that its own key signed."""
-    key, now = authority.new_key(), files.now()
+    key, now = authority.make_key(), files.now()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)])
     names = [x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)]
     made = (

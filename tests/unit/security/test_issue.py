@@ -267,7 +267,7 @@ class TestRevoking:
         assert deny_list(home) == trust.SignedList(3, deny_list(home).signer, {})
 
     def test_a_forged_list_is_not_signed_anew(self, home: Home) -> None:
-        trust.save(home.folder / "revoked.json", RUN, authority.new_key(), 9, {})
+        trust.save(home.folder / "revoked.json", RUN, authority.make_key(), 9, {})
         with pytest.raises(CredentialsError, match="not signed by the run's authority"):
             issue.renew_deny_list(home.folder, home.authority)
 

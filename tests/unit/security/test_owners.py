@@ -60,7 +60,7 @@ def present(folder: Path) -> Trust:
 
 def certificate(owner: Owner, identity: Identity) -> x509.Certificate:
     """One that the rules of the command would not let him make."""
-    at, key = files.now(), authority.new_key().public_key()
+    at, key = files.now(), authority.make_key().public_key()
     own = owner.authority
     return authority.process_certificate(identity, key, own.certificate, own.key, at + DAY, at)
 
@@ -141,7 +141,7 @@ def write_request(path: Path, uris: list[str], key: ec.EllipticCurvePrivateKey |
 
 def swap_key(path: Path) -> Path:
     """The words of one request with the signature of another."""
-    one = x509.load_pem_x509_csr(write_request(path, [GPU.uri], authority.new_key()).read_bytes())
+    one = x509.load_pem_x509_csr(write_request(path, [GPU.uri], authority.make_key()).read_bytes())
     data = bytearray(one.public_bytes(serialization.Encoding.DER))
     data[-1] ^= 1
     path.write_bytes(x509.load_der_x509_csr(bytes(data)).public_bytes(serialization.Encoding.PEM))
@@ -158,12 +158,12 @@ REQUESTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "another curve": (
         lambda path: write_request(path, [GPU.uri], ec.generate_private_key(ec.SECP384R1())), "not signed by its key"
     ),
-    "no name": (lambda path: write_request(path, ["https://gpu"], authority.new_key()), "names no identity"),
-    "two names": (lambda path: write_request(path, [GPU.uri, NPU.uri], authority.new_key()), "names no identity"),
+    "no name": (lambda path: write_request(path, ["https://gpu"], authority.make_key()), "names no identity"),
+    "two names": (lambda path: write_request(path, [GPU.uri, NPU.uri], authority.make_key()), "names no identity"),
     "another run": (
-        lambda path: write_request(path, ["nebula://other/gpu/worker/0"], authority.new_key()), "run 'mt', and not of"
+        lambda path: write_request(path, ["nebula://other/gpu/worker/0"], authority.make_key()), "run 'mt', and not of"
     ),
-    "another's cluster": (lambda path: write_request(path, [NPU.uri], authority.new_key()), "and not for npu"),
+    "another's cluster": (lambda path: write_request(path, [NPU.uri], authority.make_key()), "and not for npu"),
 }  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def test_a_mark_counts_if_it_is_by_the_owner_of_the_folder(tmp_path: Path) -> No
 
 
 def test_what_a_certificate_names_cannot_lead_elsewhere(tmp_path: Path) -> None:
-    home, key, now = Home.at(tmp_path), authority.new_key().public_key(), files.now()
+    home, key, now = Home.at(tmp_path), authority.make_key().public_key(), files.now()
 
     def certify(account: str) -> files.Peer:
         signs, until = home.authority, now + timedelta(days=1)

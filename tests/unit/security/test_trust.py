@@ -31,7 +31,7 @@ TRUST = Trust([HOME.certificate])
 def signed(home: Authority = HOME, identity: Identity = GPU, days: float = 7, begin=None) -> x509.Certificate:
     at = begin or files.now()
     return authority.process_certificate(
-        identity, authority.new_key().public_key(), home.certificate, home.key, at + days * DAY, at
+        identity, authority.make_key().public_key(), home.certificate, home.key, at + days * DAY, at
     )
 
 
@@ -111,7 +111,7 @@ def odd(*extensions: x509.ExtensionType) -> x509.Certificate:
         x509.CertificateBuilder()
         .subject_name(x509.Name([]))
         .issuer_name(HOME.certificate.subject)
-        .public_key(authority.new_key().public_key())
+        .public_key(authority.make_key().public_key())
         .serial_number(7)
         .not_valid_before(now - DAY)
         .not_valid_after(now + DAY)

@@ -31,7 +31,7 @@ from whale_nebula.launch.link_advice import (
     path_of,
     rate_text,
 )
-from whale_nebula.launch.link_measurement import unlike, versions
+from whale_nebula.launch.link_measurement import find_differences, versions
 from whale_nebula.launch.placement import Asked, Placement, host_of, is_local, listening
 from whale_nebula.launch.resolve import resolve
 from whale_nebula.security import Credentials, Files, Identity
@@ -164,7 +164,7 @@ def certificate_checks(host: Host) -> Iterator[Check]:
         yield _time_left(f"certificate of {name}", ends, identity.uri, mend)
         mode = stat.S_IMODE(os.stat(files.key).st_mode)  # others cannot read it: its certificate was read
         yield Check(f"key of {name}", "ok", f"{mode:04o}", str(files.key))
-        yield from _other_keys(host, name, files)
+        yield from _check_other_keys(host, name, files)
         authority = list(_authority(credentials))
     yield from authority
 
@@ -175,7 +175,7 @@ def _time_left(label: str, ends: datetime, what: str, mend: str) -> Check:
     return Check(label, "warning", found, why, mend) if left < _SOON else Check(label, "ok", found, why)
 
 
-def _other_keys(host: Host, name: str, files: Files) -> Iterator[Check]:
+def _check_other_keys(host: Host, name: str, files: Files) -> Iterator[Check]:
     """Private keys that lie beside this one and belong to nobody on this host."""
     here = {host.identity(each).stem for each in host.here}
     others = [path.name for path in find_other_keys(files) if path.stem not in here and path.name != AUTHORITY_KEY]
@@ -225,7 +225,7 @@ def line_checks(host: Host) -> Iterator[Check]:
         yield _line(host, cluster, found, ago, again=command if age > _OLD else "")
         yield clocks(found, cluster, ago)
         theirs = found.sheets.get(found.second if found.clusters[1] == cluster else found.first, {})
-        yield alike(cluster, ours, theirs, ago)
+        yield check_versions(cluster, ours, theirs, ago)
 
 
 def _line(host: Host, cluster: str, found: LineFound, ago: str, *, again: str) -> Check:
@@ -249,9 +249,9 @@ def clocks(found: LineFound, cluster: str, ago: str) -> Check:
     return Check(label, "warning" if apart < _APART_BAD else "bad", text, why, "timedatectl set-ntp true on both hosts")
 
 
-def alike(cluster: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], ago: str) -> Check:
+def check_versions(cluster: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], ago: str) -> Check:
     """Whether the other end had what is here: unlike versions trace unlike programs."""
-    differ = unlike(ours, theirs)
+    differ = find_differences(ours, theirs)
     if not differ:
         return Check(f"versions at {cluster}", "ok", "as here", ago)
     said = "; ".join(f"{name} {there}, here {here}" for name, (here, there) in differ.items())

@@ -20,7 +20,7 @@ from pathlib import Path
 from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.config import Config, load
-from whale_nebula.launch.placement import same_address
+from whale_nebula.launch.placement import find_shared_addresses
 from whale_nebula.report.records import size
 
 
@@ -37,7 +37,7 @@ def config_checks(path: str) -> list[Check]:
     checks = [Check("config", "ok", _count_of(len(config.clusters), "cluster"), counted)]
     if config.security.insecure:
         checks.append(Check("config", "note", "insecure: true", "links are not encrypted", "leave it out"))
-    for why in same_address(config.addresses):  # neither can be reached for sure, and a run refuses them
+    for why in find_shared_addresses(config.addresses):  # neither can be reached for sure, and a run refuses them
         checks.append(Check("config", "bad", "workers", why, "give each worker an address of its own"))
     return [*checks, *_certificates(config, path), *_checkpoints(config)]
 
@@ -200,14 +200,14 @@ def requirements() -> dict[str, str]:
     found = {}
     for line in (each for each in lines if "extra ==" not in each):
         name, wanted = re.fullmatch(r"([\w.-]+)\s*(?:\[.*?\])?\s*\(?([^;)]*)\)?.*", line).groups()  # type: ignore[union-attr]
-        found[name.lower()] = in_order(wanted)
+        found[name.lower()] = order_range(wanted)
     return found
 
 
-def in_order(wanted: str) -> str:
+def order_range(wanted: str) -> str:
     """A range of versions, its lower end first.
 
-    >>> in_order("<3.14,>=3.11 ")
+    >>> order_range("<3.14,>=3.11 ")
     '>=3.11,<3.14'
     """
     return ",".join(sorted(filter(None, wanted.strip().split(",")), reverse=True))
@@ -225,7 +225,7 @@ def python_check() -> Check:
     """Python itself."""
     found = platform.python_version()
     try:
-        wanted = in_order(metadata.metadata(OURS)["Requires-Python"] or "")
+        wanted = order_range(metadata.metadata(OURS)["Requires-Python"] or "")
     except metadata.PackageNotFoundError:
         why = f"{OURS} is not installed, so nothing says what it needs"
         return Check("Python", "note", found, why, "pip install -e .")
@@ -234,7 +234,7 @@ def python_check() -> Check:
     return Check("Python", "bad", found, f"supported: {wanted}", "make PYTHON=python3.12 install, or a venv of that")
 
 
-def own_check() -> Check:
+def check_own_package() -> Check:
     """Where this package itself comes from, and that all of it comes from there."""
     folder, models = (_find_folder(module) for module in ("whale_nebula", "whale_nebula.models"))
     version = find_version(OURS) or "not installed"
@@ -281,7 +281,7 @@ def machine_checks(*, training: bool = True) -> list[Check]:
     """All that can be told of this machine and its packages; without `training` it is that of a gateway alone."""
     packages = [package_check(package, training=training) for package in NEEDED]
     settings = [tensorboard_check(), backend_check(), threads_check(), onednn_check(), memory_check()]
-    return [python_check(), own_check(), *packages, *settings]
+    return [python_check(), check_own_package(), *packages, *settings]
 
 
 @dataclass(frozen=True)

@@ -78,10 +78,10 @@ def multiplication(site: Site) -> Result:
     if known and by[0] and found.position > 0:
         return found._replace(position=found.position * by[0])
     once = known and by[0] is None and found.position == 1 and not found.offset
-    return found._replace(position=_by_size(site) if once else STRANGE)
+    return found._replace(position=_count_blocks(site) if once else STRANGE)
 
 
-def _by_size(site: Site) -> int:
+def _count_blocks(site: Site) -> int:
     """Positions times the size of a tensor's second axis, which is not known: of that tensor they are blocks."""
     factor = next(value for value, fold in zip(site.op.inputs, site.folds, strict=True) if not fold.position)
     while site.graph.ops[factor.op].type in ("Cast", "Identity"):

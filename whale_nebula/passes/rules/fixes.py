@@ -69,7 +69,7 @@ def feed(site: Site, outcome: Outcome, asked: set[Value], *, always: bool) -> tu
     return mended, better
 
 
-def whole_for_check(site: Site) -> list[Value]:
+def list_check_inputs(site: Site) -> list[Value]:
     """What an assertion should read of the whole batch: numbers of inputs alone.
 
     That something holds for all rows can be asserted of each micro-batch, which then has a name.

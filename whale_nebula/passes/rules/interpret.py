@@ -16,8 +16,8 @@ from whale_nebula.passes.rules.fixes import (
     countable,
     feed,
     grow,
+    list_check_inputs,
     recount,
-    whole_for_check,
 )
 from whale_nebula.passes.rules.reductions import reduced_spec
 from whale_nebula.passes.rules.registry import (
@@ -175,9 +175,9 @@ class _Run:
                 outcome = self._source_folds(op) if held else self._output_folds(op)
                 for value, found in zip(op.values, outcome, strict=True):
                     found = Fold(self.said[value]) if value in self.said and not found.good else found
-                    self.folds[value] = self._once(value, found) if value in self.fed else found
+                    self.folds[value] = self._feed_once(value, found) if value in self.fed else found
 
-    def _once(self, value: Value, found: Fold) -> Fold:
+    def _feed_once(self, value: Value, found: Fold) -> Fold:
         """Values that are whole already, because of others that are fed, need not be fed themselves."""
         if found.kind == WHOLE:
             return found
@@ -231,7 +231,7 @@ class _Run:
         Among inputs alone it is put off until rows need it; what is only written into variables may be a sum.
         """
         if site.op.index in self.checks:
-            self.asked.update(whole_for_check(site))
+            self.asked.update(list_check_inputs(site))
             return outcome
         own = all(fold.inputs for fold in site.folds)
         if own or site.op.index not in self.kept:

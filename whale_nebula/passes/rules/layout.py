@@ -153,7 +153,7 @@ def group_axes(before: Sizes, after: Sizes) -> Iterator[tuple[range, range]]:
 
 def _next_run(before: Sizes, after: Sizes) -> tuple[int, int]:
     """How many axes on both sides have as many entries."""
-    if before[0] is None and after[0] is None and _same(before[1:], after[1:]):
+    if before[0] is None and after[0] is None and _is_same_count(before[1:], after[1:]):
         return 1, 1
     for many, few in itertools.product(range(1, len(before) + 1), range(1, len(after) + 1)):
         sizes = _count_known(before[:many]), _count_known(after[:few])
@@ -199,14 +199,14 @@ def _reshape_rows(site: Site, data: Fold) -> Fold:
 
 def _move_rows(site: Site, data: Fold, move: _Move, per: int) -> Fold:
     """Rows that lie one after the other: as many entries must lie above them as before, or none."""
-    if _same(*move.heads) or (move.counted == data.per > 0 and _same(*move.tails)):
+    if _is_same_count(*move.heads) or (move.counted == data.per > 0 and _is_same_count(*move.tails)):
         return data._replace(axis=move.place, per=per).bare
     if move.place or _count_known(move.heads[0]) == 1:
         return site.couple("a reshape puts the batch under other axes than before")
     old, new = _count_known(move.tails[0]), _count_known(move.tails[1])
-    if move.tails[1] and not _same(*move.tails) and (UNKNOWN in (old, new) or old % new):
+    if move.tails[1] and not _is_same_count(*move.tails) and (UNKNOWN in (old, new) or old % new):
         return site.couple("a reshape puts entries of several rows together")
-    merged = 1 if _same(*move.tails) else _count_known(move.tails[0]) if not move.tails[1] else UNKNOWN
+    merged = 1 if _is_same_count(*move.tails) else _count_known(move.tails[0]) if not move.tails[1] else UNKNOWN
     order = (UNDER, data.per * merged) if data.per * merged else (OWN, site.owner, site.op.index)
     return data._replace(axis=0, per=UNKNOWN, order=order).bare
 
@@ -246,14 +246,14 @@ def _per(data: Fold, move: _Move) -> int:
     """Entries a row along the batch axis: what is counted, or what the axes behind a -1 leave over."""
     if move.counted is not None or data.order or data.ragged:
         return data.per if move.counted is None else move.counted
-    old, new = _left_over(*move.tails)
+    old, new = _drop_common_end(*move.tails)
     has, needs = (prod(size for size in sizes if size is not None) for sizes in (old, new))
     if (max(data.per, 1) * has) % max(needs, 1) or new.count(None) > old.count(None):
         raise Undecided("a reshape may put several rows together: give the batch axis its size, -1 to another")
     return UNKNOWN if None in old or data.per == UNKNOWN else data.per * has // max(needs, 1)
 
 
-def _left_over(old: Sizes, new: Sizes) -> tuple[Sizes, Sizes]:
+def _drop_common_end(old: Sizes, new: Sizes) -> tuple[Sizes, Sizes]:
     """Both without the sizes that they share at the end."""
     while old and new and old[-1] == new[-1]:
         old, new = old[:-1], new[:-1]
@@ -263,9 +263,9 @@ def _left_over(old: Sizes, new: Sizes) -> tuple[Sizes, Sizes]:
 def _from_under(site: Site, data: Fold, move: _Move) -> Fold:
     """Rows that were merged under other axes come out again, where the sizes prove it."""
     inner, more = data.order[1], _count_known(move.tails[0])
-    if move.place > 0 and move.counted == inner and _same(*move.tails):
+    if move.place > 0 and move.counted == inner and _is_same_count(*move.tails):
         return data._replace(axis=move.place, per=inner, order=()).bare
-    if move.place == 0 and _same(*move.tails):
+    if move.place == 0 and _is_same_count(*move.tails):
         return data.bare
     if move.place == 0 and not move.tails[1] and more != UNKNOWN:
         return data._replace(order=(UNDER, inner * more)).bare
@@ -274,17 +274,17 @@ def _from_under(site: Site, data: Fold, move: _Move) -> Fold:
 
 def _keep_interleaved(site: Site, data: Fold, move: _Move) -> Fold:
     """Interleaved and ragged rows may get other axes behind them, no more."""
-    equal = _same(*move.tails) or _count_known(move.tails[0]) == _count_known(move.tails[1]) != UNKNOWN
-    if equal and _same(*move.heads):
+    equal = _is_same_count(*move.tails) or _count_known(move.tails[0]) == _count_known(move.tails[1]) != UNKNOWN
+    if equal and _is_same_count(*move.heads):
         return data._replace(axis=move.place).bare
     return site.couple("rows that do not lie one after the other are given another shape")
 
 
-def _same(old: Sizes, new: Sizes) -> bool:
+def _is_same_count(old: Sizes, new: Sizes) -> bool:
     """Whether as many entries lie along both, for sure; a size that is not known equals one in its own
     place.
     """
-    left, right = _left_over(old, new)
+    left, right = _drop_common_end(old, new)
     if None in left or None in right:
         return False
     return prod(size for size in left if size is not None) == prod(size for size in right if size is not None)

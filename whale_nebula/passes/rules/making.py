@@ -59,14 +59,14 @@ def random(site: Site) -> Result:
     made = _make_of_shape(site, 0)
     if any(fold.kind != WHOLE for fold in site.folds[1:]):
         return site.couple("what is drawn depends on the batch")
-    same = made.kind == ROWS and _same_seed(site, site.folds[1:])
+    same = made.kind == ROWS and _is_seeded(site, site.folds[1:])
     return site.couple(SAME_SEED) if same else made
 
 
 SAME_SEED = "its seed is the same for each micro-batch, so each would draw the same rows"
 
 
-def _same_seed(site: Site, seeds: Sequence[Fold]) -> bool:
+def _is_seeded(site: Site, seeds: Sequence[Fold]) -> bool:
     """Whether every run draws the same: what says so is constant, or the attributes of an op of its own kernel.
 
     A kernel counts what it has drawn, but each micro-batch may have one of its own.
@@ -86,7 +86,7 @@ def next_seed(site: Site) -> Result:
 def draw_categories(site: Site) -> Result:
     """Draws for each row of scores."""
     scores = site.folds[0]
-    if scores.kind == ROWS and _same_seed(site, site.folds[2:]):
+    if scores.kind == ROWS and _is_seeded(site, site.folds[2:]):
         return site.couple(SAME_SEED)
     if scores.kind == ROWS and all(fold.kind == WHOLE for fold in site.folds[1:]):
         return scores.bare if scores.axis == 0 else site.couple("draws along the batch axis")

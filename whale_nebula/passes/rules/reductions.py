@@ -46,10 +46,10 @@ def reduction(site: Site) -> Result:
     data, axes = site.folds
     vector = (data.parts is not None and site.parts(0) is not None) or (data.literal is not None and site.rank(0) == 1)
     if vector and data.kind != ROWS:
-        return _of_vector(site)
+        return _reduce_shape(site)
     if axes.kind != WHOLE:
-        return _without_rows(site)
-    return fold_axes(site, _describe_reduction, lambda site, _: _without_rows(site), _over_rows)
+        return _reduce_other_axes(site)
+    return fold_axes(site, _describe_reduction, lambda site, _: _reduce_other_axes(site), _reduce_rows)
 
 
 def _axes(site: Site) -> frozenset[int] | None:
@@ -72,9 +72,9 @@ def reduced_spec(site: Site) -> Spec | None:
     return Spec(site.op.outputs[0].dtype, tuple(size for axis, size in enumerate(shape) if axis not in folded))
 
 
-def _over_rows(site: Site, data: Fold, _: Axes) -> Fold:
+def _reduce_rows(site: Site, data: Fold, _: Axes) -> Fold:
     if site.op.type == "Sum":
-        return count(UNKNOWN) if _all_the_same(site.graph, site.op.inputs[0]) else Fold(SUM)
+        return count(UNKNOWN) if _is_constant(site.graph, site.op.inputs[0]) else Fold(SUM)
     if site.op.type != "Mean":
         return site.couple(f"{site.op.type} over the batch is neither a sum nor a mean")
     if _rounds(site):
@@ -91,7 +91,7 @@ def _rounds(site: Site) -> bool:
     return site.op.type == "Mean" and site.spec(0).dtype.startswith(("int", "uint"))
 
 
-def _all_the_same(graph: Graph, value: Value) -> bool:
+def _is_constant(graph: Graph, value: Value) -> bool:
     """Whether every entry is the same constant: tf.ones, times numbers that come from constants. It is counted.
 
     So TensorFlow 1's losses find out what they divide by.
@@ -103,7 +103,7 @@ def _all_the_same(graph: Graph, value: Value) -> bool:
         return False
     left, right = op.inputs
     pairs = ((left, right), (right, left))
-    return any(graph.spec(one).scalar and _constant(graph, one) and _all_the_same(graph, rows) for one, rows in pairs)
+    return any(graph.spec(one).scalar and _constant(graph, one) and _is_constant(graph, rows) for one, rows in pairs)
 
 
 def _constant(graph: Graph, value: Value) -> bool:
@@ -112,16 +112,16 @@ def _constant(graph: Graph, value: Value) -> bool:
     return all(graph.ops[op].inputs or graph.ops[op].type == "Const" for op in above)
 
 
-def _without_rows(site: Site) -> Fold:
+def _reduce_other_axes(site: Site) -> Fold:
     linear = site.op.type in ("Sum", "Mean") and not _rounds(site)
     return move_by_wholes(site, site.folds) if linear else site.nonlinear(site.folds)
 
 
-def _of_vector(site: Site) -> Fold:
+def _reduce_shape(site: Site) -> Fold:
     """Products of shapes are numbers of entries."""
     parts = site.parts(0)
     if not parts or site.flag("keep_dims"):
-        return _without_rows(site)
+        return _reduce_other_axes(site)
     if all(part.literal is not None for part in parts) and site.op.type in ("Prod", "Sum", "Max", "Min"):
         return whole(FOLDS[site.op.type]([part.literal[0] for part in parts if part.literal is not None]).item())
     if site.op.type == "Prod":

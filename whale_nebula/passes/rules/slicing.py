@@ -251,7 +251,7 @@ def gather(site: Site) -> Result:
     table, numbers = site.folds[:2]
     axis = site.int_at(2) if len(site.folds) > 2 else 0
     if ROWS not in (table.kind, numbers.kind):
-        return _without_rows(site)
+        return _slice_without_rows(site)
     check_mixed((table, numbers))
     ranks = _ranks(site)
     if axis is None or ranks is None:
@@ -259,7 +259,7 @@ def gather(site: Site) -> Result:
     shared = site.number("batch_dims", 0) % (ranks[1] + 1)
     if table.kind == numbers.kind == ROWS and not table.axis == numbers.axis < shared:
         own = table.axis == axis % ranks[0] and numbers.position and not shared
-        return _own_rows(site, table, numbers, table.axis + numbers.axis) if own else site.couple(_ACROSS)
+        return _gather_own_rows(site, table, numbers, table.axis + numbers.axis) if own else site.couple(_ACROSS)
     if table.kind == WHOLE and numbers.position:
         return site.couple("numbers of rows (a range over the batch) are others in a micro-batch")
     plain = (table, numbers._replace(position=0, offset=False), *site.folds[2:])
@@ -274,7 +274,7 @@ def _ranks(site: Site) -> tuple[int, int] | None:
     return (table - numbers + 1 if site.op.type == "ResourceGather" else table), numbers
 
 
-def _own_rows(site: Site, table: Fold, numbers: Fold, axis: int) -> Fold:
+def _gather_own_rows(site: Site, table: Fold, numbers: Fold, axis: int) -> Fold:
     """Rows picked by the numbers that they have in their own micro-batch."""
     entry_by_entry = numbers.position == 1 and not numbers.offset and numbers.per == table.per
     block_by_block = numbers.per == 1 and numbers.position == table.per > 1
@@ -294,7 +294,7 @@ def _is_blocks(site: Site, position: int) -> bool:
     return before is not None and after is not None and None not in before[2:] and before[2:] == after[1:]
 
 
-def _without_rows(site: Site) -> Result:
+def _slice_without_rows(site: Site) -> Result:
     if (found := move_entries(site, [0])) is not None:
         return found
     counts = site.folds[0].kind in (SHAPE, COUNT)
@@ -321,7 +321,7 @@ def gather_nd(site: Site) -> Result:
     own = [place for place, part in enumerate(parts) if part.position]
     if own != [table.axis] or len(parts) != depth:
         return site.couple(_ACROSS)
-    return _own_rows(site, table, parts[table.axis]._replace(axis=numbers.axis), numbers.axis)
+    return _gather_own_rows(site, table, parts[table.axis]._replace(axis=numbers.axis), numbers.axis)
 
 
 @axes("OneHot")

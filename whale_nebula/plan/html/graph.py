@@ -221,12 +221,12 @@ def _passing(a: Node, b: Node, channel: float, tall: float) -> tuple[str, str, t
     y0 = a.y if channel < a.y else a.y + tall
     y1 = b.y if channel < b.y else b.y + tall
     tip = -7 if channel < b.y else 7
-    there = _along(x0, y0, x1, y1 + tip, channel)
-    back = _along(x1 + 16, y1, x0 - 16, y0 + (-7 if channel < a.y else 7), channel - 10)
+    there = _draw_path(x0, y0, x1, y1 + tip, channel)
+    back = _draw_path(x1 + 16, y1, x0 - 16, y0 + (-7 if channel < a.y else 7), channel - 10)
     return there, back, ((x0 + x1) / 2, channel)
 
 
-def _along(x0: float, y0: float, x1: float, y1: float, channel: float) -> str:
+def _draw_path(x0: float, y0: float, x1: float, y1: float, channel: float) -> str:
     turn = 22 if x1 > x0 else -22
     up, down = (-22 if channel < y0 else 22), (-22 if channel < y1 else 22)
     return (

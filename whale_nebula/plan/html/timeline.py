@@ -14,8 +14,8 @@ from whale_nebula.plan.timing import (
     Assumed,
     PhaseTimes,
     Row,
-    as_long_as_a_message,
     assumptions_of,
+    balance_with_line,
     duration,
     speed_text,
     step_text,
@@ -51,7 +51,7 @@ def _choices(plan: Plan) -> Iterator[tuple[str, Assumed]]:
     base = assumptions_of(plan)
     if base.timed:
         yield from ((speed_text(SPEED * times), Assumed(SPEED * times)) for times in (1, 10, 0.1))
-        yield "as long as a message takes", as_long_as_a_message(plan)
+        yield "as long as a message takes", balance_with_line(plan)
         return
     yield "as the others do", base
     if len({stage.flops for stage in plan.stages.values()}) > 1:

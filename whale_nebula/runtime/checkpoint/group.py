@@ -20,7 +20,7 @@ from whale_nebula.config.schema import cluster_of
 from whale_nebula.errors import CheckpointError, RemoteProtocolError
 from whale_nebula.errors.text import list_names
 from whale_nebula.runtime.checkpoint.copies import fetch_parts
-from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source, find_slice, whole_entry
+from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source, find_slice, make_whole_entry
 from whale_nebula.runtime.variables.remote import Passed
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Group:
             near = self.members if kept is None else [each for each in kept.holders if each in mates]
             turn = 0 if kept is None else number % max(len(near), 1)
             if self.worker in near and near[turn] == self.worker:
-                yield whole_entry(name, variable.read_value())
+                yield make_whole_entry(name, variable.read_value())
 
     def _list_mates(self) -> list[str]:
         """The members of this worker's cluster."""

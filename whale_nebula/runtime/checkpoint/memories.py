@@ -25,7 +25,7 @@ from whale_nebula.runtime.checkpoint.objects import (
     read_object,
     write_object,
 )
-from whale_nebula.runtime.checkpoint.slices import Entry, Source, whole_entry
+from whale_nebula.runtime.checkpoint.slices import Entry, Source, make_whole_entry
 from whale_nebula.runtime.exchange.state import ChannelState
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
@@ -72,7 +72,7 @@ def keep_arrays(worker: str, entries: list[Entry]) -> Put:
     """What makes an array an entry of a worker's own; it gives its name."""
 
     def put(array: Any) -> str:
-        entries.append(whole_entry(f"memory/{worker}/{len(entries)}", array))
+        entries.append(make_whole_entry(f"memory/{worker}/{len(entries)}", array))
         return entries[-1].name
 
     return put

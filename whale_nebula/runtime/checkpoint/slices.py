@@ -110,7 +110,7 @@ class Entry(NamedTuple):
     value: Any
 
 
-def whole_entry(name: str, value: Any) -> Entry:
+def make_whole_entry(name: str, value: Any) -> Entry:
     """A tensor all of which is here."""
     tensor = tf.convert_to_tensor(value)
     shape = tuple(tensor.shape.as_list())

@@ -86,7 +86,7 @@ class Auto:
         begun = [each for each in self.directions if self._has_begun(each)]
         for each in begun:
             _tell_unseen(each, outlook, tally)
-        if not begun or not (first or any(self._due(each) for each in begun)):
+        if not begun or not (first or any(self._is_due(each) for each in begun)):
             return
         self._measured |= first
         chosen = {link: self._choice(link, outlook, last) for each in begun for link in each.links}
@@ -97,7 +97,7 @@ class Auto:
         steps = self.states.of(direction.key).steps
         return steps >= direction.way.start if self.training else not steps
 
-    def _due(self, direction: Direction) -> bool:
+    def _is_due(self, direction: Direction) -> bool:
         steps = self.states.of(direction.key).steps if self.training else self._steps - 1
         return (steps - direction.way.start) % EVERY == 0
 

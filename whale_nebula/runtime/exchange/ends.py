@@ -272,7 +272,7 @@ class Incoming(_End):
         state = self.states.of(self.key)
         held = self._cache(state)
         if ids is not None and held.stamp(ids) != came.state:
-            raise self._unlike("of what they hold, or different samples", came.state, held.stamp(ids))
+            raise self._version_error("of what they hold, or different samples", came.state, held.stamp(ids))
         made = deltas.decode(codec, payload.data, came.dims, ids, held, payload.rows)
         self.states.put(self.key, replace(state, held=held, version=held.version))
         return made
@@ -289,10 +289,10 @@ class Incoming(_End):
             self.states.put(self.key, state)
         fits = state.structure is not None and structure.fits(state.structure, dims)
         if state.version != came.state or not fits:
-            raise self._unlike(f"of {codec}", came.state, state.version)
+            raise self._version_error(f"of {codec}", came.state, state.version)
         return state
 
-    def _unlike(self, what: str, there: int, here: int) -> RemoteProtocolError:
+    def _version_error(self, what: str, there: int, here: int) -> RemoteProtocolError:
         return RemoteProtocolError(
             f"the two sides of {self.name} have different states {what}",
             why=f"the other side has version {there}, this one {here}",

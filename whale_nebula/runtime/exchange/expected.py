@@ -49,7 +49,7 @@ class _Anything(Bound):
 ANYTHING = _Anything("any", ())
 
 
-def known_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], counts: Sequence[int]) -> Sequence[int]:
+def count_known_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], counts: Sequence[int]) -> Sequence[int]:
     """The rows of each micro-batch of a step; none where inputs of its only one may differ in theirs."""
     if len(counts) > 1:
         return counts

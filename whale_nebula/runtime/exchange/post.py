@@ -181,9 +181,9 @@ class Post:
         if self._failed is not None:
             raise self._failed
         if not come:
-            raise self._late(*place)
+            raise self._late_error(*place)
 
-    def _late(self, host: str, value: Value, micro_batch: int) -> DeadlineError:
+    def _late_error(self, host: str, value: Value, micro_batch: int) -> DeadlineError:
         crossing = self.crossings.by_value[value]
         stage = self.crossings.cut.program.stages[crossing.source].key
         return DeadlineError(

@@ -202,7 +202,7 @@ class Tally:
 
     def reports(self) -> dict[str, BoundaryReport]:
         """By name, with what changed among the notes."""
-        return {name: self._both(name) for name in (*self._sent, *(self._taken.keys() - self._sent.keys()))}
+        return {name: self._merge_ends(name) for name in (*self._sent, *(self._taken.keys() - self._sent.keys()))}
 
     def changes(self) -> tuple[str, ...]:
         """What changed in this step, in words."""
@@ -215,7 +215,7 @@ class Tally:
             dict.fromkeys(f"{name}: {note}" for name, reports in both for each in reports for note in each.notes)
         )
 
-    def _both(self, name: str) -> BoundaryReport:
+    def _merge_ends(self, name: str) -> BoundaryReport:
         sent, taken = (
             sum(each[name], BoundaryReport()) if name in each else None for each in (self._sent, self._taken)
         )

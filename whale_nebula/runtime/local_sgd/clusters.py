@@ -111,7 +111,7 @@ class Opened:
             fresh = {path: variable for path, variable in variables.items() if id(variable) not in self._variables}
             self._variables.update({id(variable): variable for variable in fresh.values()})
             self._made += 1
-            make = self._all if self.run.alone else self._own
+            make = self._make_all if self.run.alone else self._make_own
             self._known[key] = make(apart, sites, weights, fresh, exchanged)
         return self._known[key]
 
@@ -185,7 +185,7 @@ class Opened:
             )
 
     # ------------------------------------------------------------------ all clusters are here
-    def _all(
+    def _make_all(
         self, apart: Apart, sites: Sites, weights: Mapping[str, Any], variables: Mapping[str, Any],
         exchanged: Exchanged | None,
     ) -> Mapping[str, Meetings]:  # fmt: skip
@@ -210,7 +210,7 @@ class Opened:
         return self.copies.kept[cluster][id(variable)] if cluster else variable
 
     # ------------------------------------------------------------------ others are in other processes
-    def _own(
+    def _make_own(
         self, apart: Apart, sites: Sites, weights: Mapping[str, Any], variables: Mapping[str, Any],
         exchanged: Exchanged | None,
     ) -> Mapping[str, Meetings]:  # fmt: skip
@@ -383,7 +383,7 @@ class OfClusters:
         )
 
 
-def of_clusters(apart: Apart, captured: Captured, run: Run, name: str, models: Sequence[Any]) -> OfClusters:
+def make_cluster_copy(apart: Apart, captured: Captured, run: Run, name: str, models: Sequence[Any]) -> OfClusters:
     """Who trains this apart. Those that do agree on what it is that they tell each other of."""
     if run.rounds is None:
         run.rounds = Opened(run)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from whale_nebula.errors import DeadlineError
 from whale_nebula.feed.checks import Missing
-from whale_nebula.feed.inputs import count_rows, slice_rows, whole
+from whale_nebula.feed.inputs import count_rows, slice_rows, take_whole
 from whale_nebula.ir.program import Leaf
 from whale_nebula.launch.ending import Leaving, departure
 from whale_nebula.report.records import LinkReport, MeetingsReport
@@ -177,8 +177,8 @@ class TrainsApart(BetweenClusters):
         rounds.begin()
         self.leaving.look(rounds.steps)
         waited = rounds.waited
-        own = own_rows(self.leaves, tensors, self.sites, self.cluster)
-        outcome = self.inner.run(own if self.inner.takes_parts else whole(self.leaves, own))
+        own = select_own_rows(self.leaves, tensors, self.sites, self.cluster)
+        outcome = self.inner.run(own if self.inner.takes_parts else take_whole(self.leaves, own))
         rounds.tell()
         rounds.take()
         if self.leaving.now(rounds.steps):
@@ -187,7 +187,7 @@ class TrainsApart(BetweenClusters):
         return self.report(outcome, self.cluster, outcome.seconds + rounds.waited - waited)
 
 
-def own_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], sites: Sites, cluster: str) -> list[Any]:
+def select_own_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], sites: Sites, cluster: str) -> list[Any]:
     """A cluster's share of a batch."""
     if not any(leaf.batched for leaf in leaves):
         return list(tensors)
@@ -224,7 +224,7 @@ class Copies:
         """
         for variable in variables:
             before = None if id(variable) in self.seeds else self.last.get(id(variable))
-            if before is not None and not _same(before.numpy(), variable.numpy()):
+            if before is not None and not _is_same(before.numpy(), variable.numpy()):
                 for own in self.kept.values():
                     if id(variable) in own:
                         own[id(variable)].assign(variable)
@@ -254,8 +254,8 @@ class TakesTurns(BetweenClusters):
         first, *others = self.sites.names
         for cluster in others:
             with self._turn(cluster):
-                self.inner.run(own_rows(self.leaves, tensors, self.sites, cluster))
-        outcome = self.inner.run(own_rows(self.leaves, tensors, self.sites, first))
+                self.inner.run(select_own_rows(self.leaves, tensors, self.sites, cluster))
+        outcome = self.inner.run(select_own_rows(self.leaves, tensors, self.sites, first))
         for each in rounds.values():
             each.tell()
         for each in rounds.values():
@@ -279,7 +279,7 @@ class TakesTurns(BetweenClusters):
                 variable.assign(first[path])
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
     return bool(np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
 
 

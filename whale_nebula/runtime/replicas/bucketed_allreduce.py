@@ -76,14 +76,14 @@ class BucketedAllReduce:
         before = [run.sums.dense[each.key] for each in chosen] if again else []
         key = piece.fragment, again
         if key not in self._functions:
-            self._functions[key] = self._with_sums(run.stage, piece, chosen, again)
+            self._functions[key] = self._add_sums(run.stage, piece, chosen, again)
         function, rest = self._functions[key]
         with self.groups[run.stage].collectives.explain_failures(f"the gradients of stage {run.stage}"):
             results = function(*tensors, *before)
         self._put(run, chosen, results[len(rest) :])
         return dict(zip(rest, results, strict=False))
 
-    def _with_sums(self, stage: int, piece: Piece, chosen: Sequence[ReplicaMessage], again: bool) -> Any:
+    def _add_sums(self, stage: int, piece: Piece, chosen: Sequence[ReplicaMessage], again: bool) -> Any:
         crossing = {flow.gradient for request in self.cut.program.requests for flow in request.flows}
         summed = {each.values[0] for each in chosen} - crossing
         rest = [value for value in piece.fetches if value not in summed]

@@ -170,10 +170,10 @@ class Collectives:
             if glances < _GLANCES and time.monotonic() < until:
                 continue
             if not done.is_set():
-                self.abort(lost or self._late(doing))
+                self.abort(lost or self._late_error(doing))
             return
 
-    def _late(self, doing: str) -> DeadlineError:
+    def _late_error(self, doing: str) -> DeadlineError:
         return DeadlineError(f"{doing}: not all workers of the cluster came to it within {self.patience:g} s")
 
     def _lost_soon(self) -> NebulaError | None:

@@ -96,11 +96,11 @@ def restrict_port(port: int, hosts: Sequence[str]) -> None:
 def rules(networks: Sequence[Network]) -> list[Rule]:
     """A program for the kernel's packet filter that takes packets from these networks and drops all others."""
     version = [(_LOAD_BYTE, 0, 0, _NETWORK_HEADER), (_AND, 0, 0, 0xF0)]
-    parts = [[*version, *_from(network)] for network in networks]
+    parts = [[*version, *_match_network(network)] for network in networks]
     return [*(rule for part in parts for rule in part), (_RETURN, 0, 0, _DROP)]
 
 
-def _from(network: Network) -> list[Rule]:
+def _match_network(network: Network) -> list[Rule]:
     """Take what comes from one network, if it has its version of IP; else go on behind this."""
     source = 12 if network.version == 4 else 8
     words = zip(_words(network.network_address), _words(network.netmask), strict=True)

@@ -38,7 +38,7 @@ from whale_nebula.errors import (
 )
 from whale_nebula.errors.text import LIMIT, escape_foreign_text, remove_folders
 from whale_nebula.faults import failpoint
-from whale_nebula.feed.checks import same
+from whale_nebula.feed.checks import is_same
 from whale_nebula.ir.canonical import digest_lines, first_unlike
 from whale_nebula.runtime.exchange.expected import Expected
 from whale_nebula.runtime.variables.checksums import check
@@ -179,19 +179,19 @@ class Session:
         for peer, theirs in self._hear("LINES", doing).items():
             if peer in unlike or theirs["program"] != program:
                 if not self.private:
-                    raise self._unlike(peer, program, theirs, difference(lines, theirs["lines"]))
-                raise self._unlike_line(peer, program, theirs, first_unlike(sent, theirs["lines"]), lines)
+                    raise self._unlike_error(peer, program, theirs, difference(lines, theirs["lines"]))
+                raise self._unlike_line_error(peer, program, theirs, first_unlike(sent, theirs["lines"]), lines)
         return {}
 
-    def _unlike_line(
+    def _unlike_line_error(
         self, peer: str, program: str, theirs: Sheet, number: int, lines: Sequence[str]
     ) -> PlanMismatchError:
         """The error of a private run, where peers compare digests of lines. This one's text stays in this process."""
-        error = self._unlike(peer, program, theirs, f"they differ from line {number + 1} of their text on")
+        error = self._unlike_error(peer, program, theirs, f"they differ from line {number + 1} of their text on")
         error.add_note(f"line {number + 1} here: {lines[number] if number < len(lines) else '(the end)'}")
         return error
 
-    def _unlike(self, peer: str, program: str, theirs: Sheet, difference: str) -> PlanMismatchError:
+    def _unlike_error(self, peer: str, program: str, theirs: Sheet, difference: str) -> PlanMismatchError:
         other = escape_foreign_text(theirs["program"])
         return PlanMismatchError(
             f"{self.worker} traced {program!r} and {peer} traced {other!r}: they are not the same",
@@ -226,8 +226,8 @@ class Session:
         told = self._hear("STEP", _step(sheet))
         for peer, theirs in told.items():
             if (theirs["program"], theirs["step"]) != (sheet["program"], sheet["step"]):
-                raise self._astray(_step(sheet), peer, _at(theirs))
-            self._same_rows(peer, {"mark": mark, **sheet}, theirs)
+                raise self._astray(_step(sheet), peer, _describe_place(theirs))
+            self._check_rows(peer, {"mark": mark, **sheet}, theirs)
             check(self.worker, sheet.get("alike", {}), peer, theirs.get("alike"), sheet["step"])
         failpoint("step.checked")
         return told
@@ -241,7 +241,7 @@ class Session:
         told = self._hear("VOTE", doing)
         for peer, theirs in told.items():
             if theirs.get("doing") != doing:
-                raise self._astray(doing, peer, _at(theirs))
+                raise self._astray(doing, peer, _describe_place(theirs))
         votes = {self.worker: why, **{peer: theirs.get("why", "") for peer, theirs in told.items()}}
         return [escape_foreign_text(votes[worker]) for worker in sorted(votes) if votes[worker]]
 
@@ -262,7 +262,7 @@ class Session:
         told = self._hear("MEET", doing, mates)
         for peer, theirs in told.items():
             if theirs.get("doing") != doing:
-                raise self._astray(doing, peer, _at(theirs))
+                raise self._astray(doing, peer, _describe_place(theirs))
             if missing := sheet.keys() - theirs.keys():
                 raise RemoteProtocolError(f"worker '{peer}' does not say its {', '.join(sorted(missing))}")
         return told
@@ -278,9 +278,9 @@ class Session:
                 return error
         return None
 
-    def _same_rows(self, peer: str, sheet: Sheet, theirs: Sheet) -> None:
+    def _check_rows(self, peer: str, sheet: Sheet, theirs: Sheet) -> None:
         shared = sheet["inputs"].keys() & theirs["inputs"].keys()
-        bad = [name for name in sorted(shared) if not same(sheet["inputs"][name], theirs["inputs"][name])]
+        bad = [name for name in sorted(shared) if not is_same(sheet["inputs"][name], theirs["inputs"][name])]
         marks = {sheet["mark"], theirs.get("mark", 0)} - {0}
         other = len(marks) > 1
         if sheet["rows"] != theirs["rows"] or bad or other:
@@ -309,7 +309,7 @@ class Session:
             with self._name_lost_peer(doing, peer):
                 told[peer] = link.take(SESSION, self.patience)
             if told[peer]["about"] != about:
-                raise self._astray(doing, peer, _at(told[peer]))
+                raise self._astray(doing, peer, _describe_place(told[peer]))
         return told
 
     def _astray(self, doing: str, peer: str, theirs: str) -> PlanMismatchError:
@@ -354,6 +354,6 @@ def _step(sheet: Sheet) -> str:
     return f"step {sheet['step']} of {sheet['name']!r}"
 
 
-def _at(theirs: Sheet) -> str:
+def _describe_place(theirs: Sheet) -> str:
     at = f"{theirs.get('doing', 'something else')} ({theirs.get('line', 'at no line of a script')})"
     return escape_foreign_text(at)

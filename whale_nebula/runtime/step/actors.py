@@ -189,7 +189,7 @@ class ActorStep(Runner):
     def _blame(self, step: OneStep, failure: BaseException) -> BaseException:
         """Let others know what a stage raised; gives what is to be raised for it."""
 
-    def _left_out(self, step: OneStep, phase: int) -> bool:
+    def _is_left_out(self, step: OneStep, phase: int) -> bool:
         """Once the micro-batches of a phase are done: whether its update is to leave no trace."""
         return bool(step.post.tally.left_out)
 
@@ -212,7 +212,7 @@ class ActorStep(Runner):
                 self._run_micro_batches(step, phase, runs)
                 if step.agreed is not None:
                     step.agreed.result()
-                out = self._left_out(step, phase.index)
+                out = self._is_left_out(step, phase.index)
                 failpoint("update.before")
                 if worker.asserts(phase):
                     with guard.once(ASSERTION, phase.index), once.computing("update", phase=phase.index):

@@ -104,7 +104,7 @@ class StageClock:
 
     def report(self) -> StageReport:
         """What the report of the step says of the stage."""
-        return StageReport(self.compute, self.waiting, self.cluster, in_flight(self.spans), self.coding)
+        return StageReport(self.compute, self.waiting, self.cluster, count_in_flight(self.spans), self.coding)
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Clocks:
             name = clock.stage or clock.lane
             found.setdefault(name, []).append(clock.report())
             copies[name] = clock.copies
-        return {name: _of(replicas, copies[name]) for name, replicas in found.items()}
+        return {name: _report_stage(replicas, copies[name]) for name, replicas in found.items()}
 
     def doing(self) -> dict[str, str]:
         """What each stage does at this moment; between its pieces, nothing."""
@@ -149,10 +149,11 @@ class Clocks:
         return (*own, *self.lines.told)
 
 
-def in_flight(spans: Sequence[Span]) -> int:
+def count_in_flight(spans: Sequence[Span]) -> int:
     """The most micro-batches of a stage that were forward and not yet backward at any time.
 
-    >>> in_flight([Span("gpu", what, 0.0, 0.0, int(what[-1])) for what in ("forward 0", "forward 1", "backward 0")])
+    >>> whats = ("forward 0", "forward 1", "backward 0")
+    >>> count_in_flight([Span("gpu", what, 0.0, 0.0, int(what[-1])) for what in whats])
     2
     """
     computed = [span for span in spans if not span.what.startswith((*CODING, "weights"))]
@@ -200,7 +201,7 @@ class LineClock:
         return found
 
 
-def _of(replicas: Sequence[StageReport], copies: int) -> StageReport:
+def _report_stage(replicas: Sequence[StageReport], copies: int) -> StageReport:
     """The report of a stage of which these replicas are here; of the others nothing is known here."""
     found = busiest(replicas)
     return found if len(replicas) == copies else replace(found, replicas=None, copies=copies)

@@ -100,7 +100,7 @@ class Workshop:
             known |= {f"{name}:0": graph.capture(external) for name, external in captures.items()}
             marks = [self._donor.tensor(Value(op)) for op in summed]
             found = plant(definition, known, [tensor.name for tensor in (*fetches, *marks)])
-            return self._with_sums(fragment, found[: len(fetches)], found[len(fetches) :])
+            return self._add_sums(fragment, found[: len(fetches)], found[len(fetches) :])
 
         concrete = self._trace(fragment, body, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in feeds])
         waits = self.sums.explain_failures(fragment) if self.sums is not None and summed else None
@@ -148,7 +148,7 @@ class Workshop:
         shapes = [local_shape(whole, layouts.layout(value), layouts.count, device).shape for device in here]
         return Pieces.Spec(tuple(tf.TensorSpec(shape, tensor.dtype) for shape in shapes))
 
-    def _with_sums(self, fragment: Fragment, fetches: list[Any], marks: list[Any]) -> list[Any]:
+    def _add_sums(self, fragment: Fragment, fetches: list[Any], marks: list[Any]) -> list[Any]:
         """What is fetched, once what stands for sums over replicas is summed."""
         found = self.sums.add_up(fragment, marks) if self.sums is not None and marks else {}
         return [found.get(tensor.ref(), tensor) for tensor in fetches]

@@ -21,7 +21,7 @@ from whale_nebula.launch.ending import departure
 from whale_nebula.passes.readings import check_here, rows_read
 from whale_nebula.passes.replicas import sums_of
 from whale_nebula.report.records import Elsewhere, LinkReport, StageReport, WorkerReport
-from whale_nebula.runtime.exchange.expected import known_rows
+from whale_nebula.runtime.exchange.expected import count_known_rows
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.replicas.bucketed_allreduce import find_groups
 from whale_nebula.runtime.replicas.collectives import Collectives
@@ -35,7 +35,7 @@ from whale_nebula.runtime.step.peers import Wires
 from whale_nebula.runtime.step.rollback import Guard
 from whale_nebula.runtime.step.speeds import Look, Speeds, better_orders, changes, looked_at, replicas, slowness
 from whale_nebula.runtime.step.speeds import hear as hear_speeds
-from whale_nebula.runtime.variables.checksums import due, sums
+from whale_nebula.runtime.variables.checksums import is_due, sums
 
 PeerReport = Mapping[str, Any]
 """What a process says of its last step."""
@@ -172,7 +172,7 @@ class DistributedStep(ActorStep):
         program = self.compiled.cut.program
         self._check_here(absent_in(tensors))
         counts = micro_batches(program.leaves, tensors, program.pipeline.micro_batch)
-        rows = known_rows(program.leaves, tensors, counts)
+        rows = count_known_rows(program.leaves, tensors, counts)
         self.session.expected.begin_step(self.program, self.steps, rows)
         inputs = take_inputs(program.leaves, tensors, self.reads)
         self.stays = self.stays or bool(inputs.rows)
@@ -194,15 +194,15 @@ class DistributedStep(ActorStep):
         _LOG.info("%s: applied %d of %r", self.session.worker, self.steps, self.name)
         links = self._count_links(before, clocks)
         self.seen = tell(clocks.reports(), links, {self.session.worker: weigh_worker(self.held_bytes or 0)})
-        self.pace = _together(agreed, medians)
+        self.pace = _merge_medians(agreed, medians)
         self._hear_checkpoints(agreed.result())
         known = replicas(self.compiled.cut, self.heard, len(counts))
         self._settle({self.session.worker: {"speeds": speeds, "stays": self.stays}, **agreed.result()})
         outcome = self._report(step, results, seconds, links, self.pace)
         return replace(
             outcome,
-            stages=_with(outcome.stages, known),
-            elsewhere=_besides(hear(agreed.result().values()), outcome.stages, known),
+            stages=_add_replicas(outcome.stages, known),
+            elsewhere=_add_elsewhere(hear(agreed.result().values()), outcome.stages, known),
             notes=self.shared,
         )
 
@@ -271,7 +271,7 @@ class DistributedStep(ActorStep):
         if checkpoints is not None:
             sheet["checkpoint"] = checkpoints.sheet()
         pieces = {} if self.shards is None else self.shards.mates
-        if (self.routing.replicated or pieces) and due(self.steps):
+        if (self.routing.replicated or pieces) and is_due(self.steps):
             sheet["alike"] = sums(self.compiled.cut, self.session.worker, self.variables, pieces)
         self.session.start_step(sheet, inputs.mark, self.mates, self.readers)
         return self.watch.submit(self.session.check_step, sheet, inputs.mark)
@@ -300,7 +300,7 @@ class DistributedStep(ActorStep):
             post.abort(failure)
             self.session.fail(failure)
 
-    def _left_out(self, step: OneStep, phase: int) -> bool:
+    def _is_left_out(self, step: OneStep, phase: int) -> bool:
         """Whether any process says that the step is to be left out. They ask one another only where one might."""
         if not self.channels.may_skip:
             return False
@@ -327,7 +327,7 @@ class DistributedStep(ActorStep):
         self.watch.shutdown(wait=False, cancel_futures=True)
 
 
-def _together(agreed: Agreed, own: Medians) -> Medians:
+def _merge_medians(agreed: Agreed, own: Medians) -> Medians:
     """The pace of all stages, each as its own process told it; of a stage in several, that of the slowest."""
     found = dict(own)
     for sheet in agreed.result().values():
@@ -336,13 +336,13 @@ def _together(agreed: Agreed, own: Medians) -> Medians:
     return found
 
 
-def _with(stages: Mapping[str, StageReport], known: Mapping[str, StageReport]) -> dict[str, StageReport]:
+def _add_replicas(stages: Mapping[str, StageReport], known: Mapping[str, StageReport]) -> dict[str, StageReport]:
     """The stages, with what is known of all of their replicas."""
     told = {n: known.get(n, each) for n, each in stages.items()}
     return {n: replace(each, replicas=told[n].replicas, copies=told[n].copies) for n, each in stages.items()}
 
 
-def _besides(told: Elsewhere, own: Mapping[str, StageReport], known: Mapping[str, StageReport]) -> Elsewhere:
+def _add_elsewhere(told: Elsewhere, own: Mapping[str, StageReport], known: Mapping[str, StageReport]) -> Elsewhere:
     """What others told, and of stages that are not here what is known of their replicas."""
     far = {name: each for name, each in known.items() if name not in own}
-    return replace(told, stages={**told.stages, **_with({**far, **told.stages}, far)}) if far else told
+    return replace(told, stages={**told.stages, **_add_replicas({**far, **told.stages}, far)}) if far else told

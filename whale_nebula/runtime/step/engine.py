@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from whale_nebula.capture import tracing
-from whale_nebula.capture.mirror import in_order
+from whale_nebula.capture.mirror import order_operations
 from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.step import Captured, Signature, fill_layout
 from whale_nebula.errors import GradientError, StageFailedError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.feed.checks import compared_by, refuse_unshared
-from whale_nebula.feed.inputs import whole
+from whale_nebula.feed.inputs import take_whole
 from whale_nebula.ir.canonical import canonical_lines, digest_lines, first_difference
 from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.layout import Layout
@@ -36,7 +36,7 @@ from whale_nebula.report.records import StageReport
 from whale_nebula.report.report import Report
 from whale_nebula.runtime.exchange.crossing import Crossings, has_codecs
 from whale_nebula.runtime.exchange.state import Models, States, StepLines
-from whale_nebula.runtime.local_sgd.clusters import OfClusters, of_clusters
+from whale_nebula.runtime.local_sgd.clusters import OfClusters, make_cluster_copy
 from whale_nebula.runtime.replicas.collectives import replica_sums
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.split.shards import Parted, Shards, hold_pieces
@@ -45,7 +45,7 @@ from whale_nebula.runtime.step.compiled import Compiled, Workshop, Xla, refused_
 from whale_nebula.runtime.step.distributed import DistributedStep
 from whale_nebula.runtime.step.local import EmulatedStep, LocalStep
 from whale_nebula.runtime.step.results import Later, ScalarResults, scalar_results
-from whale_nebula.runtime.step.rollback import Whereabouts, whole_step
+from whale_nebula.runtime.step.rollback import Whereabouts, whole_step_error
 from whale_nebula.site import script_site, warn_at
 from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.failures import leave_errors
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 def tell_if_few(program: Program, name: str, made: int, rows: int) -> None:
     """Warn where a first batch of so many rows `made` fewer micro-batches than the step called `name` asks for."""
     if max(made, rows) < program.pipeline.micro_batch:  # replicas that add up on the way are one in one process
-        asked = f"{_who(program)} for {program.pipeline.micro_batch} micro-batches"
+        asked = f"{_name_asker(program)} for {program.pipeline.micro_batch} micro-batches"
         what, why = f"and the first batch has {rows} row{'s' * (rows != 1)}", "a micro-batch has at least one row"
         mend = f"{_fewer(program, max(1, rows))}, or a larger batch"
         if not any(leaf.batched for leaf in program.leaves):
@@ -70,7 +70,7 @@ def tell_if_few(program: Program, name: str, made: int, rows: int) -> None:
         warn_at(script_site(), f"{asked}, {what}", why=why, mend=mend, where=name)
 
 
-def _who(program: Program) -> str:
+def _name_asker(program: Program) -> str:
     """Who asks: the replicas, where there are as many, or where they have shares by speed and nobody gave a number."""
     most = max(program.stages, key=lambda stage: stage.replicas)
     asked = program.pipeline.micro_batch
@@ -110,7 +110,7 @@ def _fresh(result: Any) -> Any:
     """A tensor of its own for a result: it may be an argument that is handed back, or still on its way."""
     if not isinstance(result, tf.Tensor | Later) or not _differentiable(result):
         return result
-    with tf_private.without_recording():
+    with tf_private.stop_recording():
         return tf.identity(result)
 
 
@@ -158,9 +158,9 @@ class Engine:
         if not self.runner.meets_clusters:
             current_run().settle()
         if not self.runner.takes_parts:
-            tensors = whole(self.cut.program.leaves, tensors)
+            tensors = take_whole(self.cut.program.leaves, tensors)
         taped = tf_private.tape_records() and not self.runner.plain
-        without_tape = tf_private.without_recording() if taped else contextlib.nullcontext()
+        without_tape = tf_private.stop_recording() if taped else contextlib.nullcontext()
         failing = contextlib.nullcontext() if checkpoints is None else checkpoints.note_failure()
         now = current_run().step_now
         now.number, now.micro_batches = now.number + 1, 1
@@ -258,7 +258,7 @@ class Uncut(Runner):
         try:
             results = tf.nest.flatten(self.function(*tensors), expand_composites=True)
         except tf.errors.OpError as failure:
-            raise whole_step(self.stage.key, failure, Whereabouts(self.graph, [self.stage])) from failure
+            raise whole_step_error(self.stage.key, failure, Whereabouts(self.graph, [self.stage])) from failure
         found = [leaf for leaf in results if isinstance(leaf, tf.Tensor)]
         return StepOutcome(found, time.perf_counter() - start, (1,), {self.stage.key: StageReport()})
 
@@ -283,7 +283,7 @@ def engine(
     run.programs += 1
     cut: Cut = run_passes(given).known("cut")
     xla = Xla(program.graph, program.stages) if jit else None
-    copied = None if program.apart is None else of_clusters(program.apart, captured, run, name, models)
+    copied = None if program.apart is None else make_cluster_copy(program.apart, captured, run, name, models)
     with contextlib.nullcontext() if run.alone else run.ledger.tell_failures():
         inputs = [leaf.name for leaf in program.leaves]
         check_forbidden(name, cut.input_crossings, run.config.forbid, inputs, trains=bool(program.requests))
@@ -298,7 +298,7 @@ def engine(
         if copied is not None:
             copied.check(cut)
     if not run.alone and (copied is None or copied.mates):
-        runner = _together(captured, cut, run, name, xla, lazy, copied)
+        runner = _make_distributed(captured, cut, run, name, xla, lazy, copied)
         runner = runner if copied is None else copied.around(runner)
         return Engine(name, captured, cut, runner, run.ledger.session.worker, notes=notes, xla=xla, planned=watch)
     worker = given.workers[0].name
@@ -334,7 +334,7 @@ def prepare_compilation(captured: Captured, run: Run, *, follows_inputs: bool = 
     """What the passes are given for a captured step, once the run has met its clusters."""
     stages = captured.program.stages
     run.meet([stage.cluster for stage in stages], {stage.cluster: stage.where for stage in stages})
-    operations = in_order(captured.graph.get_operations())
+    operations = order_operations(captured.graph.get_operations())
     workers, config = tuple(_place_workers(captured, run)), run.config
     held = {} if run.alone else held_layouts(captured, run)
 
@@ -393,7 +393,7 @@ def _shards(cut: Cut, captured: Captured, run: Run, worker: str, parted: Parted)
     return shards
 
 
-def _together(
+def _make_distributed(
     captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None, lazy: bool, copied: OfClusters | None = None
 ) -> Runner:
     """Agree with the other processes, leave their variables to them, and run our stages. Where each cluster

@@ -65,16 +65,16 @@ class Sums:
         key = self.program.requests[request].key_of(part)
         if part.sparse and not part.concatenated and key in self.listed:
             self.listed[key] = [(self.listed[key][0][0] + tensors[0], tensors[1])]
-        elif part.sparse or self._by_rows(request, part.source):
+        elif part.sparse or self._has_rows(request, part.source):
             self.listed.setdefault(key, []).append(tuple(tensors))
-        elif key in self.dense and self._same(request, part.source):
+        elif key in self.dense and self._is_same(request, part.source):
             return
         elif key in self.dense:
             self.dense[key] = _add(self.dense[key], tensors[0])
         else:
             self.dense[key] = tensors[0]
 
-    def _by_rows(self, request: int, source: int) -> bool:
+    def _has_rows(self, request: int, source: int) -> bool:
         """The gradient of an input or of an activation has a row for each of the batch's: a pass knows which."""
         merges = self.program.requests[request].merges
         if merges:
@@ -82,7 +82,7 @@ class Sums:
         origin = self.program.requests[request].origins[source]
         return origin >= 0 and self.program.graph.ops[origin].role != CAPTURE
 
-    def _same(self, request: int, source: int) -> bool:
+    def _is_same(self, request: int, source: int) -> bool:
         """The gradient of a sum over the batch is in every micro-batch what it is for all of them."""
         merges = self.program.requests[request].merges
         return bool(merges) and merges[source] == "same"
@@ -94,7 +94,7 @@ class Sums:
     def lists(self, key: PartKey) -> bool:
         """Whether a gradient has rows of each micro-batch, one after the other, and is no sum."""
         part = self.program.gradient_parts[key]
-        return part.concatenated if part.sparse else self._by_rows(*key[:2])
+        return part.concatenated if part.sparse else self._has_rows(*key[:2])
 
     def pieces(self, key: PartKey, piece: int, turns: Sequence[int]) -> dict[int, Any]:
         """A tensor of a gradient: by micro-batch where it `lists`, else the sum of all of them under -1."""
@@ -108,7 +108,7 @@ class Sums:
             self.listed[key] = list(rows)
         elif len(rows[0]) > 1:
             self.listed[key] = [(sum_in_order([row[0] for row in rows]), rows[0][1])]
-        elif self._same(*key[:2]):
+        elif self._is_same(*key[:2]):
             self.dense[key] = rows[0][0]
         else:
             self.dense[key] = sum_in_order([row[0] for row in rows])

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from whale_nebula.capture.step import without_garbage_collection
+from whale_nebula.capture.step import pause_garbage_collection
 from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.feed.inputs import Batch, cut, micro_batches
 from whale_nebula.ir.cut import Cut, Exchange, PhasePlan
@@ -24,7 +24,7 @@ from whale_nebula.passes.batch import lines_of
 from whale_nebula.passes.replicas import pieces_here
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
 from whale_nebula.runtime.exchange.crossing import Crossings
-from whale_nebula.runtime.exchange.expected import known_rows
+from whale_nebula.runtime.exchange.expected import count_known_rows
 from whale_nebula.runtime.exchange.post import Post
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.actors import ActorStep, OneStep
@@ -108,7 +108,7 @@ class EmulatedStep(ActorStep):
             batch,
             Post(
                 self.channels, self.links, self.program, self.steps, PATIENCE, batch.slices,
-                known_rows(plan.program.leaves, batch.whole, batch.rows),
+                count_known_rows(plan.program.leaves, batch.whole, batch.rows),
                 self.rates.outlook(batch.rows, medians), clocks=clocks.stages,
             ),
             clocks,
@@ -181,10 +181,10 @@ def run_in_sequence(
     runs = [StageRun(compiled, s, batch, shelf, once, Sums(program)) for s in range(len(program.stages))]
     if begun is not None:
         worker.gate = _gate(begun)
-    with _once(guard, "part that is computed from the whole batch", 0):
+    with _guard_once(guard, "part that is computed from the whole batch", 0):
         worker.whole()
     for phase in compiled.cut.phases:
-        with _once(guard, "prologue", phase.index):
+        with _guard_once(guard, "prologue", phase.index):
             worker.prologue(phase)
         for micro_batch in range(len(batch.slices)):
             for run in runs:
@@ -195,7 +195,7 @@ def run_in_sequence(
                     run.backward(phase, micro_batch)
                     run.backward_weights(phase, micro_batch)
         if worker.asserts(phase):
-            with _once(guard, ASSERTION, phase.index):
+            with _guard_once(guard, ASSERTION, phase.index):
                 worker.check(phase, runs)
         if guard is not None:
             return []
@@ -225,7 +225,7 @@ def _gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
     return gate
 
 
-def _once(guard: Guard | None, what: str, phase: int) -> contextlib.AbstractContextManager[None]:
+def _guard_once(guard: Guard | None, what: str, phase: int) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if guard is None else guard.once(what, phase)
 
 
@@ -294,7 +294,7 @@ class LocalStep(Runner):
         key = counts if len(counts) > 1 else (0,)
         if key not in self._functions:
             try:
-                with without_garbage_collection():
+                with pause_garbage_collection():
                     self._functions[key] = one_function(self.compiled, counts, self._begun)
             except (ValueError, TypeError, tf.errors.OpError) as failure:
                 alone = lines_of(self.compiled.cut.program).alone

@@ -254,10 +254,10 @@ class LineRates:
         sent = {name: [span for span in spans if span.lane == name] for name in self.names}
         self._carried = {name: sum(span.bytes or 0 for span in own) for name, own in sent.items()}
         for name, own in sent.items():
-            runs = own if self.exact else map(_whole, _runs(own))
+            runs = own if self.exact else map(_join_spans, _runs(own))
             telling = [run for run in runs if self.exact or (run.bytes or 0) >= LARGE]
             if telling:
-                self._told.setdefault(name, deque(maxlen=_RECENT)).append(_together(telling))
+                self._told.setdefault(name, deque(maxlen=_RECENT)).append(_add_spans(telling))
 
     def seconds(self) -> Medians:
         """What a MiB takes that is written to a line, by "line gpu->npu"; of lines of which that was told."""
@@ -271,7 +271,7 @@ class LineRates:
 
     def _rate(self, name: str) -> float | None:
         """Bytes a second; None where nothing is known, or the line is as fast as memory."""
-        told = _together(self._told.get(name, ()))
+        told = _add_spans(self._told.get(name, ()))
         written = (told.bytes or 0) / told.end if told.end else None
         if written is not None and self.exact:
             return written
@@ -291,12 +291,12 @@ def _runs(spans: Sequence[Span]) -> Iterator[list[Span]]:
         yield run
 
 
-def _whole(run: Sequence[Span]) -> Span:
+def _join_spans(run: Sequence[Span]) -> Span:
     """One message in place of several."""
     return Span("", "", run[0].start, run[-1].end, bytes=sum(span.bytes or 0 for span in run))
 
 
-def _together(spans: Iterable[Span]) -> Span:
+def _add_spans(spans: Iterable[Span]) -> Span:
     """One message that takes as long, and is as large, as these."""
     found = [(span.end - span.start, span.bytes or 0) for span in spans]
     return Span("", "", 0.0, sum(took for took, _ in found), bytes=sum(size for _, size in found))

@@ -166,18 +166,18 @@ class OnceRun:
 
     def _receive_for(self, phase: PhasePlan, piece: Piece) -> None:
         """Take what others have made that a piece reads; the rest may come while it runs."""
-        for bundle in self._due(phase):
+        for bundle in self._list_due(phase):
             if any(crossing.value in piece.fragment.feeds for crossing in bundle.crossings):
                 self._take_in(bundle, self._wait_for(phase, bundle))
 
     def _receive_rest(self, phase: PhasePlan) -> None:
         """Take what no update reads: results, and what later phases need."""
         lazy = self.lazy and phase is self.compiled.cut.phases[-1]
-        for bundle in self._due(phase):
+        for bundle in self._list_due(phase):
             waits = not (lazy and bundle.specs[0].scalar)
             self._take_in(bundle, self._wait_for(phase, bundle) if waits else self.peers.later(bundle))
 
-    def _due(self, phase: PhasePlan) -> list[Bundle]:
+    def _list_due(self, phase: PhasePlan) -> list[Bundle]:
         """What this worker has still to be told in a phase."""
         bundles = self.compiled.bundles[phase.index]
         return [each for each in bundles if each.destination == self.compiled.worker and each not in self._got]

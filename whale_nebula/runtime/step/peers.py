@@ -106,7 +106,7 @@ class Wires(Peers):
         """Tell everything first, then hear: so nobody waits for one who waits."""
         messages = self.compiled.replica_messages[phase.index]
         pairs = [(run, each) for run in runs for each in messages if each.stage == run.stage]
-        heard = [(self._own(run, each), run, each) for run, each in pairs if not self._is_known(run, each)]
+        heard = [(self._read_own(run, each), run, each) for run, each in pairs if not self._is_known(run, each)]
         for own, run, each in heard:
             self._tell(phase, run, each, own)
         if self.adder is not None:
@@ -116,7 +116,7 @@ class Wires(Peers):
         for own, run, each in heard:
             all_told = self._hear(phase, run, each, own)
             if each.kind == "sum":
-                columns.setdefault((run.stage, each.key), []).append(_in_order(all_told))
+                columns.setdefault((run.stage, each.key), []).append(_order(all_told))
             else:
                 self._take(run, each, all_told)
         for (stage, gradient), pieces in columns.items():
@@ -131,7 +131,7 @@ class Wires(Peers):
         return self.adder is not None and self.adder.takes(each)
 
     # ------------------------------------------------------------------ what there is to tell
-    def _own(self, run: StageRun, each: ReplicaMessage) -> dict[int, Any]:
+    def _read_own(self, run: StageRun, each: ReplicaMessage) -> dict[int, Any]:
         """What this replica has of it: by micro-batch, or -1 for all of its micro-batches together."""
         if not run.turns:
             return {}
@@ -191,7 +191,7 @@ class Wires(Peers):
         return {host: routing.turns(run.stage, host, count) for host in routing.of(run.stage)}
 
 
-def _in_order(heard: Mapping[str, Mapping[int, Any]]) -> Sequence[Any]:
+def _order(heard: Mapping[str, Mapping[int, Any]]) -> Sequence[Any]:
     """By micro-batch, and sums by replica: the same order in every process, so the same bits."""
     found = [(m, tensor) for theirs in heard.values() for m, tensor in theirs.items()]
     return [tf.convert_to_tensor(tensor) for _, tensor in sorted(found, key=lambda pair: pair[0])]

@@ -40,7 +40,7 @@ class Whereabouts:
 
         An op of a branch, or of a loop's body, stands where the branch or the loop does.
         """
-        op = next((self._operations[each] for each in _around(name) if each in self._operations), None)
+        op = next((self._operations[each] for each in _list_enclosing(name) if each in self._operations), None)
         place = "" if op is None else str(find_origin(tf_private.forward_op(op)))
         return "" if op is None or place == op.name else place
 
@@ -57,10 +57,10 @@ class Whereabouts:
         return {} if self._graph is None else {op.name: op for op in self._graph.get_operations()}
 
 
-def _around(name: str) -> list[str]:
+def _list_enclosing(name: str) -> list[str]:
     """An op's name, then those of the ops in whose branch it may stand, from the inside to the outside.
 
-    >>> _around("m/Assert/AssertGuard/Assert")
+    >>> _list_enclosing("m/Assert/AssertGuard/Assert")
     ['m/Assert/AssertGuard/Assert', 'm/Assert/AssertGuard', 'm/Assert', 'm']
     """
     parts = name.split("/")
@@ -206,7 +206,7 @@ class Guard:
         )
 
 
-def whole_step(stage: str, failure: BaseException, whereabouts: Whereabouts) -> StageFailedError:
+def whole_step_error(stage: str, failure: BaseException, whereabouts: Whereabouts) -> StageFailedError:
     """The error for a step that runs as the user's own function: nobody knows how far it came."""
     return StageFailedError(
         f"the step of stage {stage!r} failed",

@@ -26,7 +26,7 @@ from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.engine import Engine, engine, forget_states
 from whale_nebula.runtime.variables.reads import make_all_collective
 from whale_nebula.scopes import hints
-from whale_nebula.scopes.frames import around as scopes_around
+from whale_nebula.scopes.frames import describe_open_scopes as scopes_around
 from whale_nebula.scopes.frames import hold_something
 from whale_nebula.scopes.observer import observer
 from whale_nebula.spec import Spec

@@ -22,10 +22,10 @@ Sums = Mapping[str, int]
 """A checksum of what the same workers hold, by the names of these workers."""
 
 
-def due(steps: int) -> bool:
+def is_due(steps: int) -> bool:
     """Whether the step after so many is one of those that are looked at: the second, and every hundredth.
 
-    >>> [step for step in range(202) if due(step)]
+    >>> [step for step in range(202) if is_due(step)]
     [1, 101, 201]
     """
     return steps % EVERY == 1

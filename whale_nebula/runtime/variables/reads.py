@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from whale_nebula.capture.keras_scopes import bears_scopes
 from whale_nebula.runtime.run import Run, current_run, opened_run
-from whale_nebula.runtime.variables.remote import SUFFIX, Ledger, Plain, load_own, own_path, save_own
-from whale_nebula.scopes.compressing import apart_of
+from whale_nebula.runtime.variables.remote import SUFFIX, Ledger, Plain, load_own, name_own_path, save_own
+from whale_nebula.scopes.compressing import find_apart
 from whale_nebula.scopes.frames import open_frames
 from whale_nebula.tf import keras_training as tf_callbacks
 
@@ -89,7 +89,7 @@ def _call_after_meeting(name: str, plain: Plain, *args: Any, **kwargs: Any) -> A
 
     Inside the scopes the step itself meets the others. A model that was built in them is never outside.
     """
-    inside = name in _TRAINS and (apart_of(open_frames()) or bears_scopes(getattr(plain, "__self__", None)))
+    inside = name in _TRAINS and (find_apart(open_frames()) or bears_scopes(getattr(plain, "__self__", None)))
     run = None if inside else opened_run()
     if run is not None:
         run.settle()
@@ -135,10 +135,10 @@ def _write_whole(ledger: Ledger, writes_here: bool, plain: Plain, *args: Any, **
 def share_files() -> None:
     """Let the callbacks of the `fit` that is about to begin write together with those of other processes."""
     kinds = tf_callbacks.CHECKPOINT | tf_callbacks.BACKUP
-    for callback in tf_callbacks.of_fit():
+    for callback in tf_callbacks.list_fit_callbacks():
         if isinstance(callback, tf_callbacks.LOGGERS) and not hasattr(callback, "nebula_shared"):
             callback.nebula_shared = True
-            tf_callbacks.silence(callback, functools.partial(_others_write, callback))
+            tf_callbacks.silence(callback, functools.partial(_is_written_elsewhere, callback))
         if isinstance(callback, kinds) and not hasattr(callback, "nebula_shared"):
             callback.nebula_shared = True
             hooks = {"save": _save}
@@ -150,21 +150,21 @@ def share_files() -> None:
                 )
 
 
-def _together(callback: Any) -> bool:
+def _is_collective(callback: Any) -> bool:
     """Whether all processes train its model: what `make_collective` has changed."""
     return hasattr(callback.model.save_weights, "nebula_collective")
 
 
-def _others_write(callback: Any) -> bool:
+def _is_written_elsewhere(callback: Any) -> bool:
     """Whether another process of this host writes what this callback would write here."""
-    return _together(callback) and not current_run().writes_files
+    return _is_collective(callback) and not current_run().writes_files
 
 
 def _save(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
     """Of a backup one process writes what is beside the weights; it is there on return."""
-    if _together(callback):
+    if _is_collective(callback):
         tf_callbacks.make_folder(callback, *args, **kwargs)
-    if not _together(callback) or not isinstance(callback, tf_callbacks.BACKUP):
+    if not _is_collective(callback) or not isinstance(callback, tf_callbacks.BACKUP):
         plain(*args, **kwargs)
         return
     run = current_run()
@@ -178,7 +178,7 @@ def _save(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
 
 def _begin(callback: Any, plain: Plain, logs: Any = None) -> None:
     """Restore: first the process that may write, for it repairs a broken backup; and all from the same epoch."""
-    if not _together(callback):
+    if not _is_collective(callback):
         plain(logs)
         return
     run = current_run()
@@ -196,7 +196,7 @@ def _begin(callback: Any, plain: Plain, logs: Any = None) -> None:
 def _restore(callback: Any, plain: Plain, logs: Any) -> None:
     """Keras looks for the file of the whole model; with `weights: own` there are only those of the clusters."""
     run, path = current_run(), tf_callbacks.backup_path(callback)
-    if run.ledger.own and path.endswith(SUFFIX) and os.path.exists(own_path(path, run.here().cluster)):
+    if run.ledger.own and path.endswith(SUFFIX) and os.path.exists(name_own_path(path, run.here().cluster)):
         optimizer = callback.model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(callback.model.trainable_variables)
@@ -206,7 +206,7 @@ def _restore(callback: Any, plain: Plain, logs: Any) -> None:
 
 def _end(callback: Any, plain: Plain, logs: Any = None) -> None:
     """Remove the backup when nobody is about to write it; it is gone on return."""
-    if not _together(callback):
+    if not _is_collective(callback):
         plain(logs)
         return
     run = current_run()

@@ -98,7 +98,7 @@ class Ledger:
         Those that it is `copied` to hold variables of their own, which are nobody else's business. Of what is `parted`,
         by these layouts, each holder is given its piece: see `hand_out`.
         """
-        new, parted = self._new(variables, held), parted or {}
+        new, parted = self._select_new(variables, held), parted or {}
         self._share([kept for kept in new if len(kept.holders) > 1 and kept.path not in parted])
         for kept in new:
             kept.holders = tuple(dict.fromkeys([*kept.holders, *copied]))
@@ -116,7 +116,7 @@ class Ledger:
         """Admit the values that `settle` and `hand_out` will receive. Call it before the agreement on a program: the
         others send them right after that. Of what is `parted` a piece of that shape is admitted, or nothing.
         """
-        parted, here, new = parted or {}, self.session.worker, self._new(variables, held)
+        parted, here, new = parted or {}, self.session.worker, self._select_new(variables, held)
         shared = [kept for kept in new if len(kept.holders) > 1 and kept.path not in parted]
         self._admit(self.exchanges + 1, [(slot, kept) for slot, kept in enumerate(shared) if here in kept.holders[1:]])
         pieces = [kept for kept in new if parted.get(kept.path) is not None]
@@ -198,7 +198,7 @@ class Ledger:
         kept = self.kept.get(id(variable))
         return None if kept is None else kept.layout
 
-    def _new(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]]) -> list[Kept]:
+    def _select_new(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]]) -> list[Kept]:
         every = [Kept(path, variables[path], tuple(held[path])) for path in sorted(variables)]
         for kept in every:
             self._check(kept)
@@ -335,7 +335,7 @@ def empty(kept: Kept) -> None:
     variable = kept.variable
     _drop(variable)
     if not isinstance(variable, _Elsewhere):
-        variable.__class__ = _elsewhere(type(variable))
+        variable.__class__ = _make_class(type(variable))
     variable.nebula_home = (kept.path, kept.holders)
     variable.nebula_piece = kept.piece
 
@@ -378,7 +378,7 @@ class _Elsewhere:
 _CLASSES: dict[type, type] = {}
 
 
-def _elsewhere(kind: type) -> type:
+def _make_class(kind: type) -> type:
     """The class of emptied variables of a kind."""
     if kind not in _CLASSES:
         _CLASSES[kind] = type(f"Elsewhere{kind.__name__}", (_Elsewhere, kind), _guards(kind))
@@ -441,10 +441,10 @@ SUFFIX = ".weights.h5"
 _ABOUT = "whale_nebula"
 
 
-def own_path(path: str | os.PathLike[str], cluster: str) -> str:
+def name_own_path(path: str | os.PathLike[str], cluster: str) -> str:
     """Where a cluster keeps its parts of a file.
 
-    >>> own_path("run/model.weights.h5", "gpu")
+    >>> name_own_path("run/model.weights.h5", "gpu")
     'run/model.gpu.weights.h5'
     """
     text = os.fspath(path)
@@ -461,7 +461,7 @@ def save_own(
     ledger: Ledger, cluster: str, writes_here: bool, plain: Plain, filepath: Any, *args: Any, **kwargs: Any
 ) -> None:
     """What `save_weights` becomes: every process calls it, and each cluster's file is there when it returns."""
-    path = own_path(filepath, cluster)
+    path = name_own_path(filepath, cluster)
     with ledger.join_pieces(ledger.kept.values()):
         if writes_here:
             variables = [kept.variable for kept in ledger.kept.values()]
@@ -473,7 +473,7 @@ def save_own(
 
 def load_own(cluster: str, plain: Plain, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     """What `load_weights` becomes: the cluster's own file, where there is one by the name that was saved."""
-    own = own_path(filepath, cluster) if os.fspath(filepath).endswith(SUFFIX) else ""
+    own = name_own_path(filepath, cluster) if os.fspath(filepath).endswith(SUFFIX) else ""
     return plain(own if own and os.path.exists(own) else filepath, *args, **kwargs)
 
 

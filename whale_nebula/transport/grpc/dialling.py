@@ -158,7 +158,7 @@ class DiallingCarrier(GrpcCarrier):
             try:
                 attempt = 0 if self._run_connection() else attempt + 1
             except ExpiredError as error:  # of the gateway: it may be renewed
-                self._refusal, self._trouble = error, self._on_the_way(error.what)
+                self._refusal, self._trouble = error, self._name_gateway(error.what)
                 attempt += 1
             except (IdentityError, LinkClosedError):
                 raise
@@ -182,7 +182,7 @@ class DiallingCarrier(GrpcCarrier):
             raise
         lanes = max(options.lanes(), asked)
         if not connection.over:
-            self._adopt(connection, self._on_the_way(lane.trouble) if lane.trouble else "")
+            self._adopt(connection, self._name_gateway(lane.trouble) if lane.trouble else "")
         widened = False
         while not connection.wait_over(self._deadlines.look if widened else 0.05) and not self._closed:
             if not widened and connection.opened.is_set() and not connection.over:
@@ -224,7 +224,7 @@ class DiallingCarrier(GrpcCarrier):
     def _look_into(self, error: TransportError) -> None:
         """What is in the way: not up yet, dead, or something that no patience mends, which is raised."""
         found = probe(self.where, self._deadlines.connect)
-        self._trouble = self._on_the_way(found.why or error.why or error.what)
+        self._trouble = self._name_gateway(found.why or error.why or error.what)
         self._refusal = None
         _LOG.debug("%s cannot reach %s: %s", self.here, self.there, self._trouble)
         if found.found == "refused":
@@ -247,8 +247,8 @@ class DiallingCarrier(GrpcCarrier):
         elif diagnosed is not None and type(diagnosed) is self._diagnosed:  # twice: its files were not half copied
             raise diagnosed
         self._diagnosed = type(diagnosed)
-        self._trouble = self._on_the_way(diagnosed.what) if diagnosed else self._trouble
+        self._trouble = self._name_gateway(diagnosed.what) if diagnosed else self._trouble
 
-    def _on_the_way(self, trouble: str) -> str:
+    def _name_gateway(self, trouble: str) -> str:
         """What is in the way, and where on it: a gateway is not the worker that is waited for."""
         return f"its way leads through the gateway: {trouble}" if self._target.gateway else trouble

@@ -242,12 +242,12 @@ class ConnectionGuard:
                 found = os.fstat(file)
                 if stat.S_ISSOCK(found.st_mode):
                     each = file, found.st_ino
-                    known[each] = self._known[each] if each in self._known else _other_end(file, self._port)
+                    known[each] = self._known[each] if each in self._known else _find_other_end(file, self._port)
         self._known = known
         return [(file, end) for (file, _), end in known.items() if end is not None]
 
 
-def _other_end(file: int, port: int) -> End | None:
+def _find_other_end(file: int, port: int) -> End | None:
     """Where an accepted connection of a port comes from; None for every other socket."""
     with _copy_socket(file) as one:
         if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:

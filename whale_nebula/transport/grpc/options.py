@@ -31,7 +31,7 @@ _CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 def client(deadlines: Deadlines, rate: float | None = None, *, name: str | None = None) -> Options:
     """A channel of its own connection; `name` is what the other side's certificate must say."""
     options: Options = [
-        *_both(deadlines.keepalive, deadlines.ping(rate)),
+        *_make_options(deadlines.keepalive, deadlines.ping(rate)),
         ("grpc.use_local_subchannel_pool", 1),  # otherwise channels to one address share a connection
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0),
@@ -48,7 +48,7 @@ def server(deadlines: Deadlines, connections: int) -> Options:
     line, which the server cannot know to be slow, is not taken for a dead one.
     """
     return [
-        *_both(deadlines.silence, _LENIENT * deadlines.silence),
+        *_make_options(deadlines.silence, _LENIENT * deadlines.silence),
         ("grpc.so_reuseport", 0),  # a second process on the port must fail, not share it
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 250),
         ("grpc.http2.max_ping_strikes", 0),
@@ -85,7 +85,7 @@ def congestion_control() -> str:
         return ""
 
 
-def _both(keepalive: float, answer: float) -> Options:
+def _make_options(keepalive: float, answer: float) -> Options:
     """`answer`: how long a ping may go without one."""
     return [
         ("grpc.max_send_message_length", FRAME_CAP),

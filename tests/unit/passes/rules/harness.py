@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.capture.mirror import mirror, order_operations
 from whale_nebula.ir.graph import CAPTURE, FEED, INPUT, Graph
 from whale_nebula.passes.rules import Fold, Folding, fold
 from whale_nebula.spec import Value
@@ -85,7 +85,7 @@ def _outputs(wrapped: Any) -> list[Any]:
 
 def _grow(graph: Any, folding: Folding, placeholders: dict[str, Any]) -> None:
     """What capture does: each edge that is to be grown reads something of ours."""
-    operations = in_order(graph.get_operations())
+    operations = order_operations(graph.get_operations())
     with graph.as_default():
         placeholders["grow"] = tf.compat.v1.placeholder(tf.float32, [], "nebula_grow")
         for consumer, position, value in folding.grows:
@@ -103,7 +103,7 @@ def check(
     cuts: Sequence[tuple[int, ...]] = CUTS,
 ) -> int:
     """Run the trace whole and cut; the number of values that kept what was promised of them."""
-    operations = in_order(traced.wrapped.graph.get_operations())
+    operations = order_operations(traced.wrapped.graph.get_operations())
     drawn = traced.graph.descend(op.index for op in traced.graph.ops if any(word in op.type for word in _RANDOM))
     promised = {
         Value(i, out): traced.folding.of(Value(i, out))

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.same import assert_same
-from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.capture.mirror import mirror, order_operations
 from whale_nebula.ir.graph import CAPTURE, INPUT
 from whale_nebula.ir.layout import SPLIT, Layout, Layouts
 from whale_nebula.passes.completion import Question, complete_layouts
@@ -107,7 +107,7 @@ def trace(function: Any, specs: Sequence[tf.TensorSpec]) -> tuple[Any, ...]:
     traced = function.get_concrete_function(*specs).graph
     held = {internal.op.name: external for external, internal in traced.captures}
     roles = {t.op.name: (CAPTURE if t.op.name in held else INPUT, t.op.name) for t in traced.inputs}
-    graph, operations = mirror(traced, roles), in_order(traced.get_operations())
+    graph, operations = mirror(traced, roles), order_operations(traced.get_operations())
     numbers = {op.name: number for number, op in enumerate(operations)}
     feeds = [Value(numbers[t.op.name]) for t in traced.inputs if t.op.name not in held]
     fetches = [Value(numbers[t.op.name], t.value_index) for t in traced.outputs]
