@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whale_nebula.tf import keras_training as tf_callbacks
+from whale_nebula.tf import keras_training
 
 X, Y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
 
@@ -28,14 +28,14 @@ def test_of_fit_finds_them_when_the_function_is_made(monkeypatch: pytest.MonkeyP
     make = keras.Model.make_train_function
 
     def making(model: Any, force: bool = False) -> Any:
-        found.extend(tf_callbacks.list_fit_callbacks())
+        found.extend(keras_training.list_fit_callbacks())
         return make(model, force)
 
     monkeypatch.setattr(keras.Model, "make_train_function", making)
     given = keras.callbacks.TerminateOnNaN()
     fitted(given)
     assert given in found and len(found) == 2  # and Keras's own history
-    assert tf_callbacks.list_fit_callbacks() == []
+    assert keras_training.list_fit_callbacks() == []
 
 
 @pytest.mark.parametrize("name", ["begin", "save", "end"])
@@ -45,7 +45,7 @@ def test_exchange_changes_what_a_fit_calls(tmp_path: Path, name: str) -> None:
     def change(plain: Any) -> Any:
         return lambda *args, **kwargs: (called.append(name), plain(*args, **kwargs))
 
-    tf_callbacks.exchange(backup, name, change)
+    keras_training.exchange(backup, name, change)
     fitted(backup)
     assert called == [name]
 
@@ -56,22 +56,22 @@ def test_backup_path_and_initial_epoch_are_what_keras_restores(tmp_path: Path) -
 
     first = backup()
     fitted(first, epochs=2)
-    assert Path(tf_callbacks.backup_path(first)).exists()
+    assert Path(keras_training.backup_path(first)).exists()
     begun: list[int] = []
     seen = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch))
     model = fitted(backup(), seen, epochs=3)
-    assert begun == [2] and tf_callbacks.initial_epoch(model) == 2
-    assert tf_callbacks.initial_epoch(keras.Sequential()) == 0
+    assert begun == [2] and keras_training.initial_epoch(model) == 2
+    assert keras_training.initial_epoch(keras.Sequential()) == 0
 
 
 def test_make_folder_is_the_one_that_keras_makes(tmp_path: Path) -> None:
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
     saved = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}" / "model.keras"))
     for _ in range(2):
-        tf_callbacks.make_folder(backup)
-        tf_callbacks.make_folder(saved, 4, None, {})
+        keras_training.make_folder(backup)
+        keras_training.make_folder(saved, 4, None, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["5", "backup"]
-    tf_callbacks.make_folder(keras.callbacks.ModelCheckpoint("model.keras"), 0, None, {})
+    keras_training.make_folder(keras.callbacks.ModelCheckpoint("model.keras"), 0, None, {})
 
 
 @pytest.mark.parametrize("silent", [True, False])
@@ -82,7 +82,7 @@ def test_silence_leaves_no_file_of_a_logger(silent: bool, tmp_path: Path, monkey
 
     def making(model: Any, force: bool = False) -> Any:
         for callback in loggers:
-            tf_callbacks.silence(callback, lambda: silent)
+            keras_training.silence(callback, lambda: silent)
         return make(model, force)
 
     monkeypatch.setattr(keras.Model, "make_train_function", making)
@@ -94,7 +94,7 @@ def test_silence_leaves_no_file_of_a_logger(silent: bool, tmp_path: Path, monkey
 class Begins(keras.callbacks.Callback):
     """Does something with a `fit` as it begins."""
 
-    def __init__(self, begin: Callable[[tf_callbacks.Fit, Any], None]) -> None:
+    def __init__(self, begin: Callable[[keras_training.Fit, Any], None]) -> None:
         super().__init__()
         self.begin, self.epochs, self.batches = begin, [], 0
 
@@ -102,7 +102,7 @@ class Begins(keras.callbacks.Callback):
         """Keras calls it before it has all that a `fit` has."""
 
     def on_train_begin(self, logs: Any = None) -> None:
-        fit = tf_callbacks.find_fit()
+        fit = keras_training.find_fit()
         assert fit is not None
         self.begin(fit, self.model)
 
@@ -111,11 +111,11 @@ class Begins(keras.callbacks.Callback):
 
 
 def test_find_fit_tells_what_it_was_asked_for() -> None:
-    found: list[tf_callbacks.Fit] = []
+    found: list[keras_training.Fit] = []
     watch = Begins(lambda fit, model: found.append(fit))
     fitted(watch, epochs=3)
     assert (found[0].epochs, found[0].initial_epoch) == (3, 0) and watch in found[0].callbacks
-    assert tf_callbacks.find_fit() is None
+    assert keras_training.find_fit() is None
 
 
 def test_add_callback_lets_it_be_called_last() -> None:
@@ -124,14 +124,14 @@ def test_add_callback_lets_it_be_called_last() -> None:
     def note(name: str) -> Any:
         return keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: called.append(name))
 
-    fitted(Begins(lambda fit, model: tf_callbacks.add_callback(fit, note("added"), model)), note("given"))
+    fitted(Begins(lambda fit, model: keras_training.add_callback(fit, note("added"), model)), note("given"))
     assert called == ["given", "added"]
 
 
 def test_begin_with_is_the_epoch_of_the_next_fit() -> None:
-    watch = Begins(lambda fit, model: tf_callbacks.begin_with(model, 2))
+    watch = Begins(lambda fit, model: keras_training.begin_with(model, 2))
     model = fitted(watch, epochs=4)
-    tf_callbacks.begin_with(model, 0)
+    keras_training.begin_with(model, 0)
     model.fit(X, Y, epochs=1, verbose=0, callbacks=[watch])
     assert watch.epochs == [2, 3] and model._initial_epoch == 2  # asked for again as that fit began
 
@@ -140,7 +140,7 @@ def test_begin_with_is_the_epoch_of_the_next_fit() -> None:
 def test_pass_epochs_draws_what_training_would_have_drawn(steps: int | None) -> None:
     rows: list[list[float]] = []
 
-    def train(begin: Callable[[tf_callbacks.Fit, Any], None]) -> list[float]:
+    def train(begin: Callable[[keras_training.Fit, Any], None]) -> list[float]:
         keras.utils.set_random_seed(1)
         data = tf.data.Dataset.range(6).map(lambda n: (tf.fill([2], tf.cast(n, tf.float32)), 1.0))
         seen: list[float] = []
@@ -154,9 +154,9 @@ def test_pass_epochs_draws_what_training_would_have_drawn(steps: int | None) -> 
         )
         return seen[-(steps or 3) * 2 :]
 
-    def passing(fit: tf_callbacks.Fit, model: Any) -> None:
-        tf_callbacks.pass_epochs(fit, 2)
-        tf_callbacks.begin_with(model, 2)
+    def passing(fit: keras_training.Fit, model: Any) -> None:
+        keras_training.pass_epochs(fit, 2)
+        keras_training.begin_with(model, 2)
 
     rows = [train(lambda fit, model: None), train(passing)]
     assert rows[0] == rows[1] and len(rows[0]) == (steps or 3) * 2
@@ -173,7 +173,7 @@ def test_keep_logs_lets_a_logger_go_on(tmp_path: Path) -> None:
     fitted(keras.callbacks.CSVLogger(log))
     logger = keras.callbacks.CSVLogger(log)
     keeps = Begins(lambda fit, model: None)
-    keeps.set_model = lambda model: tf_callbacks.keep_logs(_Several([logger]))  # type: ignore[method-assign]
+    keeps.set_model = lambda model: keras_training.keep_logs(_Several([logger]))  # type: ignore[method-assign]
     fitted(logger, keeps)
     assert len(Path(log).read_text().splitlines()) == 3
 
@@ -186,11 +186,11 @@ class _Several:
 
 
 def test_find_fit_tells_of_none_that_a_callback_has_called() -> None:
-    found: list[tf_callbacks.Fit | None] = []
+    found: list[keras_training.Fit | None] = []
 
     class Inner(Begins):
         def on_train_begin(self, logs: Any = None) -> None:
-            found.append(tf_callbacks.find_fit())
+            found.append(keras_training.find_fit())
 
     watch = Begins(lambda fit, model: fitted(Inner(lambda fit, model: None)))
     fitted(watch)
@@ -207,18 +207,18 @@ def test_draw_batches_gives_them_again_without_a_new_trace() -> None:
 
     data = iter(tf.data.Dataset.range(7).map(lambda n: tf.cast(n, tf.float32)).batch(3))
     add(data)
-    batches, again = tf_callbacks.draw_batches(data, 1)
+    batches, again = keras_training.draw_batches(data, 1)
     assert [each.numpy().tolist() for each in batches] == [[3, 4, 5]] and add(again) == 12 and len(traces) == 1
-    assert add(data) == 6 and tf_callbacks.draw_batches(data, 2)[0] == []
-    batches, rest = tf_callbacks.draw_batches((n for n in range(3)), 1)
+    assert add(data) == 6 and keras_training.draw_batches(data, 2)[0] == []
+    batches, rest = keras_training.draw_batches((n for n in range(3)), 1)
     assert (batches, list(rest)) == ([0], [0, 1, 2])
 
 
 def test_batch_spec_and_build_model_make_all_variables() -> None:
     built: list[Any] = []
 
-    def begin(fit: tf_callbacks.Fit, model: Any) -> None:
-        tf_callbacks.build_model(model, tf_callbacks.batch_spec(fit))
+    def begin(fit: keras_training.Fit, model: Any) -> None:
+        keras_training.build_model(model, keras_training.batch_spec(fit))
         built.extend([model.built, model.optimizer.built, len(model.metrics_variables)])
 
     model = keras.Sequential([keras.layers.Dense(1)])
@@ -230,5 +230,21 @@ def test_batch_spec_and_build_model_make_all_variables() -> None:
 def test_build_model_makes_what_a_step_makes() -> None:
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("adam", "mse")
-    tf_callbacks.build_model(model, (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1])))
+    keras_training.build_model(model, (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1])))
     assert len(model.weights) == 2 and model.optimizer.built
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: inner, keras.optimizers.LossScaleOptimizer], ids=["plain", "scaled"])
+def test_variables_that_are_made_ahead_have_the_names_of_a_step(wrap: Callable[..., Any]) -> None:
+    found = []
+    for ahead in (True, False):
+        keras.utils.clear_session()
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="head")], name="model")
+        model.compile(wrap(keras.optimizers.Adam(name="adam")), "mse", metrics=["mae"])
+        if ahead:
+            form = tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1))
+            keras_training.build_model(model, form)
+        else:
+            model.train_on_batch(np.ones((2, 3)), np.ones((2, 1)))
+        found.append(sorted(each.path for each in (*model.variables, *model.optimizer.variables)))
+    assert found[0] == found[1] and any("momentum" in each for each in found[0])

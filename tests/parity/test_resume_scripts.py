@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.parity.test_resume import Killed, _settle
-from whale_nebula.errors import CheckpointError, StateError
+from whale_nebula.errors import CheckpointError, NebulaWarning, StateError
 from whale_nebula.runtime.run import current_run
 
 Count = Callable[..., None]
@@ -151,7 +151,7 @@ def other_rows(cut: bool, count: Count) -> Any:
 
 def two_at_once(cut: bool, count: Count) -> Any:
     model = build(cut)
-    model.compile("adam", "mse", steps_per_execution=2)
+    model.compile(keras.optimizers.Adam(0.02, name="adam"), "mse", steps_per_execution=2)
     return fit(model, count, 2, rows=4)
 
 
@@ -160,6 +160,18 @@ def test_other_batches_of_a_model_without_scopes_are_named(other: Callable[[bool
     assert run(lambda cut, count: fit(build(cut), count, 2, rows=4), tmp_path, False, 15) is None
     with pytest.raises(CheckpointError, match="is not the one that this run had before it ended"):
         run(other, tmp_path, False)
+
+
+@pytest.mark.parametrize("cut", [False, pytest.param(True, marks=pytest.mark.grid)])
+def test_slots_of_another_optimizer_begin_anew_and_a_warning_says_so(cut: bool, tmp_path: Path) -> None:
+    def script(cut: bool, count: Count, kind: type = keras.optimizers.AdamW) -> Any:
+        model = build(cut)
+        model.compile(kind(0.02), "mse")
+        return fit(model, count, 2, rows=4)
+
+    assert run(lambda cut, count: script(cut, count, keras.optimizers.Lion), tmp_path, cut, 15) is None
+    with pytest.warns(NebulaWarning, match="'adam_w/.* of model.train_step are not in the checkpoint, and begin anew"):
+        run(script, tmp_path, cut)
 
 
 def a_first_fit_only_at_first(cut: bool, count: Count) -> None:

@@ -137,7 +137,18 @@ def build_model(model: Any, batch: Any) -> None:
     def make_input(spec: Any) -> Any:
         return None if spec is None else keras.KerasTensor(tuple(spec.shape), spec.dtype)
 
-    model._symbolic_build(data_batch=tf.nest.map_structure(make_input, batch))
+    optimizer = model.optimizer
+    lacks = lacks_variables(model)
+    if lacks:
+        optimizer.built = True  # not yet: its own name must be around its variables, as it is in a step
+    try:
+        model._symbolic_build(data_batch=tf.nest.map_structure(make_input, batch))
+    finally:
+        if lacks:
+            optimizer.built = False
+    if lacks and model.trainable_variables:
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(model.trainable_variables)
 
 
 def begin_with(model: Any, epoch: int) -> None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from whale_nebula.errors import CheckpointError
 from whale_nebula.runtime.checkpoint.objects import Put, decode_value, encode_value
-from whale_nebula.tf import keras_training as tf_callbacks
+from whale_nebula.tf import keras_training
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
@@ -34,7 +34,7 @@ these.
 class FitWatch(keras.callbacks.Callback):
     """Tells a run's checkpoints where a `fit` stands, and lets it begin where the run ended. It is called last."""
 
-    def __init__(self, checkpoints: Checkpoints, fit: tf_callbacks.Fit, model: Any) -> None:
+    def __init__(self, checkpoints: Checkpoints, fit: keras_training.Fit, model: Any) -> None:
         super().__init__()
         self._checkpoints, self._fit, self._epoch, self._begins = checkpoints, fit, fit.initial_epoch, 0
         checkpoints.fits += 1
@@ -55,13 +55,13 @@ class FitWatch(keras.callbacks.Callback):
         if self._begins >= fit.epochs > 0:
             _restore_model(checkpoints, model, fit)
         elif self._begins > fit.initial_epoch:
-            tf_callbacks.keep_logs(fit)
-            tf_callbacks.pass_epochs(fit, self._begins)
+            keras_training.keep_logs(fit)
+            keras_training.pass_epochs(fit, self._begins)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin with the epoch in which the run ended; callbacks remember what they did then."""
         if self._begins:
-            tf_callbacks.begin_with(self.model, self._begins)
+            keras_training.begin_with(self.model, self._begins)
         if self._resumed is not None:
             self._checkpoints.memories.restore_callbacks(self._fit.callbacks)
         self._checkpoints.memories.restore_history(self._number, self._fit.callbacks)
@@ -74,7 +74,7 @@ class FitWatch(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Save where the model ends."""
         if self._begins:
-            tf_callbacks.begin_with(self.model, 0)
+            keras_training.begin_with(self.model, 0)
         if self._begins < self._fit.epochs or not self._begins:
             self._checkpoints.end_fit(self._epoch + 1, self._fit.epochs, self._fit.callbacks)
 
@@ -96,15 +96,15 @@ class PlainStep:
         batches: list[Any] = []
         if not self._known and self.name in self._checkpoints.position.programs:
             if not isinstance(iterator, tf.data.Iterator):
-                batches, iterator = tf_callbacks.draw_batches(iterator, 1)
-            tf_callbacks.build_model(self._model, getattr(iterator, "element_spec", batches and batches[0]))
+                batches, iterator = keras_training.draw_batches(iterator, 1)
+            keras_training.build_model(self._model, getattr(iterator, "element_spec", batches and batches[0]))
             self._take_in()
         if self._checkpoints.skip_batch(self.name, steps):
             for _ in range(steps):
                 next(iterator)
             return to_tensors(self._checkpoints.position.logs)
         if self._checkpoints.needs_batch(self.name):
-            batches, iterator = tf_callbacks.draw_batches(iterator, steps)
+            batches, iterator = keras_training.draw_batches(iterator, steps)
         self._checkpoints.before_step(self, tf.nest.flatten(batches))
         with self._checkpoints.note_failure():
             logs = self._function(iterator)
@@ -127,14 +127,14 @@ def to_tensors(logs: Mapping[str, float]) -> dict[str, Any]:
 
 def watch_fit(checkpoints: Checkpoints, model: Any) -> None:
     """Let the `fit` that is about to begin tell where it stands."""
-    fit = tf_callbacks.find_fit()
+    fit = keras_training.find_fit()
     if fit is not None and not any(isinstance(callback, FitWatch) for callback in fit.callbacks):
-        tf_callbacks.add_callback(fit, FitWatch(checkpoints, fit, model), model)
+        keras_training.add_callback(fit, FitWatch(checkpoints, fit, model), model)
 
 
-def _restore_model(checkpoints: Checkpoints, model: Any, fit: tf_callbacks.Fit) -> None:
+def _restore_model(checkpoints: Checkpoints, model: Any, fit: keras_training.Fit) -> None:
     """Nothing is left to train: give the model its values now, for what comes after `fit`."""
-    tf_callbacks.build_model(model, tf_callbacks.batch_spec(fit))
+    keras_training.build_model(model, keras_training.batch_spec(fit))
     _take_model(checkpoints, model, program_of(model))
 
 

@@ -13,6 +13,7 @@ from whale_nebula.errors import CheckpointError
 from whale_nebula.runtime.checkpoint.apart import restore_apart
 from whale_nebula.runtime.checkpoint.group import Group
 from whale_nebula.runtime.checkpoint.slices import Source
+from whale_nebula.site import script_site, warn_once
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.local_sgd.clusters import Opened
@@ -114,6 +115,17 @@ class Known:
         lost = next((path for path in paths if self._was_saved(program, path)), None)
         if lost is not None:
             raise _refuse_missing(lost, program, self.source, self.over)
+        fresh = [names[name] for name in missing if names[name] not in needed]
+        if fresh and any(path in needed for name, path in names.items() if name not in missing):
+            more = f" and {len(fresh) - 1} more variables" if len(fresh) > 1 else ""
+            warn_once(
+                script_site(),
+                f"{fresh[0]!r}{more} of {program} are not in the checkpoint, and begin anew",
+                where=self.source.path,
+                why="it was saved with another optimizer, or with other metrics",
+                mend="the ones that the run began with, if it is to go on as if it had not ended",
+                key=(program, self.source.path),
+            )
 
     def _was_saved(self, program: str, path: str) -> bool:
         """Whether the run that was saved had come to this variable: where a model is made again, to the one before."""

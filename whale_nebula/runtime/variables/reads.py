@@ -17,7 +17,7 @@ from whale_nebula.runtime.run import Run, current_run, opened_run
 from whale_nebula.runtime.variables.remote import SUFFIX, Ledger, Plain, load_own, name_own_path, save_own
 from whale_nebula.scopes.compressing import find_apart
 from whale_nebula.scopes.frames import open_frames
-from whale_nebula.tf import keras_training as tf_callbacks
+from whale_nebula.tf import keras_training
 
 WRITES = ("save", "save_weights", "export")
 _MEETING_READS = (
@@ -134,18 +134,18 @@ def _write_whole(ledger: Ledger, writes_here: bool, plain: Plain, *args: Any, **
 
 def share_files() -> None:
     """Let the callbacks of the `fit` that is about to begin write together with those of other processes."""
-    kinds = tf_callbacks.CHECKPOINT | tf_callbacks.BACKUP
-    for callback in tf_callbacks.list_fit_callbacks():
-        if isinstance(callback, tf_callbacks.LOGGERS) and not hasattr(callback, "nebula_shared"):
+    kinds = keras_training.CHECKPOINT | keras_training.BACKUP
+    for callback in keras_training.list_fit_callbacks():
+        if isinstance(callback, keras_training.LOGGERS) and not hasattr(callback, "nebula_shared"):
             callback.nebula_shared = True
-            tf_callbacks.silence(callback, functools.partial(_is_written_elsewhere, callback))
+            keras_training.silence(callback, functools.partial(_is_written_elsewhere, callback))
         if isinstance(callback, kinds) and not hasattr(callback, "nebula_shared"):
             callback.nebula_shared = True
             hooks = {"save": _save}
-            if isinstance(callback, tf_callbacks.BACKUP):
+            if isinstance(callback, keras_training.BACKUP):
                 hooks |= {"begin": _begin, "end": _end}
             for name, hook in hooks.items():
-                tf_callbacks.exchange(
+                keras_training.exchange(
                     callback, name, functools.partial(_call_instead, functools.partial(hook, callback))
                 )
 
@@ -163,8 +163,8 @@ def _is_written_elsewhere(callback: Any) -> bool:
 def _save(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
     """Of a backup one process writes what is beside the weights; it is there on return."""
     if _is_collective(callback):
-        tf_callbacks.make_folder(callback, *args, **kwargs)
-    if not _is_collective(callback) or not isinstance(callback, tf_callbacks.BACKUP):
+        keras_training.make_folder(callback, *args, **kwargs)
+    if not _is_collective(callback) or not isinstance(callback, keras_training.BACKUP):
         plain(*args, **kwargs)
         return
     run = current_run()
@@ -172,7 +172,7 @@ def _save(callback: Any, plain: Plain, *args: Any, **kwargs: Any) -> None:
         with run.ledger.tell_failures():
             plain()
     else:
-        callback.model.save_weights(tf_callbacks.backup_path(callback), overwrite=True)
+        callback.model.save_weights(keras_training.backup_path(callback), overwrite=True)
     run.ledger.session.meet("the end of a backup")
 
 
@@ -189,13 +189,13 @@ def _begin(callback: Any, plain: Plain, logs: Any = None) -> None:
     session.meet("the restore of a backup")
     if not run.writes_files:
         _restore(callback, plain, logs)
-    epoch = tf_callbacks.initial_epoch(callback.model)
+    epoch = keras_training.initial_epoch(callback.model)
     session.exchange(f"a fit that begins with epoch {epoch}", {}, session.links.keys())
 
 
 def _restore(callback: Any, plain: Plain, logs: Any) -> None:
     """Keras looks for the file of the whole model; with `weights: own` there are only those of the clusters."""
-    run, path = current_run(), tf_callbacks.backup_path(callback)
+    run, path = current_run(), keras_training.backup_path(callback)
     if run.ledger.own and path.endswith(SUFFIX) and os.path.exists(name_own_path(path, run.here().cluster)):
         optimizer = callback.model.optimizer
         if optimizer is not None and not optimizer.built:
