@@ -1,7 +1,9 @@
-"""Checks names: a function is a verb with an object, so its name is no bare participle (`made`, `told`, `encoded`).
+"""Checks names: a function is a verb with an object, so its name is no bare participle (`made`, `told`, `encoded`), and
+does not begin with a preposition, an adverb or a pronoun (`without_rows`, `again`, `what`).
 
 `python tools/names.py` lists those that are; `make lint` runs it. Names that begin with a verb pass (`describe_sent`),
-and so do properties, which are values. Methods that a protocol calls when something has happened are in `EVENTS`.
+and so do properties, which are values, and what makes an error (`late_error`). Methods that a protocol calls when
+something has happened are in `EVENTS`. Rules of ops (passes/rules) are named by what an op does.
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ PARTICIPLE = re.compile(
     r"said|seen|sent|shown|shut|spoken|taken|told|written)$"
 )
 NO_PARTICIPLES = {"embed", "feed", "need", "seed", "speed"}
-PUBLIC = {"gathered", "resumed"}  # names of the public interface
+NO_VERB = re.compile(
+    r"_?(again|alike|all|alone|along|among|apart|around|at|away|back|before|beside|besides|between|both|down|each|"
+    r"elsewhere|half|here|in|late|less|new|of|on|once|only|other|others|over|own|same|there|together|under|unlike|up|"
+    r"what|when|where|who|whole|why|with|without)(?!\w*_error)(_|$)"
+)
+RULES = "whale_nebula/passes/rules/"
+PUBLIC = {"gathered", "here", "resumed", "what_if"}  # names of the public interface
 EVENTS = {"broken", "carried", "connected", "disconnected", "ended", "entered", "gone", "lost", "opened", "refused"}
 MOST_METHODS = 55
 """How many methods are still named so. This number only falls."""
@@ -45,13 +53,25 @@ def is_participle(name: str) -> bool:
     return PARTICIPLE.match(name) is not None and name.lstrip("_") not in NO_PARTICIPLES
 
 
+def lacks_verb(place: str, name: str, method: bool) -> bool:
+    """Whether a function, or a private method, begins with a word that is no verb.
+
+    >>> lacks_verb("a.py:1", "without_rows", False), lacks_verb("a.py:1", "late_error", False)
+    (True, False)
+    """
+    checked = not place.startswith(RULES) and (not method or (name.startswith("_") and not name.startswith("__")))
+    return checked and NO_VERB.match(name) is not None and name not in PUBLIC
+
+
 def main() -> int:
     """Print what should have another name; 1 if there is anything."""
-    wrong = [each for each in functions() if is_participle(each[1])]
+    every = list(functions())
+    wrong = [each for each in every if is_participle(each[1])]
     plain = [f"{place} {name}" for place, name, method in wrong if not method and name not in PUBLIC]
     methods = [f"{place} {name}" for place, name, method in wrong if method and name.lstrip("_") not in EVENTS]
     if len(methods) > MOST_METHODS:
         plain += methods
+    plain += [f"{place} {name}" for place, name, method in every if lacks_verb(place, name, method)]
     for line in plain:
         print(f"{line}: name what it does: a verb and its object", file=sys.stderr)
     return 1 if plain else 0

@@ -117,7 +117,7 @@ def test_on_config_hears_what_copies_are_made_from(tmp_path: Any) -> None:
 def test_on_build_hears_a_sequential_that_has_its_nodes() -> None:
     heard: list[int] = []
     model = keras.Sequential([layers.Dense(2)])
-    tf_private.on_build(model, lambda: heard.append(len(tf_private.nodes_by_depth(model))))
+    tf_private.call_on_build(model, lambda: heard.append(len(tf_private.nodes_by_depth(model))))
     model(np.ones((1, 2)))
     model.add(layers.Dense(3))
     assert heard == [2, 3]

@@ -77,7 +77,7 @@ def add_layer(model: Any, layer: Any, rebuild: bool = True) -> None:
     if frames and not hasattr(layer, "_keras_history"):
         _tag(layer, layer, frames)
         if not hasattr(model.build, "nebula_heard"):  # it makes its nodes later, and anew with each layer
-            tf_private.on_build(model, functools.partial(_watch_nodes, model))
+            tf_private.call_on_build(model, functools.partial(_watch_nodes, model))
             model.build.nebula_heard = True
     _add(model, layer, rebuild=rebuild)
 

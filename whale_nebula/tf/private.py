@@ -340,7 +340,7 @@ def call_on_config(operation: Any, hear: Callable[[], None]) -> None:
     _wrap_method(operation, "get_config", before=hear)
 
 
-def on_build(sequential: Any, hear: Callable[[], None]) -> None:
+def call_on_build(sequential: Any, hear: Callable[[], None]) -> None:
     """Tell `hear` whenever a Sequential has built the functional model inside it."""
     _wrap_method(sequential, "build", after=hear)
 
