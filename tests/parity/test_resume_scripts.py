@@ -82,6 +82,14 @@ def batches_by_hand(cut: bool, count: Count) -> Any:
     return losses[-1], model.get_weights()
 
 
+def metrics_of_one_name(cut: bool, count: Count) -> Any:
+    model = build(cut)
+    model.compile(keras.optimizers.Adam(0.02, name="adam"), "mse", metrics=["mae"], weighted_metrics=["mae"])
+    counting = keras.callbacks.LambdaCallback(on_train_batch_end=count)
+    history = model.fit(X, Y, 4, 2, sample_weight=Y[:, 0] ** 2, verbose=0, callbacks=[counting]).history
+    return dict(history), model.get_weights()
+
+
 def a_model_trained_by_a_callback(cut: bool, count: Count) -> Any:
     outer, inner = build(cut, "outer"), build(cut, "inner")
 
@@ -125,6 +133,8 @@ GOES_ON = [
     pytest.param(folds, 45, False, marks=pytest.mark.grid),
     pytest.param(batches_by_hand, 7, False),
     pytest.param(batches_by_hand, 7, True, marks=pytest.mark.grid),
+    pytest.param(metrics_of_one_name, 15, False),
+    pytest.param(metrics_of_one_name, 15, True, marks=pytest.mark.grid),
     pytest.param(a_model_trained_by_a_callback, 14, False),
     pytest.param(a_model_trained_by_a_callback, 14, True, marks=pytest.mark.grid),
 ]

@@ -6,6 +6,7 @@ they would have been; so are the batches of the epoch in which the run ended.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -151,14 +152,19 @@ def _take_model(checkpoints: Checkpoints, model: Any, program: str) -> None:
 
 
 def variables_of(model: Any) -> dict[str, Any]:
-    """The variables of a model, its optimizer and its metrics, by their paths."""
+    """The variables of a model, its optimizer and its metrics, by their paths. Metrics of one name are numbered: Keras
+    makes two of `metrics=["accuracy"], weighted_metrics=["accuracy"]`.
+    """
     optimizer = getattr(model, "optimizer", None)
-    every = [*model.variables, *(() if optimizer is None else optimizer.variables)]
-    every += [variable for metric in model.metrics for variable in metric.variables]
+    of_metrics = [variable for metric in model.metrics for variable in metric.variables]
+    every = [*model.variables, *(() if optimizer is None else optimizer.variables), *of_metrics]
+    numbered = {id(variable) for variable in of_metrics}
     found: dict[str, Any] = {}
-    for variable in every:
+    for variable in {id(each): each for each in every}.values():
         value = getattr(variable, "value", variable)
         path = getattr(variable, "path", value.name)
+        if path in found and id(variable) in numbered:
+            path = next(name for number in itertools.count(2) if (name := f"{path}#{number}") not in found)
         if found.setdefault(path, value) is not value:
             raise CheckpointError(
                 f"two variables of {model.name} are called {path!r}",
