@@ -43,7 +43,8 @@ def main(batch: int, steps: int, staleness: int, together: int) -> None:
     apart: dict[str, Any] = {"table0": "cpu0", "table1": "cpu1"}
     nb.place(model, {r"(?!table\d$).*": "gpu", **({"table0": "cpu", "(table0)": nb.split()} if together else apart)})
     model.compile(keras.optimizers.Adam(3e-3), keras.losses.BinaryCrossentropy(from_logits=True))
-    data = tf.data.Dataset.from_tensor_slices((log.inputs, log.clicked)).batch(batch, drop_remainder=True).repeat()
+    batches = tf.nest.map_structure(lambda each: each.reshape(-1, batch, *each.shape[1:]), (log.inputs, log.clicked))
+    data = tf.data.Dataset.from_tensor_slices(batches).repeat()
     pace = Pace()
     model.fit(look_ahead(data, embedding), steps_per_epoch=WARM + steps, verbose=0, callbacks=[pace])
     if nb.here().lead:

@@ -54,8 +54,8 @@ def coordinate(batch: int, steps: int) -> tuple[float, float]:
         count = tf.Variable(0.0)
 
     def rows() -> tf.data.Dataset:
-        data = tf.data.Dataset.from_tensor_slices((log.numbers, ids, log.clicked))
-        return data.batch(batch, drop_remainder=True).repeat().prefetch(2)
+        batches = [each.reshape(-1, batch, *each.shape[1:]) for each in (log.numbers, ids, log.clicked)]
+        return tf.data.Dataset.from_tensor_slices(tuple(batches)).repeat().prefetch(2)
 
     def train(numbers: Any, ids: Any, clicked: Any) -> Any:
         distinct, places = tf.unique(tf.reshape(ids, [-1]))
