@@ -23,7 +23,7 @@ def fitted(*callbacks: Any, epochs: int = 1) -> keras.Model:
     return model
 
 
-def test_of_fit_finds_them_when_the_function_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_fit_callbacks_finds_them_when_the_function_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
     make = keras.Model.make_train_function
 

@@ -41,13 +41,13 @@ def test_kind_of_others_is_none() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(tf_datasets.MOVES - {"shuffle"}))
-def test_again_does_the_same_to_others(kind: str) -> None:
+def test_apply_again_does_the_same_to_others(kind: str) -> None:
     moved = tf_datasets.apply_again(MADE[kind](ROWS), ROWS.map(lambda n: 10 * n))
     for _ in range(2):
         assert values(moved) == [10 * n for n in values(MADE[kind](ROWS))]
 
 
-def test_again_shuffles_as_before_in_each_epoch_and_draws_no_seed() -> None:
+def test_apply_again_shuffles_as_before_in_each_epoch_and_draws_no_seed() -> None:
     tf.random.set_seed(1)
     shuffled = ROWS.shuffle(6)
     moved = tf_datasets.apply_again(shuffled, ROWS.map(lambda n: 10 * n))
@@ -112,7 +112,7 @@ def test_leaves_and_pack_structure_and_nothing_are_those_of_an_element() -> None
     assert tf_datasets.pack_structure(spec, [1, 2, None]) == {"a": 1, "b": (2, None)}
 
 
-def test_as_argument_is_what_a_function_takes() -> None:
+def test_describe_iterator_is_what_a_function_takes() -> None:
     spec, handle = tf_datasets.describe_iterator(iter(ROWS))
     assert isinstance(spec, tf.TypeSpec) and handle.dtype == tf.resource
 

@@ -136,7 +136,7 @@ def test_patch_gradients_is_not_asked_about_bodies() -> None:
     assert heard == []
 
 
-def test_in_custom_gradient_is_true_inside_one_that_is_traced() -> None:
+def test_is_in_custom_gradient_is_true_inside_one_that_is_traced() -> None:
     """The frame of TensorFlow's decorator stands on the stack while the function under it runs."""
     found: list[bool] = []
 
@@ -153,7 +153,7 @@ def test_in_custom_gradient_is_true_inside_one_that_is_traced() -> None:
     assert found == [False, True]
 
 
-def test_without_recording_stops_the_tapes_of_the_caller() -> None:
+def test_stop_recording_stops_the_tapes_of_the_caller() -> None:
     x = tf.Variable(1.0)
     with tf.GradientTape() as tape:
         with tf_private.stop_recording():

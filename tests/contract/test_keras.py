@@ -73,7 +73,7 @@ def test_compute_output_spec_calls_a_subclass_in_symbolic_scope_without_computin
     assert [symbolic for _, symbolic in called[-2:]] == [False, False] and not tf_private.in_symbolic_scope()
 
 
-def test_on_run_hears_every_run_of_a_node() -> None:
+def test_call_on_run_hears_every_run_of_a_node() -> None:
     heard: list[Any] = []
     inputs = keras.Input((2,))
     outputs = layers.Dense(3)(inputs)
@@ -89,7 +89,7 @@ def test_on_run_hears_every_run_of_a_node() -> None:
     assert isinstance(heard[0][0][0], keras.KerasTensor)
 
 
-def test_on_config_hears_what_copies_are_made_from(tmp_path: Any) -> None:
+def test_call_on_config_hears_what_copies_are_made_from(tmp_path: Any) -> None:
     heard: list[int] = []
 
     class Own(layers.Layer):
@@ -114,7 +114,7 @@ def test_on_config_hears_what_copies_are_made_from(tmp_path: Any) -> None:
         assert heard
 
 
-def test_on_build_hears_a_sequential_that_has_its_nodes() -> None:
+def test_call_on_build_hears_a_sequential_that_has_its_nodes() -> None:
     heard: list[int] = []
     model = keras.Sequential([layers.Dense(2)])
     tf_private.call_on_build(model, lambda: heard.append(len(tf_private.nodes_by_depth(model))))
@@ -271,7 +271,7 @@ def test_patch_masks_hears_of_what_a_layer_takes_off_again() -> None:
     assert len(heard) == count
 
 
-def test_own_variable_is_a_variable_of_a_layer_that_is_built() -> None:
+def test_add_variable_is_a_variable_of_a_layer_that_is_built() -> None:
     owner, made = keras.layers.Dense(2, name="owner"), list[Any]()
     owner.build((None, 3))
 

@@ -128,7 +128,7 @@ class TestWhatCrosses:
         made = make()
         made.join(GPU)
         until(lambda: made.gateways["gpu"]._pair(GPU, NPU).half(Side.NEAR))
-        assert not made.gateways["npu"]._all()
+        assert not made.gateways["npu"]._list_pairs()
         made.join(NPU)
         made.meet()
 
@@ -273,7 +273,7 @@ class TestWhatIsRefused:
             with pytest.raises(TransportError, match="has not come to its gateway yet"):
                 call(made, theirs, knock, gateway=False)
             gateway._gone_there(knock.source, "it says")
-        assert not gateway._all()
+        assert not gateway._list_pairs()
         assert not gateway._final_errors._gone
 
     def test_one_gateway_has_the_places_of_its_own_workers_and_no_others(

@@ -106,7 +106,7 @@ def test_a_run_with_many_pairs_does_not_starve_another_at_the_same_gateway(tmp_p
                 each.link(GPU, there).send(key(slot, GPU, there), np.zeros(50_000, np.int32))
         for slot in slots:
             ana.link(NPU, GPU).receive(key(slot, GPU, NPU), SOON)
-        halves = [pair.half(Side.NEAR) for pair in bob.gateways["gpu"]._all()]
+        halves = [pair.half(Side.NEAR) for pair in bob.gateways["gpu"]._list_pairs()]
         sent = sum(half.bytes for half in halves if half is not None)
         assert sent < 2.4e6  # of 4.8 MB: about as much as Ana, and not as much by each pair
         for slot in slots:

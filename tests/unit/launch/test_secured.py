@@ -96,8 +96,8 @@ def test_insecure_is_without_files() -> None:
 
 HOLDS = """
 import signal, sys
-from whale_nebula.launch.gateways import own_folder
-with own_folder(sys.argv[1]) as folder:
+from whale_nebula.launch.gateways import make_private_folder
+with make_private_folder(sys.argv[1]) as folder:
     (folder / "gpu-worker-0.key").write_text("secret")
     print(folder, flush=True)
     signal.pause()
