@@ -10,7 +10,7 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -64,11 +64,16 @@ _HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith
 
 def list_fit_callbacks() -> list[Any]:
     """The callbacks of the innermost `fit` of Keras that is running: it has them nowhere else."""
+    innermost = next(_find_fits(), None)
+    return [] if innermost is None else list(innermost["callbacks"].callbacks)
+
+
+def _find_fits() -> Iterator[dict[str, Any]]:
+    """The variables of each `fit` of Keras that is running and has its callbacks, the innermost first."""
     for frame in python_frames():
-        found = frame.f_locals.get("callbacks") if frame.f_code.co_name == "fit" else None
-        if isinstance(found, keras.callbacks.CallbackList):
-            return list(found.callbacks)
-    return []
+        found = frame.f_locals if frame.f_code.co_name == "fit" else {}
+        if isinstance(found.get("callbacks"), keras.callbacks.CallbackList):
+            yield found
 
 
 class Fit(NamedTuple):
@@ -92,8 +97,7 @@ def find_fit() -> Fit | None:
     """The `fit` of Keras that is running, before it begins with its first epoch; none that a callback of another has
     called.
     """
-    every = [frame.f_locals for frame in python_frames() if frame.f_code.co_name == "fit"]
-    fits = [each for each in every if isinstance(each.get("callbacks"), keras.callbacks.CallbackList)]
+    fits = list(_find_fits())
     if len(fits) != 1 or "epoch_iterator" not in fits[0]:
         return None
     (seen,) = fits
