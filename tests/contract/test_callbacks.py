@@ -236,15 +236,18 @@ def test_build_model_makes_what_a_step_makes() -> None:
 
 @pytest.mark.parametrize("wrap", [lambda inner: inner, keras.optimizers.LossScaleOptimizer], ids=["plain", "scaled"])
 def test_variables_that_are_made_ahead_have_the_names_of_a_step(wrap: Callable[..., Any]) -> None:
-    found = []
-    for ahead in (True, False):
+    x, y = np.ones((2, 3), "float32"), np.ones((2, 1), "float32")
+    found = {}
+    for way in ("step", "model", "variables"):
         keras.utils.clear_session()
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="head")], name="model")
         model.compile(wrap(keras.optimizers.Adam(name="adam")), "mse", metrics=["mae"])
-        if ahead:
-            form = tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1))
-            keras_training.build_model(model, form)
+        if way == "step":
+            model.train_on_batch(x, y)
+        elif way == "model":
+            keras_training.build_model(model, (tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1))))
         else:
-            model.train_on_batch(np.ones((2, 3)), np.ones((2, 1)))
-        found.append(sorted(each.path for each in (*model.variables, *model.optimizer.variables)))
-    assert found[0] == found[1] and any("momentum" in each for each in found[0])
+            keras_training.create_variables(model, (x, y), later=False)
+        found[way] = sorted(each.path for each in (*model.variables, *model.optimizer.variables))
+    assert found["step"] == found["model"] == found["variables"]
+    assert any("momentum" in each for each in found["step"])

@@ -39,9 +39,8 @@ def create_variables(model: Any, data: Any, later: bool) -> None:
     with contextlib.nullcontext() if later else tf.variable_creator_scope(_create_at_once):
         outputs = model(x, training=True) if model._call_has_training_arg else model(x)
         model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=True)
-        if trained := model.trainable_variables:
-            with contextlib.nullcontext() if later else tf.init_scope():
-                model.optimizer.build(trained)
+        with contextlib.nullcontext() if later else tf.init_scope():
+            _build_optimizer(model)
     with tf.variable_creator_scope(_create_at_once):
         model.compute_metrics(x, y, outputs, sample_weight=weights)
 
@@ -150,9 +149,15 @@ def build_model(model: Any, batch: Any) -> None:
     finally:
         if lacks:
             optimizer.built = False
-    if lacks and model.trainable_variables:
-        with keras.name_scope(optimizer.name, caller=optimizer):
-            optimizer.build(model.trainable_variables)
+    if lacks:
+        _build_optimizer(model)
+
+
+def _build_optimizer(model: Any) -> None:
+    """Make a model's optimizer its variables, with the names that they have from Keras's own train step."""
+    if trained := model.trainable_variables:
+        with keras.name_scope(model.optimizer.name, caller=model.optimizer):
+            model.optimizer.build(trained)
 
 
 def begin_with(model: Any, epoch: int) -> None:
