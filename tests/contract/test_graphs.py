@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.contract.tracing import VECTOR, graph_of
@@ -150,6 +151,33 @@ def test_variables_later_gives_a_traces_variables_their_values() -> None:
     made[0].assign([5.0, 5.0])
     begin(lambda variable: True)  # once is enough: nothing is overwritten
     assert traced().numpy().tolist() == [7.0, 7.0]
+
+
+@pytest.mark.parametrize("name", ["glorot_uniform", "orthogonal", "identity", "zeros", "truncated_normal"])
+def test_variables_later_computes_initial_values_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No constant is left that TensorFlow could compute a value from beforehand."""
+    graphs, plain = [], tf_private.lift_to_graph.lift_to_graph
+
+    def lift(tensors: Any, graph: Any, **options: Any) -> Any:
+        graphs.append(graph)
+        return plain(tensors, graph, **options)
+
+    options = {} if name in ("identity", "zeros") else {"seed": 7}
+    draw = keras.initializers.get({"class_name": name, "config": options})
+    made: list[tf.Variable] = []
+
+    def body() -> Any:
+        if not made:
+            made.append(tf.Variable(lambda: draw([6, 4])))
+        return made[0].read_value()
+
+    function = tf.function(body)
+    begin = tf_private.variables_later(function)
+    traced = function.get_concrete_function()
+    monkeypatch.setattr(tf_private.lift_to_graph, "lift_to_graph", lift)
+    begin(lambda variable: True)
+    assert traced().numpy().tolist() == draw([6, 4]).numpy().tolist()
+    assert not [op.name for graph in graphs for op in graph.get_operations() if op.type == "Const"]
 
 
 def test_forward_op_goes_back_to_what_is_differentiated() -> None:
