@@ -227,8 +227,11 @@ class Donor:
         """The traced tensor of a value."""
         return self.operations[value.op].outputs[value.out]
 
-    def cut(self, ops: Sequence[int]) -> Any:
-        """The nodes of these ops alone; what orders them after ops left out is dropped, as is colocation."""
+    def cut(self, ops: Sequence[int], waits: Mapping[int, int] | None = None) -> Any:
+        """The nodes of these ops alone; what orders them after ops left out is dropped, as is colocation. An op that
+        `waits` for another one runs after it.
+        """
+        waiting = {self.operations[op].name: self.operations[other].name for op, other in (waits or {}).items()}
         names = [self.operations[index].name for index in ops]
         definition = tf.compat.v1.GraphDef()
         definition.versions.CopyFrom(self._definition.versions)
@@ -240,6 +243,8 @@ class Donor:
             kept = [given for given in node.input if not given.startswith("^") or given[1:] in chosen]
             del node.input[:]
             node.input.extend(kept)
+            if name in waiting:
+                node.input.append(f"^{waiting[name]}")
         for name in self._called_functions(definition.node):
             definition.library.function.add().CopyFrom(self._library[name])
         return definition

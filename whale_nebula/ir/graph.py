@@ -7,7 +7,7 @@ had in the trace, so a mirror made half-way through a trace is a prefix of the o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -88,6 +88,13 @@ class Graph:
     def consumers(self, value: Value) -> tuple[Op, ...]:
         """The ops that read a value, in trace order."""
         return tuple(self.ops[index] for index in self._consumers.get(value, ()))
+
+    def order(self, waits: Mapping[int, int]) -> Graph:
+        """The same, with ops that wait for another one."""
+        ops = list(self.ops)
+        for index, before in waits.items():
+            ops[index] = replace(ops[index], control=(*ops[index].control, before))
+        return replace(self, ops=tuple(ops)) if waits else self
 
     def with_bodies(self, ops: Iterable[Op]) -> Iterator[Op]:
         """Ops, and those in the bodies that they call, each body once."""

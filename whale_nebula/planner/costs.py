@@ -260,8 +260,9 @@ class Costs:
         In a backward there are what micro-batches in flight keep, what `came` in from before, the sum of gradients as
         far as others have added to it, and the new ones, which are added one by one. A last stage has its forward and
         backward in one function: there its activations go as gradients come. In an update there are the sums, and what
-        it makes meanwhile: TensorFlow begins with all variables before it ends with one, so where an optimizer has
-        slots there is a tensor for each, and else one in all.
+        it makes meanwhile: two tensors of the size of the largest variable where an optimizer has slots, and else one.
+        A step that is not cut is TensorFlow's own: it begins with all variables before it ends with one, so where there
+        are slots there is a tensor for each.
         """
         gradients, slots = ((each[end] - each[begin]) / shards for each in (self.gradients, self._slots))
         largest = self._largest[begin, end] / shards
@@ -280,7 +281,8 @@ class Costs:
         if self.micro_batches > 1:  # the second one finds what the first has left
             second = others(np.minimum(in_flight, self.micro_batches - 1))
             backward = np.maximum(backward, second + np.maximum(own + gradients, added))
-        update = gradients + largest + np.where(slots > 0, gradients, 0.0)
+        uncut = whole & (begin == 0) & (self.micro_batches == 1)
+        update = gradients + largest + np.where(slots > 0, np.where(uncut, gradients, largest), 0.0)
         return (self._resident[end] - self._resident[begin]) / shards + np.maximum(backward + arrived, update)
 
     @cached_property

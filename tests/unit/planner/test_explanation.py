@@ -109,9 +109,9 @@ def test_what_does_not_fit_is_told_by_its_layers_with_ways_out_that_were_tried()
     found = search(problem)
     assert not found.candidates
     what, why, mend = describe_excess(found.excess, problem)
-    assert what == "no plan fits: 34.0 MiB on a worker of gpu, 20.0 MiB allowed"
-    assert "the layers from 'block1/wide' to 'head'" in why
-    assert mend == "34.0 MiB of memory for each worker of gpu; or a smaller batch"
+    assert what == "no plan fits: 48.0 MiB on a worker of npu, 30.0 MiB allowed"
+    assert "the layers from 'embedding' to 'embedding'" in why
+    assert mend == "48.0 MiB of memory for each worker of npu; or a smaller batch"
     roomy = make_problem(1e6, 18 * MIB, Options(4, recompute=False))
     _, _, mend = describe_excess(Excess("npu", 20 * MIB, 18 * MIB, 0, 3), roomy)
     tried = "one more worker in npu; recompute=True; more micro-batches"

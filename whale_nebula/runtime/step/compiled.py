@@ -18,6 +18,7 @@ from whale_nebula.ir.layout import local_shape
 from whale_nebula.ir.program import Stage
 from whale_nebula.passes.branches import Aliases
 from whale_nebula.passes.exchange import Bundle, ReplicaMessage, bundles, replica_messages
+from whale_nebula.passes.update_order import order_updates
 from whale_nebula.runtime.replicas.collectives import ReplicaSums
 from whale_nebula.runtime.split.groups import Group, LocalGroup, Pieces
 from whale_nebula.runtime.split.lowering import Lowering, Shared
@@ -89,7 +90,7 @@ class Workshop:
         operations = [self._donor.operations[index] for index in fragment.ops]
         feeds = [self._donor.tensor(value) for value in fragment.feeds]
         fetches = [self._donor.tensor(value) for value in fragment.fetches]
-        definition = self._donor.cut(fragment.ops)
+        definition = self._donor.cut(fragment.ops, self._find_waits(fragment))
         used = {t.op.name for op in operations for t in op.inputs} | {t.op.name for t in fetches}
         captures = {name: self._external[name] for name in used if name in self._external}
         summed = () if self.sums is None else self.sums.ops(fragment)
@@ -108,7 +109,7 @@ class Workshop:
 
     def _make_in_pieces(self, fragment: Fragment) -> Function:
         """Build the function of a fragment that has ops of stages in pieces."""
-        graph, donor = self._graph, self._donor
+        graph, donor = self._graph.order(self._find_waits(fragment)), self._donor
         pieces = {} if self._shards is None else self._shards.pieces
 
         def body(*given: Any) -> list[Any]:
@@ -127,6 +128,10 @@ class Workshop:
         concrete = self._trace(fragment, body, [self._spec(value) for value in fragment.feeds])
         waits = None if self._shards is None else self._shards.explained
         return Function(fragment, concrete, concrete.captured_inputs, waits, in_pieces=True)
+
+    def _find_waits(self, fragment: Fragment) -> Mapping[int, int]:
+        """By op of an update what it waits for."""
+        return order_updates(self._graph, fragment.ops) if self._graph.ops and fragment.kind == "update" else {}
 
     def _group(self, stage: int, fragment: Fragment) -> Group:
         """The devices of a stage, for one function."""

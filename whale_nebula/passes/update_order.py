@@ -1,0 +1,61 @@
+"""The order in which an update writes large variables: one after the other.
+
+TensorFlow begins with all variables of an update before it ends with one, and holds a tensor of the size of each
+meanwhile. In order it holds those of one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from whale_nebula.ir.graph import REPLICA_SUM, Graph
+
+_WRITES = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
+LEAST = 1 << 20
+"""Bytes from which on a variable is worth an order."""
+
+
+def order_updates(graph: Graph, ops: Sequence[int]) -> dict[int, int]:
+    """By op of an update the write that it waits for: the last one of the large variable before.
+
+    Two variables are ordered where nothing that one alone is computed from is read for the other.
+    """
+    chosen = set(ops)
+    before = {
+        index: {*(value.op for value in graph.ops[index].inputs), *graph.ops[index].control} & chosen for index in ops
+    }
+    if any(each > index for index, needed in before.items() for each in needed):
+        return {}  # a loop of TensorFlow 1
+    writes = [index for index in sorted(ops) if graph.ops[index].type in _WRITES]
+    bits = {index: 1 << number for number, index in enumerate(writes)}
+    reached = _follow(before, bits)  # the writes that an op is needed for, itself included
+    last = sorted(index for index in writes if reached[index] == bits[index])
+    finals = sum(bits[index] for index in last)
+    large: dict[int, list[int]] = {bits[index]: [] for index in last}
+    for index in sorted(ops):
+        if (only := reached[index] & finals) in large and _may_wait(graph, index):
+            large[only].append(index)
+    found = {}
+    ordered = [index for index in last if large[bits[index]]]
+    for previous, index in itertools.pairwise(ordered):
+        mine = large[bits[index]]
+        found.update({each: previous for each in mine if before[each].isdisjoint(mine)})
+    return found
+
+
+def _follow(before: Mapping[int, set[int]], bits: Mapping[int, int]) -> dict[int, int]:
+    """The bits of all that each op is needed for."""
+    found = {index: bits.get(index, 0) for index in before}
+    for index in sorted(before, reverse=True):
+        for each in before[index]:
+            found[each] |= found[index]
+    return found
+
+
+def _may_wait(graph: Graph, index: int) -> bool:
+    """Whether an op makes something large, and no other process waits for it."""
+    op = graph.ops[index]
+    alone = not op.stateful or op.type == "ReadVariableOp"
+    sizes = (spec.nbytes() for spec in op.outputs if spec.shape is not None and None not in spec.shape)
+    return alone and bool(op.inputs) and op.type != REPLICA_SUM and max(sizes, default=0) >= LEAST
