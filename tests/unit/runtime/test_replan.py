@@ -102,7 +102,7 @@ def test_wrong_flops_are_told_and_mended(cache: Path, monkeypatch: pytest.Monkey
     """A cluster that is told a thousand times too fast: the sentence names it, the report has both numbers, and the
     next run plans with what was measured."""
     wrong = {"clusters": {"gpu": {"flops": "1T"}, "npu": {"flops": "500T"}}}
-    size = {"width": 1024, "rows": 1024, "steps": 5}  # a step computes for long beside all that it does besides
+    size = {"width": 512, "rows": 1024, "steps": 5}  # a step computes for long beside all that it does besides
     expected = lesson(**size)
     nb.init(wrong)
     with (
