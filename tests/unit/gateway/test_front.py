@@ -23,7 +23,7 @@ from tests.unit.gateway.greetings import context, cut, hello
 from tests.unit.gateway.test_process import ended, listens
 from tests.unit.gateway.town import GPU, NPU, SOON, Town, certificates, records, town, until
 from tests.unit.transport.test_strangers import Strangers
-from whale_nebula.accounts import server, service
+from whale_nebula.accounts import passwords, server, service
 from whale_nebula.accounts.login import Asked, Desk
 from whale_nebula.accounts.registry import PASSWORD, TOKEN
 from whale_nebula.accounts.service import Service
@@ -106,6 +106,7 @@ def place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Place]:
     monkeypatch.setattr(server, "_OPEN_RATE", 1000.0)
+    monkeypatch.setattr(passwords, "_LOG_N", 4)  # how much work a password is, its own example says
     monkeypatch.setattr(service, "_RATE", 0.0)
     monkeypatch.setattr(service, "_ALL_RATE", 1000.0)
     monkeypatch.setattr(front, "HELLO_SECONDS", 1.0)

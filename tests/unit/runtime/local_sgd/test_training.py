@@ -67,7 +67,7 @@ def test_meeting_every_step_by_average_is_the_uncut_run() -> None:
     close(ours.get_weights(), expected.get_weights())
 
 
-@pytest.mark.parametrize(("optimizer", "every"), [("sgd", 4), ("adam", 2)])
+@pytest.mark.parametrize(("optimizer", "every"), [pytest.param("sgd", 4, marks=pytest.mark.grid), ("adam", 2)])
 def test_local_steps_and_averages_are_those_by_hand(every: int, optimizer: str) -> None:
     ours = model(optimizer)
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=every, outer="average", delay=0):

@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Callable[[], Task], dict[str, int]]] = {
 BY_ADAM = ("rows", "classes", "rows of a table")
 # Held by tests/parity/test_splits.py, in whole models, or much like another one: of the grid.
 RARELY = (
-    "columns", "channels", "channels in", "feed-forward", "tokens", "table by rows", "table by columns",
+    "columns", "channels", "channels in", "feed-forward", "tokens", "heads", "table by rows", "table by columns",
     "sgd: columns of a table", "rows of a table",
 )  # fmt: skip
 
