@@ -234,7 +234,7 @@ def test_a_bert_of_a_folder_is_cut_at_its_last_layer(tmp_path: Path) -> None:
     nb.place(model, {})
 
 
-@pytest.mark.parametrize("last", [0, 1, 2])
+@pytest.mark.parametrize("last", [0, pytest.param(1, marks=pytest.mark.grid), 2])
 def test_any_dense_by_its_path(last: int) -> None:
     keras.utils.set_random_seed(1)
     inputs = keras.Input((TIME, WIDTH))

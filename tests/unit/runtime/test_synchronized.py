@@ -30,7 +30,9 @@ def expected() -> dict[str, Any]:
     return trained(normalised(uncut))
 
 
-@pytest.mark.parametrize(("copies", "links"), [((2,), None), ((3, 3), LINE)], ids=str)
+@pytest.mark.parametrize(
+    ("copies", "links"), [pytest.param((2,), None, marks=pytest.mark.grid), ((3, 3), LINE)], ids=str
+)
 def test_the_step_is_the_uncut_one(copies: tuple[int, ...], links: str | None, expected: dict[str, Any]) -> None:
     with nb.init(links=links):
         assert_same(expected, trained(normalised(within(copies))), "normalised")

@@ -75,7 +75,10 @@ def test_micro_batches_are_one_update(kind: str, links: str | None) -> None:
         np.testing.assert_allclose(meant["values"], found["values"], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "staleness", "cut"), [("split", 0, True), ("whole", 2, True), ("whole", 0, False)])
+@pytest.mark.parametrize(
+    ("kind", "staleness", "cut"),
+    [("split", 0, True), ("whole", 2, True), pytest.param("whole", 0, False, marks=pytest.mark.grid)],
+)
 def test_look_ups_ahead_change_no_bit(kind: str, staleness: int, cut: bool) -> None:
     nb.init()
     plain, early = (make_embedding(kind, staleness=staleness) for _ in range(2))
