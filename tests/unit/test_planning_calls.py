@@ -146,8 +146,7 @@ def copier() -> Copier:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("call", [nb.plan, nb.verify])
-@pytest.mark.parametrize("batch", [(X,), (X, None)])
+@pytest.mark.parametrize(("call", "batch"), [(nb.plan, (X, None)), (nb.verify, (X,))])
 def test_a_train_step_is_given_x_alone_as_fit_gives_it(call: Callable[..., Any], batch: tuple[Any, ...]) -> None:
     made = copier()
     call(made, *batch)

@@ -91,7 +91,9 @@ def _masked_model(kind: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("kind", ["masked first", pytest.param("plain first", marks=pytest.mark.grid), "in one stage"])
+@pytest.mark.parametrize(
+    "kind", ["masked first", *(pytest.param(kind, marks=pytest.mark.grid) for kind in ("plain first", "in one stage"))]
+)
 def test_what_is_masked_may_be_concatenated_with_what_is_not(kind: str) -> None:
     keras.utils.set_random_seed(0)
     checked = nb.verify(_masked_model(kind), [IDS, OTHERS], LABELS)

@@ -21,6 +21,8 @@ import pytest
 
 from tests.processes import zygote
 from whale_nebula.cli.approve import main
+from whale_nebula.config import load
+from whale_nebula.errors import NebulaError
 from whale_nebula.security import approval, authority, code, files, trust
 from whale_nebula.security.authority import Authority
 
@@ -200,16 +202,7 @@ ATTACKS = {
     "a plan that is gone": Attack(
         lambda site: next((site / "approved").glob("*/*.plan.json")).unlink(), "an approved plan cannot be read", True
     ),
-    "an approval that was changed": Attack(edit("approval", '"why": "seen"', '"why": ""'), "not signed by the run"),
-    "an approval for longer": Attack(edit("approval", '"until": "2', '"until": "3'), "not signed by the run"),
-    "an approval by somebody else": Attack(sign_again, "not signed by the run's authority"),
-    "an approval that is cut": Attack(lambda site: os.truncate(own(site), 99), "it does not read"),
-    "an approval that is over": Attack(end_early, "it ended at"),
     "an approval that was withdrawn": Attack(withdraw, "it was withdrawn .*: a mistake"),
-    "an older deny list": Attack(bring_old_list_back, "the deny list is an older one"),
-    "no approval": Attack(lambda site: shutil.rmtree(site / "approved"), "the folder has no approval"),
-    "an approval of another run": Attack(other_run, "it is of run 'mt'"),
-    "no authority": Attack(lambda site: (site / "certs" / "ca.pem").unlink(), "authority's certificate cannot be read"),
 }
 
 
@@ -219,6 +212,30 @@ def test_whatever_else_is_refused(attack: Attack, site: Path) -> None:
     status, out, err = call(site, "train.py", **attack.env)
     assert status == 1 and out.split() == ["begun"] * attack.begun, (out, err)
     assert re.search(attack.said, err), err
+
+
+APPROVALS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "an approval that was changed": (edit("approval", '"why": "seen"', '"why": ""'), "not signed by the run"),
+    "an approval for longer": (edit("approval", '"until": "2', '"until": "3'), "not signed by the run"),
+    "an approval by somebody else": (sign_again, "not signed by the run's authority"),
+    "an approval that is cut": (lambda site: os.truncate(own(site), 99), "it does not read"),
+    "an approval that is over": (end_early, "it ended at"),
+    "an older deny list": (bring_old_list_back, "the deny list is an older one"),
+    "no approval": (lambda site: shutil.rmtree(site / "approved"), "the folder has no approval"),
+    "an approval of another run": (other_run, "it is of run 'mt'"),
+    "no authority": (lambda site: (site / "certs" / "ca.pem").unlink(), "authority's certificate cannot be read"),
+}
+"""What is the matter with the approvals that there are: a launcher reads them as a worker does."""
+
+
+@pytest.mark.parametrize(("act", "said"), APPROVALS.values(), ids=APPROVALS)
+def test_what_is_no_approval_of_this_program_does_not_count(
+    act: Callable[[Path], object], said: str, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act(site)
+    monkeypatch.chdir(site)
+    with pytest.raises(NebulaError, match=said):
+        approval.check_script(load("clusters.yaml"), "clusters.yaml", "gpu", "train.py")
 
 
 EVADES = {

@@ -5,17 +5,43 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.unit.ir.traced import inference
+from tests.unit.report.making import full
 from whale_nebula.cli.main import COMMANDS, main
+from whale_nebula.report.records import RunTotals
+from whale_nebula.report.saved import line
+
+# Commands that need no TensorFlow, and what they load none of; one process runs them all, one after the other.
+LIGHT = """
+def run(least, *words):
+    code = main(words)
+    assert not code and not least & set(sys.modules), (words, code, least & set(sys.modules))
+bare = {"tensorflow", "keras", "grpc", "numpy"}
+run(bare)
+run(bare, "doctor")
+run(bare, "certs", "init", "--run", "mt")
+run(bare, "certs", "issue", "--cluster", "gpu")
+run(bare, "certs", "show")
+import whale_nebula.cli.bench, whale_nebula.cli.checks.cluster
+for how in (["--text"], ["--json"], ["--html", "plan.html"]):
+    run({"tensorflow", "keras"}, "show", "plan.json", *how)
+run({"tensorflow", "keras"}, "show", "--report", "run.jsonl")
+"""
 
 
-def test_help_lists_every_command_without_tensorflow() -> None:
-    code = "import sys; from whale_nebula.cli.main import main; main([]); sys.exit('tensorflow' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0
+def test_commands_that_need_no_tensorflow_load_none(tmp_path: Path) -> None:
+    inference().save(tmp_path / "plan.json")
+    (tmp_path / "run.jsonl").write_text(line(replace(full(), step=1, run=RunTotals(1))) + "\n")
+    code = "import sys\nfrom whale_nebula.cli.main import main\n" + LIGHT
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
     assert all(command in done.stdout for command in COMMANDS)
+    assert "plan of predict\n" in done.stdout and "fit in gpu/0: " in done.stdout
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -5,7 +5,6 @@ Scripts run in this process, where TensorFlow is loaded already; one runs as a u
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ import pytest
 
 import whale_nebula as nb
 from tests.processes import zygote
-from tests.unit.ir.traced import inference
 from tests.unit.report.making import full
 from whale_nebula.cli import arguments
 from whale_nebula.cli.show import main
@@ -370,18 +368,6 @@ def test_as_a_user_starts_it(tmp_path: Path) -> None:
     assert "from below" in done.stderr
 
 
-def test_a_saved_plan_is_shown_without_tensorflow(tmp_path: Path) -> None:
-    inference().save(tmp_path / "plan.json")
-    code = (
-        "import sys; from whale_nebula.cli.main import main\n"
-        "codes = [main(['show', 'plan.json', *how]) for how in (['--text'], ['--json'], ['--html', 'p.html'])]\n"
-        "sys.exit(any(codes) or 'tensorflow' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("plan of predict\n")
-
-
 @pytest.fixture
 def metrics(tmp_path: Path) -> Path:
     path = tmp_path / "run.jsonl"
@@ -408,13 +394,3 @@ def test_what_is_no_report_says_so(tmp_path: Path, capsys: Capture) -> None:
     assert main(["--report", "nothing.jsonl"]) == arguments.NO_FILE
     said = capsys.readouterr().err
     assert "there is no file 'nothing.jsonl'" in said and "show --report FILE reads what a run has left" in said
-
-
-def test_it_loads_no_tensorflow(metrics: Path) -> None:
-    code = (
-        "import sys; from whale_nebula.cli.main import main; main(sys.argv[1:]);"
-        "print(*sorted({'tensorflow', 'keras'} & set(sys.modules)))"
-    )
-    command = [sys.executable, "-c", code, "show", "--report", str(metrics)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, ""), done.stderr

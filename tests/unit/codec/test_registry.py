@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,22 +70,24 @@ def test_the_error_for_a_wrong_order_writes_the_right_one() -> None:
         FP16() >> INT8()
 
 
-def test_only_codecs_are_joined() -> None:
-    with pytest.raises(OptionError, match="'fp16' is no codec"):
-        SVD(0.6) >> "fp16"  # type: ignore[operator]
+REFUSED: dict[str, tuple[Callable[[Any], object], list[Any], str]] = {
+    "a share": (SVD, [0, -0.1, 1.1, "0.6", None, True, float("nan")], "share"),
+    "a share of the largest": (TopK, [0, -0.1, 1.1, "0.6", None, True, float("nan")], "share"),
+    "a rank": (Rank, [0, -1, 1.5, "96", True], "rank"),
+    "what follows a structure": (lambda other: SVD(0.6) >> other, ["fp16"], "'fp16' is no codec"),
+    "whole numbers in bits behind a structure": (parse, ["rank(8) >> bits"], "is no codec"),
+    "neither precision nor structure": (register, [object, 3, nb.codec.Codec], "is no codec"),
+    "integers that are not packed": (
+        lambda bits: type("Six", (Integers,), {"name": "six", "bits": bits, "block": 32}), [6], r"Six\.bits is 6"
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("value", [0, -0.1, 1.1, "0.6", None, True, float("nan")])
-@pytest.mark.parametrize("kind", [SVD, TopK])
-def test_a_share_is_a_share(kind: type[Codec], value: object) -> None:
-    with pytest.raises(OptionError, match="share"):
-        kind(value)
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, "96", True])
-def test_a_rank_counts(value: object) -> None:
-    with pytest.raises(OptionError, match="rank"):
-        Rank(value)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("make", "values", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_makes_no_codec_is_refused(make: Callable[[Any], object], values: list[Any], said: str) -> None:
+    for value in values:
+        with pytest.raises(OptionError, match=said):
+            make(value)
 
 
 def test_numpy_numbers_are_written_as_numbers() -> None:
@@ -110,11 +112,6 @@ def test_numpy_numbers_are_written_as_numbers() -> None:
 def test_texts_that_are_no_codec_say_so(text: str, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         parse(text)
-
-
-def test_whole_numbers_in_bits_follow_no_structure() -> None:
-    with pytest.raises(OptionError, match="is no codec"):
-        parse("rank(8) >> bits")
 
 
 def test_a_structure_whose_gradient_has_no_form_says_so() -> None:
@@ -188,12 +185,6 @@ def test_a_name_can_be_written_in_a_text(name: str) -> None:
         register(halved(name))
 
 
-@pytest.mark.parametrize("thing", [object, 3, nb.codec.Codec], ids=repr)
-def test_what_is_neither_precision_nor_structure_is_no_codec(thing: Any) -> None:
-    with pytest.raises(OptionError, match="is no codec"):
-        register(thing)
-
-
 def test_what_is_missing_is_named() -> None:
     class Half(nb.codec.Precision):
         name = "half_done"
@@ -222,8 +213,3 @@ def test_a_structure_that_returns_needs_both_ways_back() -> None:
 
     with pytest.raises(OptionError, match="lacks reduce_back, expand_back"):
         register(Returning)
-
-
-def test_integers_that_are_not_packed_are_refused() -> None:
-    with pytest.raises(OptionError, match=r"Six\.bits is 6"):
-        type("Six", (Integers,), {"name": "six", "bits": 6, "block": 32})

@@ -467,10 +467,26 @@ def test_frames_of_the_pair_pass_both_ways(sealed: bool) -> None:
     assert pair.check(frame(2, 0, sealed=sealed), outward=False).source == 2
 
 
-@pytest.mark.parametrize(("ends", "outward"), [((0, 1), True), ((1, 2), True), ((2, 0), True), ((0, 2), False)])
-def test_frames_of_others_do_not(ends: tuple[int, int], outward: bool) -> None:
-    with pytest.raises(RemoteProtocolError, match="which is not the pair of this stream"):
-        Inspection.of(ROSTER, "gpu/0", "npu/1").check(frame(*ends), outward=outward)
+PAIR = Inspection.of(ROSTER, "gpu/0", "npu/1")
+OTHERS = "which is not the pair of this stream"
+REFUSED: dict[str, tuple[Inspection, bytes, bool, str]] = {
+    "to another worker": (PAIR, frame(0, 1), True, OTHERS),
+    "of another worker": (PAIR, frame(1, 2), True, OTHERS),
+    "of the other end": (PAIR, frame(2, 0), True, OTHERS),
+    "of this end": (PAIR, frame(0, 2), False, OTHERS),
+    "to itself": (Inspection(), frame(1, 1), True, "to itself"),
+    "no bytes": (PAIR, b"", True, "is no frame"),
+    "too few for a header": (PAIR, b"x" * (HEADER_BYTES - 1), True, "is no frame"),
+    "too many": (PAIR, bytes(FRAME_CAP + 1), True, "is no frame"),
+    "a byte more than its header says": (PAIR, frame() + b"x", True, "bytes came in a frame of"),
+    "a byte less than its header says": (PAIR, frame()[:-1], True, "bytes came in a frame of"),
+}
+
+
+@pytest.mark.parametrize(("inspection", "data", "outward", "said"), REFUSED.values(), ids=REFUSED)
+def test_other_frames_do_not(inspection: Inspection, data: bytes, outward: bool, said: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=said):
+        inspection.check(data, outward=outward)
 
 
 def test_where_the_workers_are_not_known_the_first_frame_tells() -> None:
@@ -479,24 +495,6 @@ def test_where_the_workers_are_not_known_the_first_frame_tells() -> None:
     pair.check(frame(2, 0), outward=False)
     with pytest.raises(RemoteProtocolError, match="which is not the pair"):
         pair.check(frame(0, 1), outward=True)
-
-
-def test_and_no_worker_speaks_to_itself() -> None:
-    with pytest.raises(RemoteProtocolError, match="to itself"):
-        Inspection().check(frame(1, 1), outward=True)
-
-
-@pytest.mark.parametrize("data", [b"", b"x" * (HEADER_BYTES - 1), bytes(FRAME_CAP + 1)])
-def test_what_is_too_short_or_too_long_is_no_frame(data: bytes) -> None:
-    with pytest.raises(RemoteProtocolError, match="is no frame"):
-        Inspection.of(ROSTER, "gpu/0", "npu/1").check(data, outward=True)
-
-
-@pytest.mark.parametrize("change", [b"x", b""])
-def test_a_length_that_is_not_the_header_s(change: bytes) -> None:
-    data = frame() + change if change else frame()[:-1]
-    with pytest.raises(RemoteProtocolError, match="bytes came in a frame of"):
-        Inspection.of(ROSTER, "gpu/0", "npu/1").check(data, outward=True)
 
 
 def test_a_changed_payload_passes() -> None:

@@ -1,5 +1,6 @@
 """`nb.plan`: what it takes, what it leaves alone, what it refuses; and plans in files."""
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +41,6 @@ def xy() -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     "example",
     [
-        xy(),
         (np.zeros((ROWS, 4)), np.zeros((ROWS, 1))),
         tuple(map(tf.constant, xy())),
         (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1])),
@@ -48,10 +48,15 @@ def xy() -> tuple[np.ndarray, np.ndarray]:
         (keras.KerasTensor((None, 4)), keras.KerasTensor((None, 1))),
         (tf.data.Dataset.from_tensor_slices(xy()).batch(ROWS),),
     ],
-    ids=["arrays", "doubles", "tensors", "specs", "whole specs", "keras tensors", "dataset"],
+    ids=["doubles", "tensors", "specs", "whole specs", "keras tensors", "dataset"],
 )
 def test_any_example_of_the_same_form_gives_the_same_plan(example: tuple[Any, ...]) -> None:
-    assert nb.plan(model(), *example).digest == nb.plan(model(), *xy()).digest
+    assert nb.plan(model(), *example).digest == digest_of_arrays()
+
+
+@functools.cache
+def digest_of_arrays() -> str:
+    return nb.plan(model(), *xy()).digest
 
 
 def test_planning_changes_no_variable_and_a_step_does() -> None:

@@ -148,7 +148,7 @@ def bodies(draw: st.DrawFn, names: tuple[str, ...], functions: Mapping[str, Grap
 
 
 @given(graphs())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_graph_comes_back_as_it_was(graph: Graph) -> None:
     again = from_text(to_text(graph))
     assert to_text(again) == to_text(graph)

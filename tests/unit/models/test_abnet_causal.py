@@ -99,7 +99,7 @@ def test_every_word_of_the_source_counts_and_its_padding_does_not(make: Any) -> 
         (causal, {"tied": True}),
         pytest.param(causal, {"tied": False}, marks=pytest.mark.grid),
         pytest.param(translator, {"tied": True}, marks=pytest.mark.grid),
-        (translator, {"tied": False}),
+        pytest.param(translator, {"tied": False}, marks=pytest.mark.grid),
         (cmlm, {"longest": 5}),
     ],
 )

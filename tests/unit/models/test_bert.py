@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 
-import whale_nebula as nb
 from whale_nebula.errors import OptionError
 from whale_nebula.models.bert import Bert, BertSizes
 
@@ -63,31 +62,6 @@ def test_it_is_the_same_after_save_and_load(norm: str, tmp_path: Path) -> None:
     assert isinstance(again, Bert)
     assert again.sizes == bert.sizes
     np.testing.assert_array_equal(again(TOKENS), bert(TOKENS))
-
-
-def test_cut_between_its_sub_layers_it_trains_as_uncut() -> None:
-    """The mask is made in the first stage and crosses."""
-    nb.shutdown()
-    try:
-        found = nb.verify(classifier(), TOKENS.repeat(2, axis=0), np.arange(4) % 2)
-        assert found.ok
-        assert found.comparable
-    finally:
-        nb.shutdown()
-
-
-def classifier() -> keras.Model:
-    bert, tokens = made("cut"), keras.Input((None,), dtype="int32")
-    with nb.cluster(), nb.pipeline(2):
-        with nb.stage(cluster="gpu"):
-            hidden, visible = bert.embedding(tokens), bert.visible(tokens)
-            hidden = bert.sub_layers[0].inner(bert.sub_layers[0].attention(hidden, visible))
-        with nb.stage(cluster="npu"):
-            hidden = bert.sub_layers[1].inner(bert.sub_layers[1].attention(hidden, visible))
-            answer = keras.layers.Dense(2, name="answer")(hidden[:, 0])
-    model = keras.Model(tokens, answer, name="classifier")
-    model.compile(keras.optimizers.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
 
 
 @pytest.mark.parametrize(

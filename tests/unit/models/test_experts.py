@@ -132,8 +132,10 @@ def train(cut: Cut, count: int, groups: int | None) -> Outcome:
     return fit(model, cut, data(18, 7, WIDTH), data(18, 7, 2, seed=1), batch_size=6)
 
 
-@pytest.mark.parametrize(("count", "groups"), [pytest.param(2, None, marks=pytest.mark.grid), (3, 6)])
+@pytest.mark.grid
+@pytest.mark.parametrize(("count", "groups"), [(2, None), (3, 6)])
 def test_experts_on_several_devices_are_those_of_one(count: int, groups: int | None) -> None:
+    """Those of tests/parity/test_splits.py are in every run."""
     expected = train(Cut(0), 0, groups)
     nb.shutdown()
     assert_same(expected, train(Cut(2), count, groups), "sums", 1e-2 * 6)

@@ -12,21 +12,6 @@ SIZES = BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16,
 INPUTS = {"tokens": np.array([[2, 5, 3, 0], [2, 7, 9, 3]], "int32"), "places": np.array([[1], [2]], "int32")}
 
 
-def test_it_scores_the_vocabulary_at_the_places_it_is_asked_for() -> None:
-    model = masked_lm(Bert(SIZES))
-    everywhere = np.tile(np.arange(4, dtype="int32"), (2, 1))
-    whole = model({**INPUTS, "places": everywhere}).numpy()
-    assert whole.shape == (2, 4, 11)
-    np.testing.assert_allclose(model(INPUTS).numpy()[:, 0], whole[[0, 1], [1, 2]], atol=1e-5)
-
-
-def test_its_table_is_that_of_the_bert() -> None:
-    bert = Bert(SIZES)
-    model = masked_lm(bert)
-    head = 8 * 8 + 8 + 2 * 8 + 11  # dense, norm, bias: no second table
-    assert model.count_params() == bert.count_params() + head
-
-
 def test_learning_changes_the_bert_in_place() -> None:
     bert = Bert(SIZES, name="es")
     model, before = masked_lm(bert), [weight.numpy() for weight in bert.weights]

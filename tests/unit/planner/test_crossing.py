@@ -43,14 +43,14 @@ def losses(found: keras.Model) -> list[float]:
     return found.fit(x, y, 16, epochs=2, shuffle=False, verbose=0).history["loss"]
 
 
-def planned(compress: str, line: str) -> tuple[nb.Plan, Any, list[float]]:
-    """The plan of a model without scopes, the decision, and the losses."""
+def planned(compress: str, line: str, train: bool = False) -> tuple[nb.Plan, Any, list[float]]:
+    """The plan of a model without scopes, the decision, and the losses if it is trained."""
     nb.shutdown()
     nb.init(CLUSTERS, links=line)
     with nb.auto_parallel(compress=compress):
         found = model()
         plan = nb.plan(found, data(16, WIDTH), data(16, WIDTH))
-        return plan, current_run().decisions[0], losses(found)
+        return plan, current_run().decisions[0], losses(found) if train else []
 
 
 def codecs(plan: nb.Plan) -> set[tuple[str, str]]:
@@ -63,7 +63,7 @@ def test_nothing_is_made_smaller_unless_it_is_asked_for() -> None:
 
 
 def test_what_is_said_crosses_so_as_in_the_same_stages_by_hand() -> None:
-    plan, decision, found = planned("fp16", "1mbit,1ms")
+    plan, decision, found = planned("fp16", "1mbit,1ms", train=True)
     assert codecs(plan) == {("fp16", "int8")}
     for each in plan.boundaries:
         (destination,) = each.destinations
@@ -81,13 +81,12 @@ def test_what_is_said_crosses_so_as_in_the_same_stages_by_hand() -> None:
 
 @pytest.mark.parametrize(("line", "expected"), [("10gbit,0ms", {"none"}), ("200kbit,1ms", {"int8", "int4"})])
 def test_of_its_own_it_takes_the_mildest_that_hides(line: str, expected: set[str]) -> None:
-    plan, _, found = planned("auto", line)
+    plan, *_ = planned("auto", line)
     assert {codec for codec, _ in codecs(plan)} <= expected and all(there == back for there, back in codecs(plan))
     said = " ".join(plan.explain().split())
     assert all(
         (f"{e.source} to {e.destinations[0]} {e.codec}".replace("none", "as it is")) in said for e in plan.boundaries
     )
-    assert len(found) == 2
 
 
 @pytest.mark.parametrize("seed", [21, 25, 59])

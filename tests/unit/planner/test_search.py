@@ -12,12 +12,9 @@ from tests.unit.planner.problems import draw_problem, find_best
 from whale_nebula.planner.problem import Chain, Options, Problem, Site, Wire
 from whale_nebula.planner.search import search
 
-SEEDS = {
-    "": (2, 4, 6, 8, 10, 11, 12, 14, 115, 131),
-    "written": (11, 12, 25, 30, 34, 35, 36, 38, 40, 48),
-    "split": (12, 14, 16, 19, 21, 23),
-}
-"""Problems of each kind, in which all plans are soon tried; benchmarks/planner tries many more."""
+SEEDS = {"": (2, 4, 8, 11, 12, 14, 115), "written": (12, 25, 30, 34, 35), "split": (12, 14, 23)}
+MORE = {"": (6, 10, 131), "written": (11, 36, 38, 40, 48), "split": (16, 19, 21)}
+"""Problems of each kind, in which all plans are soon tried, and more for the grid; benchmarks/planner tries many."""
 
 
 def alike(blocks: int, clusters: int, workers: int, **options: object) -> Problem:
@@ -34,7 +31,13 @@ def alike(blocks: int, clusters: int, workers: int, **options: object) -> Proble
     return Problem(chain, sites, 32, lines)
 
 
-@pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind, seeds in SEEDS.items() for seed in seeds])
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        *((kind, seed) for kind, seeds in SEEDS.items() for seed in seeds),
+        *(pytest.param(kind, seed, marks=pytest.mark.grid) for kind, seeds in MORE.items() for seed in seeds),
+    ],
+)
 def test_a_plan_is_as_fast_as_the_best_of_all(kind: str, seed: int) -> None:
     problem = draw_problem(seed, kind)
     best, found = find_best(problem), search(problem)

@@ -6,7 +6,7 @@ import pytest
 
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.report.records import BoundaryReport
-from whale_nebula.runtime.exchange.auto import Auto, Direction, Outlook, mildest
+from whale_nebula.runtime.exchange.auto import Auto, Direction, Outlook
 from whale_nebula.runtime.exchange.state import ChannelState, States, Tally
 from whale_nebula.spec import Spec
 
@@ -164,13 +164,6 @@ def test_sizes_that_only_a_step_knows_are_guessed_by_proportion() -> None:
 
 def replace_spec(direction: Direction, spec: Spec) -> Direction:
     return direction._replace(spec=spec)
-
-
-def test_every_size_has_its_rung() -> None:
-    held = [4.0, 2.0, 1.0, 0.5]
-    for now in range(4):
-        found = [mildest(held, compute, now) for compute in (0.1, 0.5, 1.0, 2.0, 4.0, 6.0)]
-        assert found == sorted(found, reverse=True) and found[0] == 3 and found[-1] == 0
 
 
 # ---------------------------------------------------------------------- where no rate was seen

@@ -230,7 +230,7 @@ def test_a_gradient_with_a_nan_is_a_reason_as_well() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"int4": True},
+        pytest.param({"int4": True}, marks=pytest.mark.grid),
         {"fp16": True, "backward": "fp16"},
         {"rank": 8, "bf16": True},
     ],

@@ -61,7 +61,7 @@ def test_what_is_encoded_is_decoded(there: str, back: str, error: float, error_b
 
 @pytest.mark.parametrize(("there", "back"), WAYS)
 @given(dims=st.lists(st.integers(0, 9), min_size=1, max_size=3), scale=st.sampled_from([0.0, 1e-42, 1e-8, 1.0, 1e30]))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_any_sizes_and_any_magnitudes_cross(there: str, back: str, dims: list[int], scale: float) -> None:
     pair = Pair(there, back)
     x = normal(*dims) * np.float32(scale)
@@ -86,17 +86,6 @@ def test_payloads_are_as_large_as_the_plan_says(there: str, back: str) -> None:
         (nbytes(pair.payload), payload_bytes(back, "float32", dims, there)),
     ):
         assert found <= expected if "zstd" in there or "mask" in there else found == expected
-
-
-@pytest.mark.parametrize(("there", "back"), WAYS)
-def test_reports_count_what_crossed(there: str, back: str) -> None:
-    pair = Pair(there, back)
-    pair.cross(normal(30, COLUMNS))
-    size = nbytes(pair.payload)
-    report = pair.tally.reports()["b0 a->b"]
-    assert (report.raw_bytes, report.payload_bytes, report.frames) == (30 * COLUMNS * 4, size, 1)
-    assert report.wire_bytes > size
-    assert report.encode_seconds > 0 and (report.decode_seconds > 0) is isinstance(pair.payload, Packed)
 
 
 # ---------------------------------------------------------------------- gradients

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -57,6 +58,7 @@ def training_step(first: Look, second: Look, micro_batches: int) -> Any:
     return step
 
 
+@functools.cache
 def ran(first: Look, second: Look, rows: int, micro_batches: int) -> tuple[nb.Plan, nb.Report]:
     """The plan of a step, and the report of its third."""
     step = training_step(first, second, micro_batches)

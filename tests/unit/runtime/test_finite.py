@@ -82,13 +82,6 @@ def test_a_step_is_left_out_where_the_user_says_so(way: str) -> None:
     assert states.of("x at a").structure is None and states.of("x at a").held is None
 
 
-@pytest.mark.parametrize("way", [*REMEMBERING, *FORGETFUL])
-def test_sound_tensors_go_their_way(way: str) -> None:
-    for more in ("", ", nonfinite skip"):
-        payload, tally, _ = sent(way + more, drawn())
-        assert tally.left_out == "" and (isinstance(payload, Packed) or way in ("fp16", "bf16"))
-
-
 def test_a_gradient_enters_nothing() -> None:
     payload, tally, _ = sent("int8", drawn(np.nan), back=True)
     assert isinstance(payload, Packed) and tally.left_out == ""

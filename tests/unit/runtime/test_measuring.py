@@ -134,12 +134,3 @@ def test_infinities_are_nothing_to_clamp() -> None:
     x = tf.constant([[np.inf, 1.0, -np.inf, np.nan]])
     assert blocks.count_clamped(x) == 0
     assert blocks.count_clamped(tf.concat([x, x + 1e6], axis=0)) == 1
-
-
-# ----------------------------------------------------------------------------------- smaller
-def test_a_structure_that_would_not_shrink_says_so_in_every_step() -> None:
-    ends = Pair("svd(0.02) >> fp16")
-    for _ in range(2):
-        found, _ = ends.measure(drawn()[:8])
-        assert found.codec == "fp16"
-        assert found.notes == ("svd(0.02) >> fp16 would not make float32[8, 64] smaller, so it crosses as fp16",)

@@ -1,7 +1,5 @@
 """Micro-batches' values and gradients become one."""
 
-from dataclasses import replace
-
 import pytest
 import tensorflow as tf
 
@@ -31,11 +29,6 @@ def test_one_micro_batch_is_left_as_it_is() -> None:
     assert merge("mean", [only], [tf.constant(0.5)]) is only
 
 
-def test_concatenation_along_another_axis() -> None:
-    found = merge("concat:1", [tf.ones((2, 1)), tf.zeros((2, 2))], SHARES)
-    assert found.shape == (2, 3)
-
-
 def program(sparse: bool = False) -> Program:
     """A request of the gradient of one variable (2 x 3) by two stages."""
     spec = Spec("float32", (2, 3))
@@ -61,26 +54,6 @@ def test_dense_gradients_are_added_in_stage_order() -> None:
     second.add(0, part(1), [tf.fill((2, 3), -1e8)])
     found = sum_over_stages(program(), {**second.parts(), **first.parts()})
     assert found[Value(1, 0)].numpy().max() == 0.0  # 1e8 + (1 - 1e8), and in no other order
-
-
-def test_rows_of_a_sparse_gradient_are_put_behind_each_other() -> None:
-    sums = Sums(program(sparse=True))
-    for row in (0, 1):
-        sums.add(0, part(0, 1, 2), [tf.ones((1, 3)) * row, tf.constant([row])])
-    found = sum_over_stages(program(sparse=True), sums.parts())
-    assert found[Value(1, 0)].shape == (2, 3)
-    assert found[Value(2, 0)].numpy().tolist() == [0, 1]
-
-
-def test_rows_at_positions_that_every_micro_batch_has_are_added() -> None:
-    """A table of positions: the uncut step has each position once."""
-    positions = program(sparse=True)
-    sums = Sums(positions)
-    for _ in range(3):
-        sums.add(0, replace(part(0, 1, 2), merge="sum"), [tf.ones((2, 3)), tf.constant([0, 1])])
-    found = sum_over_stages(positions, sums.parts())
-    assert found[Value(1, 0)].numpy().tolist() == [[3.0] * 3] * 2
-    assert found[Value(2, 0)].numpy().tolist() == [0, 1]
 
 
 def test_a_tied_variable_mixes_dense_and_sparse() -> None:

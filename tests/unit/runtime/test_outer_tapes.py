@@ -33,9 +33,10 @@ def forward(micro_batches: int = 1) -> tuple[Any, tuple[keras.layers.Layer, kera
     return step, (first, second)
 
 
-@pytest.mark.parametrize("links", [None, "100mbit,1ms"])
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize(
+    ("links", "micro_batches", "built"),
+    [(None, 1, False), (None, 2, True), ("100mbit,1ms", 1, True), ("100mbit,1ms", 2, False)],
+)
 def test_a_gradient_for_its_variables_is_refused_at_every_call(
     links: str | None, micro_batches: int, built: bool
 ) -> None:

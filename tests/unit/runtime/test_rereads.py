@@ -143,8 +143,10 @@ def tabled(use: Callable[[Any, Any], Any], table: Any, micro_batch: int) -> list
     return stepped(lambda table, p: tf.reduce_mean((p[:, 0] - use(table, p)) ** 2), micro_batch, table)
 
 
-@pytest.mark.parametrize("use", [put_then_read, read_then_put, put_then_counted, put_in_a_branch])
-@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize(
+    ("kind", "use"),
+    [("dense", put_then_read), *(("mutable", use) for use in (read_then_put, put_then_counted, put_in_a_branch))],
+)
 def test_a_lookup_table_that_the_batch_writes_and_reads_is_refused(kind: str, use: Callable[[Any, Any], Any]) -> None:
     assert np.isfinite(tabled(use, TABLES[kind](), 1)).all()
     with pytest.raises(BatchCoupledError, match="a lookup table is written from the batch, and then read") as caught:
@@ -152,8 +154,7 @@ def test_a_lookup_table_that_the_batch_writes_and_reads_is_refused(kind: str, us
     assert "test_rereads.py" in caught.value.where and "before it is written" not in caught.value.mend
 
 
-@pytest.mark.parametrize("use", [put_alone, read_alone, put_the_same])
-@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize(("kind", "use"), [("mutable", put_alone), ("dense", read_alone), ("mutable", put_the_same)])
 def test_a_lookup_table_that_is_only_written_or_only_read_is_exact(kind: str, use: Callable[[Any, Any], Any]) -> None:
     whole, cut = TABLES[kind](), TABLES[kind]()
     np.testing.assert_allclose(tabled(use, cut, 3), tabled(use, whole, 1), rtol=1e-6)

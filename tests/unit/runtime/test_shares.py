@@ -53,7 +53,7 @@ def test_the_step_is_the_uncut_one_whoever_takes_more() -> None:
 
 def test_numbers_are_drawn_by_micro_batch_whoever_takes_it() -> None:
     found = []
-    for copies, speeds in (((1, 1), (1,)), ((3, 6), (1,)), ((1, 2), (5, 1))):
+    for copies, speeds in (((1, 1), (1,)), ((1, 2), (5, 1))):
         with nb.init(config(*speeds), links=LINE):
             found.append(trained(model(copies, 6, dropout=0.4))[0])
     assert all(np.allclose(each, found[0], rtol=1e-6) for each in found)

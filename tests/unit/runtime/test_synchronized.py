@@ -30,7 +30,9 @@ def expected() -> dict[str, Any]:
     return trained(normalised(uncut))
 
 
-@pytest.mark.parametrize(("copies", "links"), [((2,), None), ((3, 3), LINE)], ids=str)
+@pytest.mark.parametrize(
+    ("copies", "links"), [pytest.param((2,), None, marks=pytest.mark.grid), ((3, 3), LINE)], ids=str
+)
 def test_the_step_is_the_uncut_one(copies: tuple[int, ...], links: str | None, expected: dict[str, Any]) -> None:
     with nb.init(links=links):
         assert_same(expected, trained(normalised(within(copies))), "normalised")
@@ -91,7 +93,7 @@ def test_what_is_allowed_and_can_be_had_is_exact() -> None:
     assert nb.verify(normalised(within((2,), 2, coupled="allow")), X, Y).ok
 
 
-@pytest.mark.parametrize("renorm", [False, True])
+@pytest.mark.parametrize("renorm", [pytest.param(False, marks=pytest.mark.grid), True])
 def test_a_layer_that_is_used_twice_writes_its_averages_twice(renorm: bool) -> None:
     inputs, norm = keras.Input((8,)), keras.layers.BatchNormalization(synchronized=True, renorm=renorm)
     with nb.replica(2):

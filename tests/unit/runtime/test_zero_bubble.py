@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -80,7 +79,7 @@ def bits(found: list[Any]) -> Any:
 
 GRID = pytest.mark.grid
 CASES = [
-    pytest.param("dense", 2, {}),
+    pytest.param("dense", 2, {}, marks=GRID),
     pytest.param("dense", 3, {}, marks=GRID),
     pytest.param("dense", 3, {"recompute": True}),
     pytest.param("dense", 3, {"in_flight": 2}, marks=GRID),
@@ -105,13 +104,12 @@ def test_as_one_function_it_leaves_what_the_uncut_step_leaves(middle: str, stage
     assert_same(left(middle, 0, "", None), found, "sums", 0.6)
 
 
-@pytest.mark.parametrize("name", ["none", "int8"])
-def test_over_a_line_with_a_codec_it_leaves_what_other_schedules_leave(name: str) -> None:
+def test_over_a_line_with_a_codec_it_leaves_what_other_schedules_leave() -> None:
     @functools.cache
     def by(schedule: str) -> Any:
         nb.shutdown()
         with nb.init(links="10gbit,0ms"):
-            found = crossed(CODECS[name], micro_batches=4, schedule=schedule)
+            found = crossed(CODECS["int8"], micro_batches=4, schedule=schedule)
         return [loss.hex() for loss in found.losses], [each.tobytes() for each in found.weights]
 
     assert by("zero-bubble") == by("eager-1f1b")
@@ -165,7 +163,10 @@ def slow(flops: str) -> dict[str, Any]:
     return {"clusters": {f"c{number}": {"flops": flops} for number in range(3)}}
 
 
-@pytest.mark.parametrize("middle", MIDDLES)
+@pytest.mark.parametrize(
+    "middle",
+    [pytest.param(name, marks=[] if name in ("norms", "recurrent", "no weights") else GRID) for name in MIDDLES],
+)
 def test_the_planner_promises_what_is_parted(middle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage has a function for gradients of weights just where the planner counts seconds for it."""
 
@@ -186,24 +187,21 @@ def test_the_planner_promises_what_is_parted(middle: str, monkeypatch: pytest.Mo
     assert promised[0] is False and any(promised)
 
 
-def test_the_planner_chooses_it_where_it_is_clearly_faster_and_it_trains_as_the_uncut_model() -> None:
-    def trained(flops: str | None) -> Any:
+def test_the_planner_chooses_it_where_it_is_clearly_faster() -> None:
+    """What is proposed trains as the uncut model: tests/parity/test_auto_parallel.py."""
+
+    def planned(flops: str) -> nb.Plan:
         nb.shutdown()
-        keras.utils.set_random_seed(5)
+        nb.init(slow(flops), links="10gbit,0ms")
         found = keras.Sequential([keras.Input((64,)), *(layers.Dense(64, "relu") for _ in range(6)), layers.Dense(1)])
         found.compile(keras.optimizers.SGD(0.1), "mse")
-        nb.init(None if flops is None else slow(flops), links="10gbit,0ms")
-        with nb.auto_parallel() if flops else contextlib.nullcontext():
-            plan = nb.plan(found, data(16, 64), data(16, 1)) if flops else None
-            history = found.fit(data(32, 64), data(32, 1, seed=1), 16, epochs=2, shuffle=False, verbose=0).history
-        return [history, [np.array(each) for each in found.weights]], plan
+        with nb.auto_parallel():
+            return nb.plan(found, data(16, 64), data(16, 1))
 
-    uncut, _ = trained(None)
-    found, plan = trained("1M")
+    plan = planned("1M")
     assert plan.schedule == "zero-bubble" and [stage.runs for stage in plan.stages.values()][1:] == [("FBW",)] * 2
     assert "zero-bubble" in plan.explain()
-    assert_same(uncut, found, "sums", 0.6)
-    assert trained("100G")[1].schedule != "zero-bubble"
+    assert planned("100G").schedule != "zero-bubble"
 
 
 # ---------------------------------------------------------------------- what is written meanwhile

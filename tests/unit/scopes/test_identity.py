@@ -105,19 +105,18 @@ def test_one_stage_runs_on_one_cluster() -> None:
     assert error.mend == "give the second a name of its own: nb.stage(cluster='npu', name='a_2')"
 
 
-def test_a_name_that_is_another_stages_cluster_is_refused() -> None:
-    with nb.cluster(), pytest.raises(StageIdentityError):
-        keys({"cluster": "gpu"}, {"name": "gpu", "cluster": "npu"})
-
-
-def test_a_number_that_is_taken_is_refused() -> None:
-    with nb.cluster(), pytest.raises(StageIdentityError, match="would be called 'stage1'"):
-        keys({"name": "stage1"}, {})
-
-
-def test_a_cluster_outside_the_layout_is_refused_with_a_suggestion() -> None:
-    with nb.cluster(["gpu", "npu"]), pytest.raises(StageIdentityError, match="did you mean 'gpu'"):
-        enter(cluster="gpuu")
+@pytest.mark.parametrize(
+    ("layout", "stages", "said"),
+    [
+        ("all", [{"cluster": "gpu"}, {"name": "gpu", "cluster": "npu"}], "stage 'gpu' is on cluster 'npu'"),
+        ("all", [{"name": "stage1"}, {}], "would be called 'stage1'"),
+        (["gpu", "npu"], [{"cluster": "gpuu"}], "did you mean 'gpu'"),
+    ],
+    ids=["a name that is another stage's cluster", "a number that is taken", "a cluster outside the layout"],
+)
+def test_a_key_that_cannot_be_is_refused(layout: Any, stages: list[dict[str, str]], said: str) -> None:
+    with nb.cluster(layout), pytest.raises(StageIdentityError, match=said):
+        keys(*stages)
 
 
 def test_programs_outside_a_block_do_not_disturb_each_other() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.fuzz import credentials
 
-SAMPLES = {"certificates": 3000, "heads": 1500, "lists": 500, "logs": 250}
+SAMPLES = {"certificates": 1500, "heads": 750, "lists": 250, "logs": 125}
 
 
 def test_every_target_has_a_sample() -> None:

@@ -18,7 +18,9 @@ def made(name: str, around=nowhere):
     return model
 
 
-@pytest.mark.parametrize("name", ["causal", pytest.param("translator", marks=pytest.mark.grid), "cmlm"])
+@pytest.mark.parametrize(
+    "name", ["causal", *(pytest.param(name, marks=pytest.mark.grid) for name in ("translator", "cmlm"))]
+)
 def test_two_clusters_find_what_one_finds_and_only_hidden_states_cross(name: str) -> None:
     search = FILL if name == "cmlm" else BEAM
     expected = made(name)(sources(4), search=search)
@@ -28,12 +30,6 @@ def test_two_clusters_find_what_one_finds_and_only_hidden_states_cross(name: str
     report = nb.last_report()
     assert tuple(report.stages) == ("source", "target")
     assert report.links["source->target"].raw_bytes == 4 * 8 * (12 * 4 + 1)  # 12 numbers a place, and the mask
-
-
-def test_without_scopes_it_is_plain_tensorflow() -> None:
-    with pytest.warns(nb.errors.NebulaWarning, match="runs uncut"):
-        found = translation(made("causal"), BEAM)(sources(2))
-    np.testing.assert_array_equal(found.ids, made("causal")(sources(2), search=BEAM).ids)
 
 
 def test_a_codec_around_the_whole_model_is_that_of_its_search() -> None:

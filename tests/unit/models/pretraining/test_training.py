@@ -2,25 +2,12 @@
 
 import pytest
 
-import whale_nebula as nb
-from tests.unit.models.pretraining.small_pretraining import LENGTH, SIZES, batches, make_step, pretraining, stages
+from tests.unit.models.pretraining.small_pretraining import LENGTH, SIZES
 from whale_nebula.errors import OptionError
 from whale_nebula.models import Bert, BertSizes, masked_lm
-from whale_nebula.models.pretraining import Corruption, Discriminator, Objectives, Pretraining
+from whale_nebula.models.pretraining import Corruption, Discriminator, Pretraining
 
 HOW = Corruption(mask=4, end=3, special=(0, 2, 3))
-
-
-@pytest.mark.parametrize("correction", [1.0, pytest.param(0.0, marks=pytest.mark.grid)])
-def test_nothing_but_ids_and_bits_crosses_and_nothing_comes_back(correction: float) -> None:
-    model = pretraining(objectives=Objectives(correction=correction), adam=False)
-    ((numbers, texts),) = batches(("all",), (6,), 1)
-    plan = nb.plan(make_step(model, stages()), numbers, texts)
-    crossing = [("bool", (None, LENGTH)), ("int32", (None, LENGTH))]
-    crossing += [("int32", (None, model.corruption.count(LENGTH)))] if correction else []
-    assert sorted((each.dtype, each.shape) for each in plan.boundaries) == sorted(crossing)
-    assert {(each.source, each.destinations) for each in plan.boundaries} == {("all", ("discriminator",))}
-    assert {each.codec for each in plan.boundaries} == {"bits"}
 
 
 def test_networks_of_several_vocabularies_are_refused() -> None:

@@ -91,7 +91,7 @@ def test_only_training_makes_rows() -> None:
     assert not np.array_equal(model.predict(inputs, verbose=0), before)
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("whole", [True, pytest.param(False, marks=pytest.mark.grid)])
 def test_rows_are_saved_with_the_model(tmp_path: Path, whole: bool) -> None:
     layer = hashed("adam")
     model = make_model(layer)

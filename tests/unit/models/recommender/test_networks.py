@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import pytest
 
-import whale_nebula as nb
 from whale_nebula.errors import OptionError
 from whale_nebula.models.recommender import (
     HashedEmbedding,
@@ -36,29 +35,6 @@ NETWORKS: dict[str, Callable[[], keras.Model]] = {
         embedding(4, "embedding"), views=[[0, 2], [1], [3]], fields=FIELDS, numbers=NUMBERS, tower=(8, 4)
     ),
 }
-
-
-def train(name: str, cut: bool) -> tuple[keras.Model, list[float]]:
-    log = generated_clicks(ROWS, fields=FIELDS, numbers=NUMBERS, vocabulary=VALUES)
-    inputs = {"numbers": log.numbers, "ids": log.ids % VALUES}
-    keras.utils.set_random_seed(1)
-    model = NETWORKS[name]()
-    if cut:
-        nb.place(model, {"embedding.*": "cpu", "(?!embedding).*": "gpu"})
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), keras.losses.BinaryCrossentropy(from_logits=True))
-    history = model.fit(inputs, log.clicked, batch_size=64, epochs=3, verbose=0, shuffle=False)
-    return model, history.history["loss"]
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "multi_view" else pytest.mark.grid) for name in NETWORKS]
-)
-def test_a_cut_trains_the_same_model(name: str) -> None:
-    (whole, losses), (cut, others) = train(name, False), train(name, True)
-    assert losses[-1] < losses[0]
-    np.testing.assert_allclose(losses, others, rtol=1e-5)
-    for one, other in zip(whole.get_weights(), cut.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

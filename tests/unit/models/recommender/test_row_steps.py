@@ -60,7 +60,10 @@ def states(embedding: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("kind", "links"),
-    [("whole", None), ("split", "10gbit,0ms"), pytest.param("whole", "10gbit,0ms", marks=pytest.mark.grid)],
+    [
+        ("split", "10gbit,0ms"),
+        *(pytest.param("whole", links, marks=pytest.mark.grid) for links in (None, "10gbit,0ms")),
+    ],
 )
 def test_micro_batches_are_one_update(kind: str, links: str | None) -> None:
     nb.init(links=links)
@@ -72,7 +75,10 @@ def test_micro_batches_are_one_update(kind: str, links: str | None) -> None:
         np.testing.assert_allclose(meant["values"], found["values"], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "staleness", "cut"), [("split", 0, True), ("whole", 2, True), ("whole", 0, False)])
+@pytest.mark.parametrize(
+    ("kind", "staleness", "cut"),
+    [("split", 0, True), ("whole", 2, True), pytest.param("whole", 0, False, marks=pytest.mark.grid)],
+)
 def test_look_ups_ahead_change_no_bit(kind: str, staleness: int, cut: bool) -> None:
     nb.init()
     plain, early = (make_embedding(kind, staleness=staleness) for _ in range(2))
@@ -87,7 +93,10 @@ def test_look_ups_ahead_change_no_bit(kind: str, staleness: int, cut: bool) -> N
     assert all(not layer.steps.looked_ahead for layer in layers_of(plain))
 
 
-@pytest.mark.parametrize(("kind", "devices", "micro_batch"), [("whole", 2, 1), ("split", 3, 1), ("whole", 3, 4)])
+@pytest.mark.parametrize(
+    ("kind", "devices", "micro_batch"),
+    [("whole", 3, 4), *(pytest.param(kind, 2, 1, marks=pytest.mark.grid) for kind in ("whole", "split"))],
+)
 def test_devices_of_a_split_have_the_bits_of_one(kind: str, devices: int, micro_batch: int) -> None:
     """In one process; between processes: tests/processes/test_recommending.py."""
     nb.init()
@@ -150,7 +159,9 @@ def test_what_is_no_staleness_is_refused(staleness: Any) -> None:
         HashedEmbedding(4, staleness=staleness)
 
 
-@pytest.mark.parametrize("how", [{"sync_every": 2}, {"exchange": "1bit"}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{"sync_every": 2}, pytest.param({"exchange": "1bit"}, marks=pytest.mark.grid)], ids=str
+)
 def test_a_table_of_which_each_cluster_would_train_a_copy_is_refused(how: dict[str, Any]) -> None:
     with nb.init({"clusters": {"gpu": {}, "npu": {}}}), nb.cluster(["gpu", "npu"]), nb.replica(**how):
         model = dlrm(make_embedding("whole"), fields=3, numbers=2, width=4)

@@ -72,7 +72,9 @@ def test_what_is_too_long_is_cut(encoder: Encoder) -> None:
     assert spans.labels.tolist() == [[0, 0]] and spans.characters[0, -1].tolist() == [-1, -1]
 
 
-@pytest.mark.parametrize("task", ["opinion", "similar", "answer"])
+@pytest.mark.parametrize(
+    "task", [pytest.param("opinion", marks=pytest.mark.grid), "similar", pytest.param("answer", marks=pytest.mark.grid)]
+)
 def test_a_model_learns(encoder: Encoder, task: str) -> None:
     keras.utils.set_random_seed(0)
     asked: Any = generated_task(task, "train", 64)

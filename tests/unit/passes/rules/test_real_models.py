@@ -138,7 +138,9 @@ MODELS: dict[str, tuple[Callable[[], Model], np.ndarray]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.grid] if name == "both ways" else []) for name in MODELS]
+)
 def test_rows_go_in_and_rows_come_out(name: str) -> None:
     build, inputs = MODELS[name]
     model = build()

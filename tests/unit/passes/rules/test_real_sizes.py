@@ -90,6 +90,7 @@ GRADIENTS: dict[str, tuple[Callable[..., Any], Any]] = {
     "layer normalization": (layers.LayerNormalization(), SERIES),
     "a recurrent layer, unrolled": (layers.LSTM(4, unroll=True), SERIES),
 }  # fmt: skip
+RARELY = ("upsampling", "repetition", "a recurrent layer, unrolled")  # made of ops that others have
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -100,7 +101,9 @@ def test_a_size_of_the_batch_is_one_in_each_micro_batch(name: str) -> None:
     check(traced, arrays)
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.grid] if name in RARELY else []) for name in GRADIENTS]
+)
 def test_a_gradient_of_each_row_is_its_own(name: str) -> None:
     """The penalty of WGAN-GP: the gradient of a forward with respect to its inputs is a part of the loss."""
     function, inputs = GRADIENTS[name]

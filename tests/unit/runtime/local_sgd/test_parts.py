@@ -90,10 +90,6 @@ class TestDifferences:
             with pytest.raises(RemoteProtocolError):
                 Differences(parse_way(way)).decode(wrong, size)
 
-    def test_it_is_as_small_as_the_codec_says(self) -> None:
-        data, _ = Differences(parse_way("int4")).encode(0, numbers(16 * GRAIN))
-        assert data.nbytes < 0.15 * 4 * 16 * GRAIN
-
 
 class Together:
     """Clusters in one process, each with a variable of its own."""

@@ -99,7 +99,11 @@ CASES: dict[str, tuple[Callable[[], Task], dict[str, int]]] = {
 }
 """What is split along which axis: layers by their names in the task, and their attributes."""
 BY_ADAM = ("rows", "classes", "rows of a table")
-RARELY = ("columns", "channels", "tokens", "table by columns", "sgd: columns of a table", "rows of a table")
+# Held by tests/parity/test_splits.py, in whole models, or much like another one: of the grid.
+RARELY = (
+    "columns", "channels", "channels in", "feed-forward", "tokens", "heads", "table by rows", "table by columns",
+    "sgd: columns of a table", "rows of a table",
+)  # fmt: skip
 
 
 def trace(function: Any, specs: Sequence[tf.TensorSpec]) -> tuple[Any, ...]:

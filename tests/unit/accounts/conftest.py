@@ -1,0 +1,11 @@
+"""Passwords that are hashed at once."""
+
+import pytest
+
+from whale_nebula.accounts import passwords
+
+
+@pytest.fixture(autouse=True)
+def cheap_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much work a password is, the example of `hash_password` says."""
+    monkeypatch.setattr(passwords, "_LOG_N", 4)
