@@ -108,6 +108,7 @@ class Part:
             "Shape": self.shape,
             "ShapeN": self.shape,
             "Mean": self.mean,
+            "EnsureShape": self.ensure_shape,
             DEALS: self.deal,
         }
         return self.assign if op.type in ASSIGNS else own.get(op.type, self.copy)
@@ -193,6 +194,17 @@ class Part:
                 shapes = [_replace_size(shape, layout.axis, size) for shape in shapes]
             found.append(shapes)
         return found
+
+    def ensure_shape(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
+        """A check of a whole tensor's shape: each device looks at that of its piece."""
+        if layouts[0].kind != SPLIT:
+            return self.copy(op, inputs, layouts)
+        asked = tf.TensorShape(self.operations[op.index].get_attr("shape"))
+        whole = Spec(op.outputs[0].dtype, None if asked.rank is None else tuple(asked.as_list()))
+        pieces = [local_shape(whole, layouts[0], self.group.count, device) for device in self.group.here]
+        checked = [tf.ensure_shape(tensor, piece.shape) for tensor, piece in zip(inputs[0], pieces, strict=True)]
+        self.made[op.index] = [tensor.op for tensor in checked]
+        return [checked]
 
     def mean(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
         """The mean over a split axis: that of a piece, times its share of the whole, is a part of a sum."""

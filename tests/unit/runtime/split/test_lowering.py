@@ -38,7 +38,8 @@ def dense() -> Task:
     inputs = keras.Input((4,))
     named = {"first": layers.Dense(8, activation="relu"), "second": layers.Dense(5)}
     rng = np.random.default_rng(0)
-    model = keras.Model(inputs, named["second"](named["first"](inputs)))
+    outputs = layers.Lambda(lambda logits: tf.ensure_shape(logits, [None, 5]))(named["second"](named["first"](inputs)))
+    model = keras.Model(inputs, outputs)
     return Task(model, named, rng.standard_normal((6, 4)).astype("float32"), rng.integers(0, 5, 6))
 
 
