@@ -36,7 +36,11 @@ def plan_difference(mine: Plan, theirs: Plan, words: Words = (HERE, THERE)) -> s
                 return f"{name} exists {there}, and not {not_there}"
             if own[name] != other[name]:
                 return f"{name} is {own[name]} {words[0]}, {other[name]} {words[1]}"
-    return first_difference(mine.lines, theirs.lines, words) or None
+    found = first_difference(mine.lines, theirs.lines, words)
+    for own, other in zip(mine.boundaries, theirs.boundaries, strict=True):
+        if found and own.maker != other.maker:  # a name alone is no difference, as Keras counts names up
+            return f"boundary {own.name} is made by {own.maker!r} {words[0]}, {other.maker!r} {words[1]}; {found}"
+    return found or None
 
 
 def _list_facts(plan: Plan, *, workers: bool) -> list[dict[str, str]]:
