@@ -443,7 +443,7 @@ class Asking:
             self.job.ask(signal.SIGTERM, self.patience)
 
     def rest(self, seconds: float) -> bool:
-        """Wait so long, unless a signal comes; whether none did."""
+        """Wait for some seconds, or until a signal comes; gives whether none came."""
         self._resting = queue.SimpleQueue()
         try:
             if not self.rested:

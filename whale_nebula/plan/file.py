@@ -37,9 +37,9 @@ def plan_difference(mine: Plan, theirs: Plan, words: Words = (HERE, THERE)) -> s
             if own[name] != other[name]:
                 return f"{name} is {own[name]} {words[0]}, {other[name]} {words[1]}"
     found = first_difference(mine.lines, theirs.lines, words)
-    for own, other in zip(mine.boundaries, theirs.boundaries, strict=True):
-        if found and own.maker != other.maker:  # a name alone is no difference, as Keras counts names up
-            return f"boundary {own.name} is made by {own.maker!r} {words[0]}, {other.maker!r} {words[1]}; {found}"
+    for one, two in zip(mine.boundaries, theirs.boundaries, strict=True):
+        if found and one.maker != two.maker:  # a name alone is no difference, as Keras counts names up
+            return f"boundary {one.name} is made by {one.maker!r} {words[0]}, {two.maker!r} {words[1]}; {found}"
     return found or None
 
 
