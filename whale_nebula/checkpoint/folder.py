@@ -157,7 +157,7 @@ class Folder:
         return aside
 
     def has_room(self, size: int) -> bool:
-        """Whether so many bytes take no more than half of what is free where this folder is."""
+        """Whether `size` bytes are at most half of the free space of this folder's file system."""
         files.make_folder(self.path)
         about = os.statvfs(self.path)
         return 2 * size <= about.f_bavail * about.f_frsize

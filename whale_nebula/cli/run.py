@@ -400,8 +400,8 @@ HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass
 class Asking:
-    """What was asked of the workers so far. Where none run there is nobody to ask: before they are started the command
-    ends, and between two starts there is no other one (`rested`).
+    """What signals have asked of the workers so far. Where none run, a signal ends the command before they are started,
+    and between two starts it lets no other start follow (`rested`).
     """
 
     patience: float

@@ -82,8 +82,8 @@ class LeavesTogether:
     ahead: int = 0
 
     def look(self, steps: int) -> None:
-        """Before a step, after so many: say that this worker was asked to, and hear who else was. Raises where a peer
-        is gone, and where all have agreed to leave.
+        """Before a step, after `steps` others: tell the peers if this worker was asked to leave, and hear who else was.
+        Raises if a peer is gone, and when all have agreed to leave.
         """
         departure.begin()
         if (word := departure.word) is not None:

@@ -205,7 +205,7 @@ def _restore(callback: Any, plain: Plain, logs: Any) -> None:
 
 
 def _end(callback: Any, plain: Plain, logs: Any = None) -> None:
-    """Remove the backup when nobody is about to write it; it is gone on return."""
+    """Remove the backup once no process is about to write it; on return it is gone for all."""
     if not _is_collective(callback):
         plain(logs)
         return
