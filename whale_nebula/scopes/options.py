@@ -94,6 +94,7 @@ def _misfit(
         mend = f"nb.{name}({', '.join(given)})"
     if unknown is not None:
         what, meant = f"nb.{name} has no option {unknown!r}", closest(unknown, known)
+        mend = f"leave {unknown}= out: nb.{name}{_bare(signature)}"
         if meant is not None:
             mend = f"did you mean {meant!r}? nb.{name}({meant}={reprlib.repr(words[unknown])})"
     return refuse(what, why=f"its options are {list_names(known)}" if known else "it has no options", mend=mend)
