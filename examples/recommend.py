@@ -119,7 +119,7 @@ def main() -> None:
         log, held = read_log(given)
         model, tables = make_model(given, log)
     except nb.errors.NebulaError as error:
-        arguments.error(f"{error.what}; {error.mend}")
+        arguments.error("; ".join(filter(None, (error.what, error.why, error.mend))))
     places: dict[str, Any] = {r"table(\d+|_wide)": "cpu", r"(?!table(\d+|_wide)$).*": "gpu"}
     nb.place(model, {**places, r"(table(\d+|_wide))": nb.split(axis=0)})  # over the workers of cpu, if it has several
     model.compile(keras.optimizers.Adam(3e-3), keras.losses.BinaryCrossentropy(from_logits=True))

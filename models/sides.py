@@ -80,8 +80,8 @@ class Translating(keras.Model):
         return dict(self._config)
 
     def find(self, source: Source, search: Any) -> Found:
-        """Search for the translations of what the source's side tells: beam search, with what is known of each
-        beginning kept, unless a kind of translator has its own way.
+        """Search for the translations of what the source's side tells: beam search, with the state of each prefix
+        kept, unless a kind of translator has its own way.
         """
         return beamed(self.sides.decoder, source, search)
 

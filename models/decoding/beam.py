@@ -1,4 +1,4 @@
-"""Beam search: sentences are written from left to right, the most likely beginnings side by side.
+"""Beam search: sentences are written from left to right, the most likely prefixes side by side.
 
 All of it is one `tf.while_loop` over plain tensors, so it lies wherever it is called: in one stage of a function
 under `@nb.function`, or nowhere.
@@ -19,13 +19,13 @@ from .found import NEVER, Found, log_probabilities
 Step = Callable[[tf.Tensor, tf.Tensor, Any], tuple[tf.Tensor, Any]]
 """(last words [rows · width], position [], state) to (logits [rows · width, vocabulary], state).
 
-`state` is any nest of tensors whose first axis is rows · width: what a model remembers of each beginning.
+`state` is any nest of tensors whose first axis is rows · width: what a model remembers of each prefix.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """How to search: `width` beginnings at once, at most `longest` words, the last of which is `end`.
+    """How to search: `width` prefixes at once, at most `longest` words, the last of which is `end`.
 
     `penalty` makes up for long sentences' lower likelihood: scores are divided by ((5 + words) / 6) ** penalty.
     """
@@ -50,7 +50,7 @@ class Beam:
 
 
 class _Search(NamedTuple):
-    """Where a search is: beginnings with their likelihood, finished sentences with their scores, best first."""
+    """The state of a search: prefixes with their likelihood, finished sentences with their scores, best first."""
 
     position: tf.Tensor
     alive: tf.Tensor
@@ -61,7 +61,7 @@ class _Search(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """Beginnings that are one word longer: the twice `width` likeliest of each row, and which they go on from."""
+    """Prefixes that are one word longer: for each row the 2 · `width` likeliest, and which prefix each extends."""
 
     likelihood: tf.Tensor
     beams: tf.Tensor
@@ -71,8 +71,8 @@ class _Candidates(NamedTuple):
 def beam_search(step: Step, state: Any, rows: Any, beam: Beam) -> Found:
     """Search for the sentences that `step` finds most likely, for `rows` rows at once.
 
-    Ids are those after the start, with the end, then zeros. The search of all rows ends when no beginning can become
-    better than the best finished sentence of its row. In place `longest` a sentence has to end.
+    Ids are those after the start, with the end, then zeros. The search of all rows ends when no prefix can become
+    better than the best finished sentence of its row. The word in place `longest` has to be the end.
 
     >>> likely = tf.math.log([[0.0, 0.1, 0.1, 0.8], [0.0, 0.1, 0.8, 0.1], [0.0, 0.1, 0.9, 0.0], [0.0, 0.5, 0.25, 0.25]])
     >>> def after(words, position, state):
@@ -81,20 +81,20 @@ def beam_search(step: Step, state: Any, rows: Any, beam: Beam) -> Found:
     >>> found.ids.numpy().tolist(), [[round(float(tf.exp(score)), 2) for score in found.scores[0]]]
     ([[[3, 1, 2], [3, 2, 0]]], [[0.32, 0.2]])
     """
-    first = _begun(state, rows, beam)
+    first = _begin_search(state, rows, beam)
 
     def body(*search: Any) -> _Search:
-        return _longer(step, _Search(*search), beam)
+        return _extend(step, _Search(*search), beam)
 
     def goes_on(*search: Any) -> tf.Tensor:
-        return _hopeful(_Search(*search), beam)
+        return _can_improve(_Search(*search), beam)
 
     last = _Search(*tf.while_loop(goes_on, body, first))
     return Found(last.done[:, :, 1:], last.scores)
 
 
-def _begun(state: Any, rows: Any, beam: Beam) -> _Search:
-    """Every row has one beginning, the start; the others are as good as not there."""
+def _begin_search(state: Any, rows: Any, beam: Beam) -> _Search:
+    """Each row begins with one prefix, the start; the other places of the beam have no likelihood."""
     ids = tf.fill([rows, beam.width, beam.longest + 1], 0)
     alive = tf.concat([tf.fill([rows, beam.width, 1], beam.start), ids[:, :, 1:]], axis=2)
     nothing = tf.fill([rows, beam.width], NEVER)
@@ -102,55 +102,55 @@ def _begun(state: Any, rows: Any, beam: Beam) -> _Search:
     return _Search(tf.constant(0), alive, likelihood, ids, nothing, state)
 
 
-def _longer(step: Step, search: _Search, beam: Beam) -> _Search:
-    """Every beginning goes on by the likeliest words; those that end are finished."""
+def _extend(step: Step, search: _Search, beam: Beam) -> _Search:
+    """Extend every prefix by the likeliest words; those that end are finished sentences."""
     words = tf.gather(search.alive, search.position, axis=2)
     logits, state = step(tf.reshape(words, [-1]), search.position, search.state)
-    found = _candidates(_last_is_end(log_probabilities(logits, beam.never), search.position, beam), search, beam)
-    ids = _written(tf.gather(search.alive, found.beams, batch_dims=1), found.words, search.position + 1)
+    found = _choose_candidates(_force_end(log_probabilities(logits, beam.never), search.position, beam), search, beam)
+    ids = _write_words(tf.gather(search.alive, found.beams, batch_dims=1), found.words, search.position + 1)
     ended = found.words == beam.end
     counts = ended & (tf.range(2 * beam.width) < beam.width)  # what would not have been kept does not end either
     finished = tf.where(counts, found.likelihood / _penalty(search.position + 1, beam), NEVER)
-    scores, best = _best(tf.concat([search.scores, finished], axis=1), beam.width)
+    scores, best = _take_best(tf.concat([search.scores, finished], axis=1), beam.width)
     done = tf.gather(tf.concat([search.done, ids], axis=1), best, batch_dims=1)
-    likelihood, kept = _best(tf.where(ended, NEVER, found.likelihood), beam.width)
+    likelihood, kept = _take_best(tf.where(ended, NEVER, found.likelihood), beam.width)
     alive = tf.gather(ids, kept, batch_dims=1)
-    state = _reordered(state, tf.gather(found.beams, kept, batch_dims=1), beam.width)
+    state = _reorder_state(state, tf.gather(found.beams, kept, batch_dims=1), beam.width)
     return _Search(search.position + 1, alive, likelihood, done, scores, state)
 
 
-def _hopeful(search: _Search, beam: Beam) -> tf.Tensor:
-    """Whether any row's beginnings may become better than its best sentence, were all further words certain."""
+def _can_improve(search: _Search, beam: Beam) -> tf.Tensor:
+    """Whether in any row a prefix would be better than the best sentence, if all its further words were certain."""
     bound = search.likelihood[:, 0] / _penalty(tf.constant(beam.longest), beam)
     return (search.position < beam.longest) & tf.reduce_any(bound > search.scores[:, 0])
 
 
-def _last_is_end(likely: tf.Tensor, position: tf.Tensor, beam: Beam) -> tf.Tensor:
-    """In the last place the end alone may stand."""
+def _force_end(likely: tf.Tensor, position: tf.Tensor, beam: Beam) -> tf.Tensor:
+    """In the last place, give a likelihood to the end alone."""
     is_end = tf.range(tf.shape(likely)[-1]) == beam.end
     return tf.where((position < beam.longest - 1) | is_end, likely, NEVER)
 
 
-def _candidates(likely: tf.Tensor, search: _Search, beam: Beam) -> _Candidates:
-    """Twice as many as are kept: even if half of them end, enough go on."""
+def _choose_candidates(likely: tf.Tensor, search: _Search, beam: Beam) -> _Candidates:
+    """Choose twice as many as are kept: even if half of them end, there are enough to go on with."""
     words = tf.shape(likely)[-1]
     each = search.likelihood[:, :, None] + tf.reshape(likely, [-1, beam.width, words])
-    likelihood, places = _best(tf.reshape(each, [-1, beam.width * words]), 2 * beam.width)
+    likelihood, places = _take_best(tf.reshape(each, [-1, beam.width * words]), 2 * beam.width)
     return _Candidates(likelihood, places // words, places % words)
 
 
-def _best(scores: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+def _take_best(scores: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
     best: tuple[tf.Tensor, tf.Tensor] = tf.math.top_k(scores, count)
     return best
 
 
-def _written(ids: tf.Tensor, words: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
+def _write_words(ids: tf.Tensor, words: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
     here = tf.range(tf.shape(ids)[2]) == place
     return tf.where(here, words[:, :, None], ids)
 
 
-def _reordered(state: Any, beams: tf.Tensor, width: int) -> Any:
-    """What is remembered of each beginning follows it."""
+def _reorder_state(state: Any, beams: tf.Tensor, width: int) -> Any:
+    """Put what is remembered of each prefix where the prefix is now."""
     rows = tf.range(tf.shape(beams)[0])[:, None] * width
     places = tf.reshape(rows + beams, [-1])
     return tf.nest.map_structure(lambda tensor: tf.gather(tensor, places), state)

@@ -40,7 +40,7 @@ class MaskPredict:
 
 
 class _Draft(NamedTuple):
-    """Where a search is: what is written, how likely each word was when it was written, and what is to be predicted."""
+    """The state of a search: ids, each word's likelihood when it was written, and which words are to be predicted."""
 
     round: tf.Tensor
     ids: tf.Tensor
@@ -59,26 +59,26 @@ def mask_predict(predict: Predict, lengths: tf.Tensor, search: MaskPredict) -> F
     >>> mask_predict(predict, tf.constant([[0.0, 0.0, 0.0, 9.0, 0.0]]), search).best.numpy().tolist()
     [[1, 4, 5, 6, 2, 0]]
     """
-    words = _likeliest_lengths(lengths, search)
-    first = _hidden_sentences(tf.reshape(words, [-1]), search)
+    words = _choose_lengths(lengths, search)
+    first = _begin_draft(tf.reshape(words, [-1]), search)
     places = first.hidden  # where words stand: first all of them are hidden
 
     def body(*draft: tf.Tensor) -> _Draft:
-        return _mask_unlikely(_predicted(predict, _Draft(*draft), search), places, search)
+        return _mask_unlikely(_predict_hidden(predict, _Draft(*draft), search), places, search)
 
     def goes_on(*draft: tf.Tensor) -> tf.Tensor:
         return _Draft(*draft).round < search.rounds
 
     last = _Draft(*tf.while_loop(goes_on, body, first))
-    return _best_first(last, places, search)
+    return _sort_by_score(last, places, search)
 
 
-def _likeliest_lengths(lengths: tf.Tensor, search: MaskPredict) -> tf.Tensor:
-    """No sentence is empty, and none is longer than `longest`."""
+def _choose_lengths(lengths: tf.Tensor, search: MaskPredict) -> tf.Tensor:
+    """The most likely lengths of each row, from 1 to `longest`."""
     return tf.math.top_k(lengths[:, 1 : search.longest + 1], search.candidates).indices + 1
 
 
-def _hidden_sentences(words: tf.Tensor, search: MaskPredict) -> _Draft:
+def _begin_draft(words: tf.Tensor, search: MaskPredict) -> _Draft:
     place = tf.range(search.longest + 2)
     hidden = (place >= 1) & (place <= words[:, None])
     ids = tf.where(hidden, search.mask, tf.where(place == 0, search.start, 0))
@@ -86,7 +86,7 @@ def _hidden_sentences(words: tf.Tensor, search: MaskPredict) -> _Draft:
     return _Draft(tf.constant(0), ids, tf.zeros_like(ids, tf.float32), hidden)
 
 
-def _predicted(predict: Predict, draft: _Draft, search: MaskPredict) -> _Draft:
+def _predict_hidden(predict: Predict, draft: _Draft, search: MaskPredict) -> _Draft:
     """Each hidden word becomes the likeliest one; what is shown stays."""
     never = (*search.never, search.start, search.end, search.mask)
     likely = log_probabilities(predict(draft.ids), never)
@@ -105,7 +105,7 @@ def _mask_unlikely(draft: _Draft, places: tf.Tensor, search: MaskPredict) -> _Dr
     return _Draft(done, tf.where(hidden, search.mask, draft.ids), draft.likelihood, hidden)
 
 
-def _best_first(draft: _Draft, places: tf.Tensor, search: MaskPredict) -> Found:
+def _sort_by_score(draft: _Draft, places: tf.Tensor, search: MaskPredict) -> Found:
     counted = tf.cast(places, tf.float32)
     mean = tf.reduce_sum(draft.likelihood * counted, axis=1) / tf.reduce_sum(counted, axis=1)
     scores, order = tf.math.top_k(tf.reshape(mean, [-1, search.candidates]), search.candidates)

@@ -7,8 +7,8 @@ network has an optimizer of its own.
 
 *Replaced token detection* asks of each token whether it is the original one: over sentences of many languages (MRTD)
 and over pairs of translations (TRTD) it is the same loss, of other rows. *Corrective language modelling* (CLM) asks of
-each token what the original one was; a discriminator may copy what it is shown, and is sure of it as far as it takes
-the token to be original:
+each token what the original one was; a discriminator may copy the token that it is shown, with the probability that it
+gives to this token being original:
 
     p(original = w) = [w is shown] c + (1 - c) softmax(scores)[w],  c = 1 - p(replaced)
 
@@ -62,19 +62,19 @@ class Objectives:
 
 
 def guess_loss(originals: Any, scores: Any, weights: Any) -> Any:
-    """The generator's: cross-entropy over the tokens that were hidden."""
+    """The loss of a generator: cross-entropy over the tokens that were hidden."""
     each = tf.nn.sparse_softmax_cross_entropy_with_logits(originals, tf.cast(scores, tf.float32))
     return _mean(each, weights)
 
 
 def detection_loss(replaced: Any, logits: Any, there: Any) -> Any:
-    """The surprise at whether tokens were replaced (bool), over those that are `there` (float)."""
+    """The loss of detection: binary cross-entropy of `replaced` (bool), over the tokens that `there` (float) marks."""
     each = tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(replaced, tf.float32), tf.cast(logits, tf.float32))
     return _mean(each, there)
 
 
 def correction_loss(originals: Any, shown: Any, logits: Any, scores: Any, there: Any) -> Any:
-    """The surprise at the original tokens, over those that are there, with the copy mechanism.
+    """The loss of correction: cross-entropy of the original tokens with the copy mechanism, over those `there` marks.
 
     `logits` are those of the detection, `scores` (rows, length, vocabulary) say what the token was if it is no copy.
     """
@@ -149,7 +149,7 @@ class Pretraining:
 
     @tf.autograph.experimental.do_not_convert  # there is nothing in it to convert, nor in the scopes
     def losses(self, texts: Mapping[str, Any], numbers: Mapping[str, Any], around: Around = nowhere) -> dict[str, Any]:
-        """What each network errs, by its name; and `detected`, `corrected`, which the discriminator's is made of.
+        """The loss of each network, by its name; and `detected`, `corrected`, the parts of the discriminator's loss.
 
         `texts` are rows of tokens for each generator (rows, length), `numbers` the rows' own (rows,).
         """

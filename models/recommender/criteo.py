@@ -60,7 +60,8 @@ def _iterate_lines(path: Path) -> Iterator[str]:
             f"{path.name} is damaged", where=str(path), why=str(error), mend="copy it again; gzip -t tests it"
         ) from None
     except OSError as error:
-        raise DataError(f"{path.name} cannot be read", where=str(path), why=error.strerror) from None
+        mend = "give the path of the log, a file of text or .gz"
+        raise DataError(f"{path.name} cannot be read", where=str(path), why=error.strerror, mend=mend) from None
 
 
 def _parse_line(text: str, path: Path, line: int) -> tuple[int, list[float], list[int]]:

@@ -94,7 +94,7 @@ def _is_outermost(trace: Tracing, tape: tf.GradientTape) -> bool:
 
 
 def _unwrap_variable(source: Any) -> Any:
-    """A Keras variable stands for the tf.Variable inside it."""
+    """The tf.Variable inside a Keras variable; anything else as it is."""
     return getattr(source, "value", source) if not isinstance(source, (tf.Tensor, tf.Variable)) else source
 
 
@@ -116,7 +116,7 @@ def enter_tape(tape: tf.GradientTape) -> tf.GradientTape:
 
 
 def note_mask(tensor: Any, mask: Any) -> None:
-    """Keras says which rows of a tensor count."""
+    """Note the mask of a tensor of Keras: which of its rows count."""
     trace = current()
     if trace is not None:
         trace.masks.append((tensor, mask))
@@ -127,7 +127,7 @@ def _make_list(given: Any) -> list[Any]:
 
 
 def _check_first_order(trace: Tracing, ends: Sequence[Any]) -> None:
-    """Refuse to differentiate what a gradient went into, unless it was stopped on the way."""
+    """Refuse the gradient of a tensor that depends on a gradient, unless by `tf.stop_gradient`."""
     held = {tensor.op for request in trace.requests for _, tensors in request.holders for tensor in tensors}
     stack, seen = [tensor.op for tensor in ends], set[Any]()
     while stack and held:

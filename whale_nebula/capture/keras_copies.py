@@ -76,15 +76,15 @@ _WAYS = {
 """Keras's functions that copy a model: what is said of the copy, and what to do."""
 
 
-class _Print(NamedTuple):
+class _Fingerprint(NamedTuple):
     """What a model and its copies have in common."""
 
     model: str
     operations: tuple[tuple[str, str], ...]
 
 
-_given: set[_Print] = set()
-_cloned: set[_Print] = set()
+_given: set[_Fingerprint] = set()
+_cloned: set[_Fingerprint] = set()
 """What a clone was told of that has not run yet: when it does, all is said."""
 _told: weakref.WeakSet[Any] = weakref.WeakSet()
 """The models of which it was said that they run uncut: another of the same layers is another model."""
@@ -100,10 +100,10 @@ def watch(operation: Any) -> None:
 def tell_if_copy(model: Any) -> None:
     """Say that a model without scopes, about to run, has the layers of one that had some."""
     parts = _parts(model) if _given else []
-    clones = [part for part in parts if _print(part) in _cloned]
+    clones = [part for part in parts if _fingerprint(part) in _cloned]
     _told.update(clones)
-    _cloned.difference_update(map(_print, clones))
-    copy = next((part for part in parts if _print(part) in _given), None)
+    _cloned.difference_update(map(_fingerprint, clones))
+    copy = next((part for part in parts if _fingerprint(part) in _given), None)
     if copy is not None and copy not in _told:
         _told.add(copy)
         warn_at(
@@ -121,12 +121,12 @@ def find_copy_by_user() -> None:
     found = next((call for call in reversed(calls) if call.name in _WAYS), None)
     saved = found is not None and found.name == "save_model"
     if found is None or saved:
-        _given.update(_print(call.given) for call in calls if call.name == "get_config" and _is_model(call.given))
+        _given.update(_fingerprint(call.given) for call in calls if call.name == "get_config" and _is_model(call.given))
     # what is made in a stage has scopes of its own; `nb.cluster` alone gives it none
     if found is None or not built_under_scopes(found.given) or (not saved and stage_of(open_frames())):
         return
     if not saved:
-        _cloned.update(map(_print, _parts(found.given)))
+        _cloned.update(map(_fingerprint, _parts(found.given)))
     what, mend = _WAYS[found.name]
     site, why = script_site(found.frame), f"{_LIE}; it is said once for this place"
     warn_once(site, what.format(found.given.name), why=why, mend=mend, key=found.name)
@@ -141,8 +141,8 @@ def _is_model(given: Any) -> bool:
     return isinstance(given, (tf_private.KerasFunction, tf_private.KerasSequential))
 
 
-def _print(model: Any) -> _Print:
+def _fingerprint(model: Any) -> _Fingerprint:
     """The names of a model's operations, inputs apart; a Sequential's are its layers."""
     found = model.operations if isinstance(model, tf_private.KerasFunction) else model.layers
     kept = (part for part in found if not isinstance(part, tf_private.KerasInput))
-    return _Print(model.name, tuple(sorted((type(part).__name__, part.name) for part in kept)))
+    return _Fingerprint(model.name, tuple(sorted((type(part).__name__, part.name) for part in kept)))

@@ -23,8 +23,9 @@ from whale_nebula.capture.placed import placements_in
 from whale_nebula.capture.projection import learned_rank
 from whale_nebula.capture.source_lines import BUILT
 from whale_nebula.capture.tracing import current, current_here, uncut_on_purpose
-from whale_nebula.scopes.frames import Frame, compress_of, open_frames, reenter, stage_of
+from whale_nebula.scopes.frames import Frame, compress_of, current_stack, open_frames, reenter, stage_of
 from whale_nebula.scopes.hints import running, warn_eager
+from whale_nebula.scopes.scope import settle
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 
@@ -171,7 +172,9 @@ def run_graph(function: Any, inputs: Any, operation_fn: Any = lambda op: op, cal
 
         def run_in_scopes(*args: Any, **kwargs: Any) -> Any:
             trace = current_here()
-            opened = stage_of(open_frames())
+            opened, stage = stage_of(open_frames()), stage_of(frames)
+            if stage is not None and opened in current_stack().around_step:
+                settle("stage", stage.site, current_stack())
             stamps = tf_private.stamp_ops(trace.graph, {BUILT: line}) if trace else contextlib.nullcontext()
             with stamps, reenter(frames) if opened is None else contextlib.nullcontext():
                 return called(*args, **kwargs)

@@ -51,7 +51,7 @@ from whale_nebula.passes.branches import Aliases, unbundle
 from whale_nebula.passes.effects import is_effect
 from whale_nebula.passes.label import label
 from whale_nebula.scopes.auto import current_limits
-from whale_nebula.scopes.frames import numbering, watched_anew
+from whale_nebula.scopes.frames import begin_step, watched_anew
 from whale_nebula.site import script_site, warn_once
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import private as tf_private
@@ -293,7 +293,7 @@ def _trace_begun(tensors: Sequence[Any], owner: Any, **options: Any) -> Iterator
     places = Places() if placed_models() else None
     graph = tf.compat.v1.get_default_graph()
     trace = Tracing(graph, tensors, bottlenecks=Bottlenecks(owner), places=places, **options)
-    with tracing.tracing(trace), numbering(), watched_anew():
+    with tracing.tracing(trace), begin_step(), watched_anew():
         if isinstance(owner, keras.Model):
             trace.met.meet_model(stages_of(owner))
         if trace.assignment is not None:

@@ -56,7 +56,7 @@ def check_surroundings() -> None:
 
 
 def check_strategy(where: Callable[[], str]) -> None:
-    """Refuse a `tf.distribute` strategy around what stands at a line, which is looked up only then."""
+    """Refuse a `tf.distribute` strategy around a scope; `where` gives the line of the scope, for the error."""
     if tf.distribute.has_strategy():
         raise foreign_strategy(tf.distribute.get_strategy(), where())
 

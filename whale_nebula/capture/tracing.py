@@ -40,7 +40,7 @@ class LiveRequest:
 
 @dataclass
 class Flags:
-    """What a trace is at: our own work, `tf.vectorized_map`'s body, or a function that XLA will compile."""
+    """What runs in a trace now: our own work, `tf.vectorized_map`'s body, or a function that XLA will compile."""
 
     busy: bool = False
     vectorizing: bool = False
@@ -126,7 +126,7 @@ def tracing(trace: Tracing) -> Iterator[Tracing]:
 
 @contextlib.contextmanager
 def uncut() -> Iterator[None]:
-    """Run a step uncut on purpose: the scopes that this thread meets in it have nothing to say."""
+    """Run a step uncut on purpose: scopes that this thread enters in it are ignored."""
     before = _LOCAL.uncut
     _LOCAL.uncut = True
     try:
@@ -145,7 +145,7 @@ class Stamper:
 
     @contextlib.contextmanager
     def enter(self, frame: Frame) -> Iterator[None]:
-        """Around what stands in a scope."""
+        """A context for the body of a scope, which stamps the ops that are made in it."""
         trace = current()
         if frame.kind == "stage" and not uncut_on_purpose():
             check_strategy(lambda: str(frame.site))
@@ -161,7 +161,7 @@ class Stamper:
 
 
 def _meet_scope(trace: Tracing, frame: Frame) -> dict[str, str | int]:
-    """Note a scope that is entered, and what the ops made inside it are to bear."""
+    """Note a scope that is entered; gives the attributes that the ops made inside it get."""
     if frame.kind in ("cluster", "replica", "pipeline"):
         trace.met.outer = trace.met.outer or frame
     if frame.kind == "cluster":

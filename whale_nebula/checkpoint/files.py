@@ -89,7 +89,7 @@ def read_blocks(path: str, size: int) -> Iterator[bytes]:
 
 
 def write_blocks(path: str, blocks: Iterable[bytes]) -> None:
-    """Write a file that nobody knows of yet, block by block."""
+    """Write a file that no manifest names yet, block by block."""
     with open(path, "wb") if is_local(path) else _remote().GFile(path, "wb") as file:
         for block in blocks:
             file.write(block)

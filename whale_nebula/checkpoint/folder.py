@@ -17,7 +17,8 @@ from typing import Any
 
 from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.manifest import NAME, Manifest, decode_manifest
-from whale_nebula.errors import CheckpointError, RemoteProtocolError, StateError
+from whale_nebula.errors import CheckpointError, ConfigError, RemoteProtocolError, StateError
+from whale_nebula.site import script_site
 
 _STEP = re.compile(r"step-(\d{8,})")
 _MANIFEST = re.compile(rf"{NAME}(?:\.([\w.-]+))?\.json")
@@ -156,7 +157,7 @@ class Folder:
         return aside
 
     def has_room(self, size: int) -> bool:
-        """Whether so many bytes take no more than half of what is free where this folder is."""
+        """Whether `size` bytes are at most half of the free space of this folder's file system."""
         files.make_folder(self.path)
         about = os.statvfs(self.path)
         return 2 * size <= about.f_bavail * about.f_frsize
@@ -167,9 +168,18 @@ class Folder:
         """
         if not files.is_local(self.path):
             return
-        files.make_folder(self.path)
-        for name in [LOCK, f"{LOCK}.{self.group}"] if self.group else [LOCK]:
-            self._locks.append(os.open(files.join(self.path, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        try:
+            files.make_folder(self.path)
+            for name in [LOCK, f"{LOCK}.{self.group}"] if self.group else [LOCK]:
+                self._locks.append(os.open(files.join(self.path, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        except OSError as error:
+            self.unlock()
+            raise ConfigError(
+                f"checkpoints cannot be written to {self.path!r}",
+                where=str(script_site()),
+                why=error.strerror,
+                mend='nb.init(checkpoint="another/folder")',
+            ) from None
         try:
             fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
             if self.group:

@@ -34,9 +34,9 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands: `step` steps of training are done, and of the `fit`-th call of fit so many batches of an
-    epoch (`fit` is 0 in a loop of the user's own). One that `ended` was asked for so many `epochs`. `programs` counts
-    the steps of each program, `logs` is what the last step gave.
+    """Where a run stands: after `step` steps of training, in the `fit`-th call of `fit` after `batch` batches of an
+    `epoch` (`fit` is 0 in a loop of the user's own). If that call has `ended`, `epochs` is how many it was asked for.
+    `programs` counts the steps of each program, `logs` are the results of the last step.
     """
 
     step: int = 0

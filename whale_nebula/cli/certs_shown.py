@@ -50,7 +50,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def _identify(peer: Peer) -> dict[str, Any]:
-    """Whose certificate it is, and which of his."""
+    """The fields that name a certificate and its owner."""
     identity = peer.identity
     return {"who": identity.worker, "uri": identity.uri, "serial": peer.serial, "not_after": peer.not_after.isoformat()}
 
@@ -162,7 +162,7 @@ def table(folder: Path) -> str:
 
 # ---------------------------------------------------------------------- what was done
 def describe_authority(new: Authority, folder: Path) -> str:
-    """After init, and after the authority was renewed."""
+    """The text after `init`, and after the authority was renewed."""
     until = moment(new.certificate.not_valid_after_utc)
     speaks = f" for {', '.join(new.bound)}" * bool(new.bound)
     ca = f"{folder / authority.CA}   the authority of run {new.run}{speaks}, good until {until}: every host gets a copy"
@@ -170,7 +170,7 @@ def describe_authority(new: Authority, folder: Path) -> str:
 
 
 def line(each: Issued, verb: str) -> str:
-    """One certificate that was made."""
+    """The text about one certificate that was made."""
     peer = each.peer
     return f"{verb} {peer.identity.worker}   serial {peer.serial[:_SERIAL]}   good until {moment(peer.not_after)}"
 
@@ -197,7 +197,7 @@ def describe_renewed(made: Sequence[Issued]) -> str:
 
 
 def describe_requests(found: Sequence[Requested]) -> str:
-    """After keys and requests were made."""
+    """The text after keys and requests were made."""
     lines = []
     for each in found:
         lines += [
@@ -218,7 +218,7 @@ def describe_signed(made: Sequence[Issued]) -> str:
 
 
 def describe_revocation(new: Sequence[Revocation], present: SignedList | None, folder: Path) -> str:
-    """After a revocation."""
+    """The text after a revocation."""
     if not new or present is None:
         return "nothing changed: it was revoked already"
     lines = [f"revoked {Identity.parse(each.who).worker}   serial {each.serial[:_SERIAL]}" for each in new]
@@ -226,7 +226,7 @@ def describe_revocation(new: Sequence[Revocation], present: SignedList | None, f
 
 
 def signed_list(found: SignedList, folder: Path) -> str:
-    """After the deny list was written."""
+    """The text after the deny list was written."""
     return f"copy to every host: {folder / files.REVOKED}   now number {found.number}"
 
 

@@ -400,8 +400,8 @@ HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass
 class Asking:
-    """What was asked of the workers so far. Where none run there is nobody to ask: before they are started the command
-    ends, and between two starts there is no other one (`rested`).
+    """What signals have asked of the workers so far. Where none run, a signal ends the command before they are started,
+    and between two starts it lets no other start follow (`rested`).
     """
 
     patience: float
@@ -443,7 +443,7 @@ class Asking:
             self.job.ask(signal.SIGTERM, self.patience)
 
     def rest(self, seconds: float) -> bool:
-        """Wait so long, unless a signal comes; whether none did."""
+        """Wait for some seconds, or until a signal comes; gives whether none came."""
         self._resting = queue.SimpleQueue()
         try:
             if not self.rested:

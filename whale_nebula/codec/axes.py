@@ -65,7 +65,7 @@ class Axes(Structure):
         return Cost(product, product)
 
     def renewal_seconds(self, m: int, n: int) -> float:
-        """To look at some rows, and every so many steps to make the axes anew."""
+        """Seconds a step of sampling rows, and of renewing the axes now and then."""
         made = _PRODUCTS * 2 * n**3 / (SPEED / 2) + EIGEN * n**3
         return gram_seconds(min(m, LOOKED_AT), n) + made / RENEWED
 

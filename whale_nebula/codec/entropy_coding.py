@@ -57,7 +57,7 @@ class Coded(Precision):
         return None if found is None else found + Cost(_SEARCH * min(count, LOOKED_AT))
 
     def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
-        """Bytes, of which some at the end may be left over; so many at least that zeros fit."""
+        """Bytes: at least as many as zeros take; some at the end may be unused."""
         rows, columns = rows_and_columns(dims)
         if not rows or not columns:
             return (Part("uint8", (0,)),)
@@ -157,7 +157,7 @@ def _deflate(way: int, data: bytes) -> bytes:
 
 
 def inflate(data: bytes, size: int) -> bytes:
-    """The bytes before, of which there must be so many: no more are made."""
+    """The bytes that were deflated. There must be `size` of them, and no more are inflated."""
     stream = zlib.decompressobj(-15)
     try:
         found = stream.decompress(data, size + 1)

@@ -151,7 +151,7 @@ def gram_of(x: Any, *, rows: int = 0) -> Any:
 
 
 def running(gram: Any, new: Any, decay: float = DECAY) -> Any:
-    """The sum of what was, by and by forgotten, and what is new; something that is not finite does not enter.
+    """The decayed sum of Gram matrices with a new one added; one that is not finite is left out.
 
     >>> running(tf.constant([[1.0]]), tf.constant([[2.0]]), decay=0.5).numpy().tolist()
     [[2.5]]

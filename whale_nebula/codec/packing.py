@@ -109,7 +109,7 @@ def _check_size(data: Bytes, due: int) -> None:
 
 
 def _check_rest(data: Bytes, count: int) -> None:
-    """Nothing is said in the bits of the last byte that belong to nobody."""
+    """Refuse set bits after the last number, in the last byte."""
     if count % 8 and data[-1] >> count % 8:
         raise RemoteProtocolError("packed numbers have more bits than there are numbers")
 
@@ -353,7 +353,7 @@ def write_payload(payload: Payload, *, zstd: bool) -> Bytes:
 
 
 def read_payload(data: Bytes, rows: int, news: int, most: int, *, zstd: bool = True) -> Payload:
-    """What crossed, for a tensor of so many rows and so many bytes of news if there are any; `most` bounds the rest."""
+    """The parts of an encoded tensor of `rows` rows, with `news` bytes of news if any; `most` bounds the rest."""
     known = int(Has.ROWS | Has.NEWS | Has.ZSTD | Has.CHANGES)
     if data.size < PREFIX or int(data[0]) & ~known or data[1:PREFIX].any():
         raise RemoteProtocolError("an encoded tensor begins with bytes that mean nothing")

@@ -164,8 +164,8 @@ def cost(codec: Codec | None, dims: Dims, *, back: bool = False, delta: bool = F
 
 
 def renewing(codec: Codec | None, dims: Dims) -> float:
-    """Seconds a step that a shared basis takes the side that sends, besides: to look at some rows of the first
-    micro-batch, and every so many steps to make the basis anew.
+    """Seconds a step that a shared basis costs the sender besides: it samples rows of the first micro-batch, and renews
+    the basis now and then.
 
     >>> from whale_nebula.codec import parse
     >>> [round(1e3 * renewing(parse(text), (8192, 768)), 1) for text in ("rank(96) >> int8", "int8")]

@@ -109,7 +109,7 @@ class Rank(Structure):
         return Cost(product + COPY * m * self.r, product + COPY * m * n)
 
     def renewal_seconds(self, m: int, n: int) -> float:
-        """To look at some rows, and every so many steps to make the basis anew."""
+        """Seconds a step of sampling rows, and of renewing the basis every `RENEWED` steps."""
         made = _ITERATIONS * (2 * n * n * self.r + 6 * n * self.r**2) / (SPEED / 2) + _SVD * EIGEN * self.r**3
         return gram_seconds(min(m, LOOKED_AT), n) + made / RENEWED
 
@@ -118,7 +118,7 @@ class Rank(Structure):
         return Shared()
 
     def fits(self, state: Shared, dims: Dims) -> bool:
-        """Whether the basis is of so many columns, and leaves so many."""
+        """Whether the basis has as many columns as the tensor, and as many directions as the rank."""
         return state.q is None or tuple(state.q.shape) == (dims[-1], self.r)
 
     def news(self, dims: Dims) -> tuple[Part, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -47,9 +47,9 @@ class Place:
         """The place itself, if it holds a mapping of words, all known; nothing at all is an empty one."""
         if self.value is None:
             return Place({}, self.path, self.source, self.lines)
-        if not isinstance(self.value, dict):
-            raise self.wrong(f"{self.value!r} is no mapping", mend=self._mapping())
         names = None if known is None else list(known)
+        if not isinstance(self.value, dict):
+            raise self.wrong(f"{self.value!r} is no mapping", mend=self._mapping(names))
         for key in self.value:
             if not isinstance(key, str):
                 raise self.wrong(f"the key {key!r} is no word", mend=f'write it in quotes: "{key}"')
@@ -57,11 +57,13 @@ class Place:
                 raise self.key(key).wrong(f"no key is called {key!r} here", mend=did_you_mean(key, names))
         return self
 
-    def _mapping(self) -> str:
-        """The mapping that was probably meant: names in a list are names without more."""
+    def _mapping(self, known: Sequence[str] | None) -> str:
+        """The mapping that was probably meant: of its keys the first one; names in a list are names without more."""
+        if self.path and known:
+            return f"{self.path}: {{{known[0]}: ...}}"
         names = self.value if isinstance(self.value, list | tuple) else ()
         inside = ", ".join(f"{each}: {{}}" for each in names) or "gpu: {}, npu: {}"
-        return f"{self.path}: {{{inside}}}" if self.path else f"clusters: {{{inside}}}"
+        return f"{self.path or 'clusters'}: {{{inside}}}"
 
     def entries(self) -> dict[str, Place]:
         """The places in a table whose keys are free names."""

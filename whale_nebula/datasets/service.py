@@ -182,7 +182,7 @@ class _Handler(BaseRequestHandler):
         return {"number": made.number, "state": made.state}
 
     def _read(self, peer: Peer, reader: Reader, wish: _Wish) -> None:
-        """Send batches until the last one, each of which is decided of anew."""
+        """Send batches until the last one; access is decided anew for each."""
         guard = self.server.guard
         opened = guard.open(reader, wish.dataset)
         about = {"schema": write_schema(opened.interface.schema), "count": opened.count, "edition": opened.edition}

@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 
 
 def entry(site: Site, current: CurrentCredentials | None, knock: Knock, visitor: Visitor) -> Entry:
-    """What a knock asks for, if who knocks may ask for it; whatever is not allowed here by name is denied."""
+    """What a knock asks for, checked: whatever the visitor is not allowed by name is denied."""
     if knock.run != site.run:
         raise IdentityError(
             f"this is the gateway of cluster '{site.cluster}' of run '{site.run}'",
@@ -93,8 +93,8 @@ _SECONDS = 10.0
 
 
 class FinalErrors:
-    """Errors by who asks and whom he asks for. A worker tries again within seconds, so none of them lasts long: a new
-    run with the same workers begins without them.
+    """Errors that end a pair of workers, by the worker that asks and the one that it wants. They are kept for seconds,
+    as a worker tries again within that time: a new run with the same workers begins without them.
 
     >>> final_errors = FinalErrors(now=lambda: 0.0)
     >>> final_errors.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
@@ -102,7 +102,7 @@ class FinalErrors:
     >>> final_errors.find("npu/0", "gpu/0").what, final_errors.find("npu/1", "gpu/0")
     ("worker 'gpu/0' is gone", None)
 
-    One that is gone himself asks nothing: what he would be told must not wait for who is started in his place.
+    A worker that is gone asks for nothing; an error kept for it would meet the worker that is started in its place.
 
     >>> final_errors.forget("npu/0")
     >>> final_errors.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
@@ -116,7 +116,7 @@ class FinalErrors:
         self._gone: set[str] = set()
 
     def give(self, asks: str, wanted: str, error: NebulaError) -> bool:
-        """Tell `asks` so when he next asks for `wanted`; False if he is gone."""
+        """Keep an error for the next time that `asks` asks for `wanted`; False if `asks` is gone."""
         with self._lock:
             if asks in self._gone:
                 return False
@@ -124,14 +124,14 @@ class FinalErrors:
             return True
 
     def remove_old(self, workers: Set[str]) -> None:
-        """Forget what nobody has asked for in time, and who is gone and none of these workers."""
+        """Drop errors that were kept long enough, and gone workers that are none of these."""
         with self._lock:
             self._gone &= workers
             now = self._now()
             self._given = {pair: given for pair, given in self._given.items() if now < given[1]}
 
     def find(self, asks: str, wanted: str, *, once: bool = False) -> NebulaError | None:
-        """What `asks` is to be told, if anything. With `once` he gives up when he hears it."""
+        """The error that is kept for `asks`, if any. With `once` it is dropped: `asks` gives up when it is told."""
         with self._lock:
             error, until = self._given.get((asks, wanted), (None, 0.0))
             if once:
@@ -139,13 +139,13 @@ class FinalErrors:
             return error if self._now() < until else None
 
     def forget(self, worker: str) -> None:
-        """A worker is gone: it asks for nobody, and whatever it was to be told is forgotten."""
+        """Note that a worker is gone, and drop the errors that are kept for it."""
         with self._lock:
             self._gone.add(worker)
             self._given = {pair: given for pair, given in self._given.items() if pair[0] != worker}
 
     def asks(self, worker: str) -> None:
-        """A worker asks: it is there."""
+        """Note that a worker is there, as it asks."""
         with self._lock:
             self._gone.discard(worker)
 

@@ -293,7 +293,7 @@ class Gateway:
                 self._final(pair, _gone_error(worker, why))
 
     def _final(self, pair: Pair, error: NebulaError) -> None:
-        """There is no hope for a pair: its worker here, if any, is told when it asks again, which is at once."""
+        """End a pair for good: its worker here, if any, gets the error when it asks again, which it does at once."""
         if self._final_errors.give(pair.here, pair.there, error):
             self.journal.note("final", target=str(pair), reason=f"{error.code} {error.what}: {error.why}")
             pair.end(error.what)

@@ -275,7 +275,7 @@ class Pair:
                 self._attempts.pop(half, None)
 
     def retire(self) -> bool:
-        """Whether nobody is there, or was lately: then the pair takes nobody any more, and can be forgotten."""
+        """Retire a pair that is not in use and was not lately: it takes no streams any more. Gives whether it is so."""
         with self._lock:
             wanted = self._halves or self._attempts or self._now() - self._met < self._remembers
             self._retired = self._retired or not (wanted or self._now() - self._touched < _FORGETS_SECONDS)

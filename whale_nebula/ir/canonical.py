@@ -313,8 +313,10 @@ def first_difference(
     >>> first_difference(["variable w float32[2] trainable"], ["variable w float32[3] trainable"])
     'variable w: float32[2] trainable here, float32[3] trainable there'
     """
-    pairs = list(zip_longest(_lines(here), _lines(there)))
-    at = first_unlike(_lines(here), _lines(there))
+    # which op holds which input follows from the ops
+    one, two = ([line for line in _lines(each) if not line.startswith("arguments ")] for each in (here, there))
+    pairs = list(zip_longest(one, two))
+    at = first_unlike(one, two)
     if at == len(pairs):
         return ""
     mine, theirs = pairs[at]

@@ -93,7 +93,7 @@ class Sizes:
         return sum(cluster_of(worker) == cluster for worker in self.placement.here)
 
     def ask(self, counts: Mapping[str, int]) -> bool:
-        """Ask for other numbers of workers of clusters; whether these are others than there are."""
+        """Ask for numbers of workers of clusters; gives whether they differ from those that run."""
         for cluster, count in counts.items():
             self._check_asked(cluster, count)
         with self._lock:

@@ -211,7 +211,7 @@ class End:
         raise _refuse(self._link.there, f"it sends more than {_MOST_BURSTS} bursts of one size")
 
     def _burst(self, size: int, count: int, *, last: bool) -> Way:
-        """Announce so many tensors, send them, and hear how they arrived."""
+        """Announce `count` tensors, send them, and receive how they arrived."""
         self._sent += 1
         step = self._sent
         tensor = np.random.default_rng(step).integers(0, 255, size, np.uint8)

@@ -62,7 +62,7 @@ def identities(
     absent: Mapping[str, str] | None = None,
     asked: str | None = None,
 ) -> dict[str, Identity]:
-    """What each worker of this host is told, but for what belongs to its process.
+    """What each worker of this host is told, without what only its process knows.
 
     `security` has the files of each of them, or is empty where the config is insecure; `listen` says where one listens
     that does not at its address; `path` is the config's; `everywhere` says that these are all workers of the run;

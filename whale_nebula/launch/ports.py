@@ -24,7 +24,7 @@ def _release_all() -> None:
 
 
 def free_port() -> int:
-    """A port of this host that nobody listens at, that no outgoing connection takes, and that was given to nobody else.
+    """A free port of this host: no process listens at it, no outgoing connection takes it, and it is given out once.
 
     The UDP port of the same number is held by this process as long as it has not asked for many more: the sign by
     which other processes that ask see that the port is given, though nobody listens at it yet.

@@ -124,8 +124,8 @@ MOST_WAIT_SECONDS = 60.0
 
 
 class Verdict(NamedTuple):
-    """Whether the workers are started again, after how many seconds, as the how-many-th restart; or why they are not.
-    Nothing is said where nobody has asked for restarts.
+    """Whether the workers are started `again`: then after `wait` seconds, as restart `number`; else `why` they are not,
+    which is empty if no restarts were asked for.
     """
 
     again: bool

@@ -29,8 +29,8 @@ def seed_all(seed: int) -> None:
 
 @contextlib.contextmanager
 def keep_generators() -> Iterator[None]:
-    """Leave Python's and NumPy's numbers where they were: weights are drawn from them, and one process comes to what is
-    inside in another way than the next one.
+    """Restore the generators of Python and NumPy at the end: weights are drawn from them, and processes may draw unlike
+    numbers inside.
 
     >>> random.seed(1); first = random.random(); random.seed(1)
     >>> with keep_generators():
@@ -70,7 +70,9 @@ def call_when_loaded(name: str, do: Callable[[], object]) -> None:
 
 
 class _Waiting(MetaPathFinder):
-    """Waits for one module to be loaded, and then is gone. Many only ask whether there is such a module."""
+    """An import hook that waits until one module is loaded, and then removes itself. A search for the module's spec
+    alone does not load it.
+    """
 
     def __init__(self, name: str, do: Callable[[], object]) -> None:
         self._name = name
@@ -96,7 +98,7 @@ class _Waiting(MetaPathFinder):
 
 
 class _Telling(Loader):
-    """Loads as the loader behind it does, and then does one thing more."""
+    """A loader that loads a module by another loader, and then calls a function."""
 
     def __init__(self, loader: Any, do: Callable[[], object]) -> None:
         self._loader = loader

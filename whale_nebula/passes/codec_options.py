@@ -58,8 +58,8 @@ def codec_of(program: Program, value: Value, scope: int | None, direction: int, 
 def find_mask(
     program: Program, value: Value, readers: Collection[int] | None = None
 ) -> tuple[Value | None, str | None]:
-    """The mask of a boundary, the input that the scope names or the mask that Keras has given the tensor; or why it has
-    none that was asked for.
+    """The mask of a boundary: the input that the scope names, or the mask that Keras has given the tensor. If one was
+    asked for and there is none, the reason.
     """
     name, spec = _asked_mask(program, value, readers), program.graph.spec
     mask = None if name is None else _input_named(program, "mask", name) if name else program.masks.get(value)

@@ -57,7 +57,7 @@ def _is_read(op: Op, graph: Graph, returned: Collection[Value]) -> bool:
 
 
 def draws(op: Op) -> bool:
-    """Whether an op draws numbers by itself: each time it runs they are others."""
+    """Whether an op draws random numbers, other ones each time it runs."""
     return op.type in _DRAWS
 
 

@@ -36,9 +36,11 @@ def plan_difference(mine: Plan, theirs: Plan, words: Words = (HERE, THERE)) -> s
                 return f"{name} exists {there}, and not {not_there}"
             if own[name] != other[name]:
                 return f"{name} is {own[name]} {words[0]}, {other[name]} {words[1]}"
-    # which op holds which input follows from the ops
-    one, two = ([line for line in plan.lines if not line.startswith("arguments ")] for plan in (mine, theirs))
-    return first_difference(one, two, words) or None
+    found = first_difference(mine.lines, theirs.lines, words)
+    for one, two in zip(mine.boundaries, theirs.boundaries, strict=True):
+        if found and one.maker != two.maker:  # a name alone is no difference, as Keras counts names up
+            return f"boundary {one.name} is made by {one.maker!r} {words[0]}, {two.maker!r} {words[1]}; {found}"
+    return found or None
 
 
 def _list_facts(plan: Plan, *, workers: bool) -> list[dict[str, str]]:

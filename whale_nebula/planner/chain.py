@@ -315,10 +315,10 @@ class _Chaining:
         return weights, rest * share, gradients, largest, tied, readers
 
     def _held(self, homes: Mapping[int, int], count: int) -> tuple[Array, Array]:
-        """By block bytes a row that its backward needs of its forward; and of what an op of it reads and gives besides,
-        at most, where that has rows: two of the forward's largest tensors, or what a gradient makes on its way. What
-        shares its memory counts once. What only dead ops read, such as the gradient of a constant, or of which only the
-        shape is asked for, is not kept.
+        """Two numbers of bytes a row for each block: what its backward needs of its forward, and the most that one of
+        its ops reads and makes besides (two of the forward's largest tensors, or the intermediates of a gradient).
+        Tensors that share memory count once. A tensor that only dead ops read, such as the gradient of a constant, or
+        of which only the shape is read, is not kept.
         """
         held, transient = np.zeros(count), np.zeros(count)
         asked = [value.op for request in self.program.requests for part in request.parts for value in part.values]

@@ -328,8 +328,8 @@ class Costs:
         return float(seconds[part.site][part.end] - seconds[part.site][part.begin])
 
     def part_bytes(self, part: Part, in_flight: int, came: int = 0, later: int = 0) -> float:
-        """What a worker of one stage needs, with so many micro-batches in flight there, so many that `came` to it, and
-        so many whose gradients of weights come `later`.
+        """The memory of a worker of a stage, in bytes, with `in_flight` micro-batches there, `came` whose input has
+        arrived, and `later` whose gradients of weights are still to be computed.
         """
         return float(self._most_bytes(part.begin, part.end, part.shards, in_flight, came, later))
 

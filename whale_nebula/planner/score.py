@@ -164,8 +164,8 @@ class _Holding:
     recompute: bool
 
     def count_held(self, in_flight: int | None) -> list[tuple[int, int]]:
-        """By stage, with so many in flight, or as many as the schedule asks for; and what waits for its gradients of
-        weights.
+        """For each stage, the most micro-batches that it holds with a limit of `in_flight`, or the schedule's own; and
+        the most that wait for their gradients of weights.
         """
         stages, replicas = len(self.works), [work.replicas for work in self.works]
         own = limits(

@@ -394,7 +394,7 @@ class _Ranking:
         return self.known[shape, simulated]
 
     def _affords(self, shape: Shape) -> bool:
-        """Whether the simulator may still be asked: always for one, and then for so many instructions."""
+        """Whether one more plan may be simulated: the first always, others up to `AFFORDED` instructions in all."""
         return not self.spent or (shape, True) in self.known or self.spent + self._effort(shape) <= AFFORDED
 
     def _effort(self, shape: Shape) -> int:

@@ -308,7 +308,7 @@ class PlannedReport:
 
     @property
     def is_off(self) -> bool:
-        """Whether that is so much that it is told."""
+        """Whether the prediction is so far off that a message says so."""
         return abs(self.off) > OFF and abs(self.seconds.gap) > LEAST
 
     @property

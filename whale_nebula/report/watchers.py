@@ -168,7 +168,7 @@ class Seen:
 def audience(
     seen: Seen, lead: Callable[[], bool], canvas: Canvas | None = None, folder: str | None = None
 ) -> Watching | None:
-    """Everybody who is told of a run's steps; None where nobody is.
+    """The watchers that are told of a run's steps; None where there is none.
 
     `lead` says whether this process is the one that prints; it is asked at every step, because the first program
     decides it. Outputs are written by every process. `canvas` is what takes a table to the terminal of the launcher

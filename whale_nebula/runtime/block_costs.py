@@ -29,9 +29,9 @@ from whale_nebula.tf import private as tf_private
 
 _LOG = logging.getLogger("whale_nebula.runtime.run")
 _TOLD_SECONDS = 2.0
-"""What takes longer is told."""
+"""Measuring that takes longer is logged."""
 _LEAST = 0.1
-"""So much of a measurement is work, and not the call."""
+"""The least share of a measurement that is taken as work, when the seconds of an empty call are subtracted."""
 _SMALL_SUM, _LARGE_SUM = 2.0**20, 2.0**26
 """Adding is measured with a tensor of the size of the largest gradient, between these."""
 _CALLS = 6
@@ -77,12 +77,12 @@ def _group_by_block(subgraphs: Sequence[Subgraph]) -> dict[int, dict[str, Subgra
 
 
 CALL = "call"
-"""The key of the seconds that a call takes which does nothing."""
+"""The key under which the seconds of an empty call are kept."""
 
 
 def _adding_key(layers: Layers) -> str:
-    """The key of the seconds that adding takes for a byte of a gradient: one of a large tensor takes longer, as its
-    memory is new each time.
+    """The key under which the seconds of adding a byte of a gradient are kept: it has the size, as a byte of a large
+    tensor takes longer, whose memory is new each time.
     """
     return f"adding {2 ** int(math.log2(min(max(layers.chain.gradients.max(), _SMALL_SUM), _LARGE_SUM)))}"
 
@@ -229,14 +229,14 @@ class _Bench:
 
 
 def _fill(dtype: Any, shape: Any, drawn: bool) -> Any:
-    """Numbers that are drawn, ones, or zeros where they count something."""
+    """A tensor of random numbers (if `drawn`), or of ones; of zeros for whole numbers."""
     if dtype.is_floating and drawn and len(shape):
         return tf.cast(np.random.default_rng(1).standard_normal(tuple(shape), "float32") * 0.1, dtype)
     return tf.ones(shape, dtype) if dtype.is_floating or dtype.is_bool else tf.zeros(shape, dtype)
 
 
 def _bytes(layers: Layers) -> float:
-    """What all blocks together need for one step."""
+    """The memory that all blocks together need for one step, in bytes."""
     chain = layers.chain
     return float((chain.weights + chain.slots + 2 * chain.gradients + layers.rows * chain.held).sum())
 

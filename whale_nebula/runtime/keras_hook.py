@@ -24,7 +24,7 @@ from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.frames import open_frames, stage_of
 from whale_nebula.scopes.observer import met_plain, observer
 from whale_nebula.scopes.placing import Placement
-from whale_nebula.site import script_site, warn_once
+from whale_nebula.site import script_site, short_traceback, warn_once
 from whale_nebula.tf import private as tf_private
 
 Original = Callable[..., Any]
@@ -42,6 +42,7 @@ class _Known(NamedTuple):
 _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 
+@short_traceback
 def make_function(kind: str, original: Original, model: Any, force: bool) -> Any:
     """What `make_train_function` and its like do for this model."""
     install()

@@ -75,7 +75,7 @@ class Work:
         return self.of("F") + self.of("B") + self.of("W")
 
     def times(self, factor: float, codecs: float = 1.0) -> Work:
-        """The same that computes so many times as long; what codecs take is so many times as long as `codecs` says."""
+        """The same work, `factor` times as long; the seconds of codecs are `codecs` times as long."""
         return replace(
             self, forward=self.forward * factor, backward=None if self.backward is None else self.backward * factor,
             overhead=self.overhead * factor, coding=self.coding * codecs, coding_back=self.coding_back * codecs,

@@ -57,7 +57,7 @@ def pieces(total: int, every: int) -> int:
 
 
 def ranges(total: int, fragments: int) -> tuple[tuple[int, int], ...]:
-    """From where to where each fragment of so many numbers goes: alike in size, but for the grain.
+    """The begin and end of each fragment of `total` numbers: of equal sizes, rounded to `GRAIN`.
 
     >>> ranges(10_000, 2), ranges(100, 2)
     (((0, 4096), (4096, 10000)), ((0, 0), (0, 100)))
@@ -67,7 +67,7 @@ def ranges(total: int, fragments: int) -> tuple[tuple[int, int], ...]:
 
 
 def shared_out(rows: int, speeds: tuple[float, ...]) -> tuple[tuple[int, int], ...]:
-    """From which row to which each cluster works on a batch: in proportion to their speeds, each on one at least.
+    """The begin and end of each cluster's rows of a batch: in proportion to their speeds, at least one row each.
 
     >>> shared_out(9, (1.0, 2.0)), shared_out(4, (1.0, 1.0)), shared_out(3, (1.0, 100.0))
     (((0, 3), (3, 9)), ((0, 2), (2, 4)), ((0, 1), (1, 3)))

@@ -42,7 +42,9 @@ def check_compress_options(given: Mapping[str, Any]) -> dict[str, object]:
     except OptionError as error:  # also of a codec, which does not know the user's line
         raise OptionError(error.what, where=str(calling_site()), why=error.why, mend=error.mend) from None
     if codec is None and not any(options[name] for name in _CHANGES):
-        raise values.refuse("nb.compress() names no codec", mend="nb.compress(fp16=True)")
+        back = "" if given["backward"] == "default" else f"backward={given['backward']!r}"
+        mend = f"nb.compress(fp16=True{', ' * bool(back)}{back})"
+        raise values.refuse(f"nb.compress({back}) names no codec", mend=mend)
     return options
 
 

@@ -81,11 +81,12 @@ class Stack:
     """All that the one ContextVar holds.
 
     The first `replayed` frames were not entered here but opened again by `reenter`. `block` counts the stages
-    that stand in no block of their own.
+    that stand in no block of their own. While a step is traced, `around_step` are the frames that it is called in.
     """
 
     frames: tuple[Frame, ...] = ()
     replayed: int = 0
+    around_step: tuple[Frame, ...] = ()
     block: Block = field(default_factory=lambda: Block(open=True))
     recorder: Recorder | None = None
 
@@ -148,9 +149,12 @@ def impose_frames(frames: Sequence[Frame]) -> contextlib.AbstractContextManager[
     return standing(replace(_STACK.get(), frames=tuple(frames), replayed=0))
 
 
-def numbering() -> contextlib.AbstractContextManager[None]:
-    """Count stages that stand in no block from `stage0` on, as a `cluster` block counts those inside it."""
-    return standing(replace(_STACK.get(), block=Block()))
+def begin_step() -> contextlib.AbstractContextManager[None]:
+    """A step is traced inside: stages that stand in no block are counted from `stage0` on, as a `cluster` block counts
+    those inside it.
+    """
+    stack = _STACK.get()
+    return standing(replace(stack, block=Block(), around_step=stack.frames))
 
 
 @contextlib.contextmanager

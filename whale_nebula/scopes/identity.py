@@ -28,10 +28,10 @@ def deal_to(
     speeds: Mapping[str, Sequence[float]] | None = None,
     moved: Mapping[str, str] | None = None,
 ) -> None:
-    """Deal stages that name no cluster to these in order; the run calls it with its clusters, each with the number of
-    its workers, and with this process's `own` one where there are several processes. `speeds` are those of the workers
-    of clusters whose workers are not equally fast; `moved` has for each cluster that is away now the one that runs its
-    stages.
+    """Set the clusters of the run, each with its number of workers: stages that name none are dealt to them in order.
+
+    `own` is the cluster of this process, where there are several processes. `speeds` has the speeds of workers, for
+    clusters whose workers differ. `moved` maps each cluster that is away to the one that runs its stages.
     """
     global _dealt, _workers, _own, _speeds, _moved
     _dealt, _workers, _own = tuple(clusters), dict(clusters), own
@@ -53,8 +53,8 @@ def worker_speeds() -> Mapping[str, Sequence[float]]:
 
 
 def find_own_home(frames: Sequence[Frame]) -> str:
-    """The cluster of a copy that each cluster trains: this process's, or where one process has all of them, the
-    first's.
+    """The cluster whose copy of a model is trained here, where each cluster trains one: this process's, or the first,
+    where one process has all clusters.
     """
     return _own or home_of(frames)
 
@@ -69,12 +69,12 @@ def workers_in(cluster: str) -> int:
 
 
 def most_workers() -> int:
-    """How many the largest cluster has."""
+    """The number of workers of the largest cluster."""
     return max(map(workers_in, _workers), default=1)
 
 
 def home_of(frames: Sequence[Frame]) -> str:
-    """The cluster of what stands in these scopes and in no stage."""
+    """The cluster of ops that stand in these scopes, but in no stage."""
     return running_home(home_of_number(0, frames))
 
 
@@ -112,7 +112,7 @@ def place_in_open(stack: Stack) -> int | None:
 
 
 def release(stack: Stack) -> None:
-    """Give back the number of a stage that caught nothing and stood in no block: it was only passed by."""
+    """Give back the number of a stage that caught nothing and stood in no block."""
     block = _block(stack)
     if block.open:
         block.entries -= 1
@@ -172,7 +172,7 @@ class Numbers:
     homes: dict[Frame, tuple[str, str]] = field(default_factory=dict)
 
     def meet(self, stages: Iterable[Frame], around: Sequence[Frame]) -> None:
-        """These stages belong to the step, whose call stands `around`."""
+        """Number stages that belong to the step; `around` are the scopes that the step is called in."""
         fresh = {frame for frame in stages if frame.place is not None and frame not in self.homes}
         ordered = sorted(fresh, key=lambda frame: frame.place or 0)
         block = current_stack().block

@@ -7,7 +7,7 @@ import inspect
 import operator
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NoReturn, ParamSpec, TypeVar
 
 from whale_nebula.config import quantities
@@ -31,7 +31,7 @@ def check_signature(function: Callable[P, T]) -> Callable[P, T]:
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise _misfit(function.__name__, signature, kwargs, error) from None
+            raise _misfit(function.__name__, signature, args, kwargs, error) from None
         return function(*args, **kwargs)
 
     return call
@@ -82,12 +82,19 @@ def no_decorator(name: str) -> ScopeError:
     return ScopeError(f"nb.{name} is no decorator", where=str(calling_site()), why=why, mend=mend)
 
 
-def _misfit(name: str, signature: inspect.Signature, words: Mapping[str, object], error: TypeError) -> OptionError:
+def _misfit(
+    name: str, signature: inspect.Signature, values: Sequence[object], words: Mapping[str, object], error: TypeError
+) -> OptionError:
     known = [each.name for each in signature.parameters.values() if each.kind not in _COLLECTS]
     unknown = next((word for word in words if word not in known), None)
     what, mend = f"nb.{name}: {error}", f"nb.{name}{_bare(signature)}"
+    if values and known and all(each.kind is each.KEYWORD_ONLY for each in signature.parameters.values()):
+        what = f"nb.{name} takes its options by name"
+        given = (f"{option}={reprlib.repr(value)}" for option, value in zip(known, values, strict=False))
+        mend = f"nb.{name}({', '.join(given)})"
     if unknown is not None:
         what, meant = f"nb.{name} has no option {unknown!r}", closest(unknown, known)
+        mend = f"leave {unknown}= out: nb.{name}{_bare(signature)}"
         if meant is not None:
             mend = f"did you mean {meant!r}? nb.{name}({meant}={reprlib.repr(words[unknown])})"
     return refuse(what, why=f"its options are {list_names(known)}" if known else "it has no options", mend=mend)
@@ -115,7 +122,9 @@ def integer(option: str, value: object) -> int:
             raise TypeError
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise refuse(f"{option}={value!r} is no whole number", mend=f"{option}=2") from None
+        meant = re.fullmatch(r"(\d+)(\.0)?", str(value))
+        mend = f"{option}={2 if meant is None else meant[1]}"
+        raise refuse(f"{option}={value!r} is no whole number", mend=mend) from None
 
 
 def count(option: str, value: object) -> int:

@@ -12,7 +12,7 @@ from whale_nebula.errors import NestingError, NotYetError
 from whale_nebula.scopes import hints, identity
 from whale_nebula.scopes.frames import Block, Frame, Stack, current_stack, keep_stack, open_frames, standing
 from whale_nebula.scopes.options import no_decorator
-from whale_nebula.site import Site, calling_site, runs_now, short_traceback
+from whale_nebula.site import Site, calling_site, runs_now, script_site, short_traceback
 
 LEVELS = ("cluster", "replica", "pipeline", "stage", "split")
 
@@ -42,7 +42,7 @@ def settle(kind: str, site: Site, stack: Stack) -> Stack:
     entered = stack.frames[stack.replayed :]
     for frame in entered:
         if excludes(frame.kind, kind):
-            raise _nesting_error(kind, site, frame)
+            raise _nesting_error(kind, site, frame, around_step=frame in stack.around_step)
     return replace(stack, frames=(*replayed, *entered), replayed=len(replayed))
 
 
@@ -61,7 +61,7 @@ def excludes(outer: str, inner: str) -> bool:
     return LEVELS.index(outer) >= LEVELS.index(inner)
 
 
-def _nesting_error(kind: str, site: Site, outer: Frame) -> NestingError:
+def _nesting_error(kind: str, site: Site, outer: Frame, *, around_step: bool) -> NestingError:
     what = f"nb.{kind} stands inside nb.{outer.kind} at {outer.site}"
     why = f"from the outside to the inside it is {' > '.join(LEVELS)}"
     mend = f"swap them:\nwith nb.{kind}(...):\n    with nb.{outer.kind}(...):"
@@ -70,6 +70,11 @@ def _nesting_error(kind: str, site: Site, outer: Frame) -> NestingError:
         what = f"nb.{kind} stands in the code of layer {layer!r}, which nb.place at {outer.site} gives to {cluster!r}"
         why = "a layer gets its stage from its own code or from nb.place, not from both"
         mend = f"take nb.{kind} out of the code, or leave the layer out of nb.place"
+    elif around_step and outer.kind in ("stage", "split"):
+        what = f"a step with nb.{kind} at {site} is called inside nb.{outer.kind} at {outer.site}"
+        why = f"nb.{outer.kind} holds a part of a step, so it does not stand around one"
+        mend = f"end nb.{outer.kind} before the step is called: dedent the call of fit, or of the function"
+        site = script_site()
     elif not runs_now(outer.site):
         what = f"nb.{kind} is entered while nb.{outer.kind} at {outer.site} is still open"
         why = "what opened it (a generator that has yielded, a call of __enter__) has not closed it"

@@ -62,13 +62,15 @@ class Credentials:
 
     def check_is(self, identity: Identity) -> None:
         """Whether it is this process that the certificate names."""
-        if self.identity != identity:
-            raise WrongNameError(
-                f"this is {identity.worker}, and its certificate is that of {self.identity.worker}",
-                where=str(self.files.cert),
-                why=f"it names {self.identity.uri}, and not {identity.uri}",
-                mend=f"copy {identity.stem}.pem and {identity.stem}.key from where certificates are issued",
-            )
+        if self.identity == identity:
+            return
+        what = f"this is {identity.worker}, and its certificate is that of {self.identity.worker}"
+        mend = f"copy {identity.stem}.pem and {identity.stem}.key from where certificates are issued"
+        if self.identity.run != identity.run:
+            what = f"this run is called {identity.run!r}, and the certificate is of run {self.identity.run!r}"
+            mend = f"run: {self.identity.run} in every config, or certificates of an authority that certs init makes"
+        why = f"it names {self.identity.uri}, and not {identity.uri}"
+        raise WrongNameError(what, where=str(self.files.cert), why=why, mend=mend)
 
     def reload(self) -> Credentials:
         """The same from the files as they are now; what is not consistent yet raises, and changes nothing."""

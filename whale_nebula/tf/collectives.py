@@ -38,7 +38,7 @@ class Task:
 
 
 def task() -> Task | None:
-    """The task that this process is to TensorFlow, whoever made it one; None where it is none."""
+    """The task of this process in TensorFlow's cluster; None if it is in none."""
     context = context_lib.context()
     server = context._server_def or context._collective_ops_server_def
     if server is None:

@@ -55,7 +55,7 @@ def leave_errors() -> Iterator[None]:
 
 
 def _find_carried(message: str) -> NebulaError | None:
-    """The error of ours that is told in a message of TensorFlow's; nothing where a step is to tell it."""
+    """Our error that a message of TensorFlow's refers to; None while a step runs, which raises it itself."""
     with _lock:
         found = next((said for said in _carried if said in message), None)
         error = None if found is None else _carried.pop(found)
@@ -65,7 +65,7 @@ def _find_carried(message: str) -> NebulaError | None:
 
 
 def _to_exception(status: Any) -> BaseException:
-    """What is raised for an op that has failed, also for that which reads a dataset."""
+    """The exception for an op that has failed, the op that reads a dataset included."""
     made: BaseException = _find_carried(status.message) or _make_exception(status)
     return made
 

@@ -33,7 +33,8 @@ def lacks_variables(model: Any) -> bool:
 def create_variables(model: Any, data: Any, later: bool) -> None:
     """Do all that makes variables in Keras's own train step: forward, loss, optimizer and metrics, in this order.
 
-    They get their values at once; or, but for those of metrics, `later`: from the tf.function that is traced.
+    Variables get their values at once. With `later` only those of metrics do, and the tf.function that is traced gives
+    all others theirs.
     """
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
     with contextlib.nullcontext() if later else tf.variable_creator_scope(_create_at_once):
@@ -46,8 +47,8 @@ def create_variables(model: Any, data: Any, later: bool) -> None:
 
 
 def _create_at_once(create: Callable[..., Any], **options: Any) -> Any:
-    """Outside of the function that is traced, which would make a condition for each; but for one whose value is made
-    inside.
+    """Create a variable outside of the function that is traced, which would put its initialisation in a condition. One
+    whose initial value is a tensor of that function is created inside.
     """
     inside = tf.is_symbolic_tensor(options.get("initial_value"))
     with contextlib.nullcontext() if inside else tf.init_scope():
@@ -93,8 +94,8 @@ class Fit(NamedTuple):
 
 
 def find_fit() -> Fit | None:
-    """The `fit` of Keras that is running, before it begins with its first epoch; none that a callback of another has
-    called.
+    """The `fit` of Keras that runs and has not begun its first epoch; None if there is no such, or if a callback of
+    another `fit` has called it.
     """
     fits = list(_find_fits())
     if len(fits) != 1 or "epoch_iterator" not in fits[0]:
@@ -111,7 +112,7 @@ def add_callback(fit: Fit, callback: Any, model: Any) -> None:
 
 
 def pass_epochs(fit: Fit, until: int) -> None:
-    """Go through the data of a `fit` as far as to the epoch `until`, as training goes through it."""
+    """Read the data of a `fit` up to the epoch `until`, as training would read it."""
     for _ in range(fit.initial_epoch, until):
         with fit.data.catch_stop_iteration():
             for _, _, iterator in fit.data:
@@ -120,8 +121,8 @@ def pass_epochs(fit: Fit, until: int) -> None:
 
 
 def draw_batches(iterator: Any, count: int) -> tuple[list[Any], Any]:
-    """The batches that come next, so many or what there is left, and an iterator of the same form that gives them: in
-    place of one of TensorFlow it gives nothing else.
+    """The next `count` batches, or fewer where the data ends, and an iterator of the same form that gives these and
+    then the rest. In place of an iterator of TensorFlow it gives these alone.
     """
     batches = list(itertools.islice(iterator, count))
     if not isinstance(iterator, tf.data.Iterator):

@@ -601,9 +601,9 @@ def dispatch_to(api: Any, kind: type, answer: Callable[..., Any]) -> None:
 
 
 def traced_often(function: Any) -> Any:
-    """The same tf.function, of which TensorFlow does not say that it is traced anew with every other call.
+    """The same tf.function, without TensorFlow's warning that it is traced too often.
 
-    It counts by the line that a function stands at: functions of ours that stand at one line are others each time.
+    TensorFlow counts traces by the line of a function, and a line of ours makes another function each time.
     """
     function._omit_frequent_tracing_warning = True
     return function

@@ -185,7 +185,10 @@ def refuse_reserved(message: Mapping[str, Any]) -> None:
 def closed_by_error(there: str) -> NebulaError:
     """The other worker has ended the link in order."""
     return LinkClosedError(
-        f"worker '{there}' has closed its link", why="its script has ended, or it left the run before this one"
+        f"worker '{there}' has closed its link",
+        why="its script has ended, or it left the run before this one",
+        mend="call fit, save and get_weights in every process, not only where nb.here().lead\n"
+        f"or look at the output of '{there}': it has ended",
     )
 
 

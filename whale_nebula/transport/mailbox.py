@@ -275,7 +275,7 @@ class Mailbox:
             self.on_flow()
 
     def _begin_step(self, program: int, step: int) -> None:
-        """The first tensor of a step is taken. With a window, what nobody has asked for of those before it goes."""
+        """Note that a step's first tensor is taken. With a window, drop unrequested tensors of earlier steps."""
         self._newest[program] = step
         self._taken[program].clear()
         if self.window is None:
@@ -286,8 +286,9 @@ class Mailbox:
                 self._let_go(key, self._tensors.pop(key).cost)
 
     def _hold(self, key: Key, cost: int, window: int) -> None:
-        """Count a tensor that nobody has asked for, and refuse what only a sender that keeps to no plan sends. Tensors
-        of no step are held back in time, and come only while somebody waits for another one that was sent after them.
+        """Count a tensor that was not requested yet, and refuse more of them than a sender that keeps to the plan
+        sends. Of the kinds that belong to no step, such a sender sends only a few beyond the window: those before one
+        that this side waits for.
         """
         if key.kind in _APART:
             most = window + _OVERRUN_BYTES + (_MOST_ROUNDS * cost if key.kind == "round" else 0)
@@ -297,7 +298,7 @@ class Mailbox:
         self.held += cost
 
     def _let_go(self, key: Key, cost: int) -> None:
-        """A tensor that had been counted was asked for."""
+        """Uncount a tensor: it was requested."""
         self._beyond.pop(key, None)
         self.held -= cost
         if self.window is not None and self.held <= self.window:

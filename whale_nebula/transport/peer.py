@@ -64,13 +64,13 @@ _LONGEST_REASON = 4096
 class PeerLink(Link):
     """One worker's end of a link to a worker in another process, over a carrier.
 
-    `greeting` says who both are, and in which run. `expect` says what the plan allows for a key (None: nobody expects
-    it). `budget` is how many bytes may wait for the line before `send` blocks; it also bounds what is kept until it is
-    acknowledged, and a fifth of it may lie here that nobody has asked for before the sender is held. `window` is how
-    many bytes may arrive too early, for carriers of several lanes. With a `prover` both sides prove who they are to
-    each other, and with `sealed` nobody between them can read what they send. `announce` is told of every wait.
-    `waiters` are shared by all links of a process. A peer that greets with other numbers of workers than the greeting
-    has is told to `arrive`, if that is given; else it ends the link.
+    `greeting` says who both are, and in which run. `expect` gives what the plan allows for a key (None: nobody expects
+    it). `budget` is how many bytes may wait for the line before `send` blocks. It also bounds the bytes that are kept
+    until they are acknowledged; and once a fifth of it has arrived that nobody has asked for, the other side has to
+    wait. `window` is how many bytes may arrive out of order, for carriers of several lanes. With a `prover` both sides
+    authenticate each other, and with `sealed` nobody between them can read what they send. `announce` is called for
+    every wait. `waiters` are shared by all links of a process. `arrive` is called where a peer's greeting has other
+    numbers of workers than `greeting`; without it, such a peer ends the link.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ def held_bytes(size: int) -> int:
 
 
 class Acknowledged(NamedTuple):
-    """The other side has these frames: so many, of so many bytes."""
+    """The other side has received frames: their count, and their bytes."""
 
     frames: int
     bytes: int

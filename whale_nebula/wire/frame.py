@@ -50,7 +50,7 @@ class Kind(IntEnum):
     VALUE = 5  # of the runtime's own: a fingerprint, a seed
     CONTROL = 6  # a message, not a tensor
     ACK = 7  # nothing but a header: what has arrived
-    BEAT = 8  # the same, said because nothing else was said for long
+    BEAT = 8  # the same, sent where nothing else was sent for long
     ROUND = 9  # of weights that clusters train apart: no step is announced for it
 
 

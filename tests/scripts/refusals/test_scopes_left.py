@@ -81,6 +81,16 @@ def test_a_generator_that_holds_a_scope_open_is_named() -> None:
     enter()
 
 
+@pytest.mark.parametrize(
+    ("make", "call"), [(functional, fit), (lambda: two(lambda x: x), lambda step: step(tf.ones([2])))]
+)
+def test_a_step_with_stages_is_not_called_inside_a_stage(make: Callable[[], Any], call: Callable[[Any], Any]) -> None:
+    step = make()
+    with nb.stage(cluster="b", name="last"):  # mark: not dedented
+        said = (f"is called inside nb.stage at {marked('not dedented')}", "dedent the call of fit")
+        told(NestingError, lambda: call(step), *said, at="telling.py")
+
+
 def test_a_generator_that_is_used_up_is_no_trouble() -> None:
     def places() -> Iterator[None]:
         for cluster in ("a", "b"):

@@ -9,7 +9,7 @@ import whale_nebula as nb
 from tests.unit.capture import built
 from tests.unit.capture.built import X, Y, two_stages
 from whale_nebula.errors import StageIdentityError
-from whale_nebula.scopes.frames import numbering
+from whale_nebula.scopes.frames import begin_step
 
 
 @pytest.mark.parametrize("first", [{"cluster": "a", "name": "s"}, {"cluster": "s"}])
@@ -32,7 +32,7 @@ def test_one_that_names_no_cluster_continues_the_stage() -> None:
     nb.init({"clusters": {"a": {}, "b": {}}})
     model = two_stages({"name": "s"}, {"name": "s"})
     assert list(nb.plan(model, X, Y).stages) == ["s"]
-    with numbering():  # as the first stage of a script, whatever tests ran before
+    with begin_step():  # as the first stage of a script, whatever tests ran before
         model = two_stages({"name": "s"}, {"name": "s"})
     assert {name: stage.cluster for name, stage in nb.plan(model, X, Y).stages.items()} == {"s": "a"}
 

@@ -18,7 +18,7 @@ import whale_nebula as nb
 from whale_nebula.checkpoint.folder import Folder, Found, choose_checkpoint, offer_checkpoints
 from whale_nebula.checkpoint.manifest import Manifest, Position, Tensor, decode_manifest
 from whale_nebula.config import Config, Links
-from whale_nebula.errors import CheckpointError, StateError
+from whale_nebula.errors import CheckpointError, ConfigError, StateError
 from whale_nebula.runtime.checkpoint.checkpoints import _check_folders
 from whale_nebula.runtime.checkpoint.group import Group, choose_source
 from whale_nebula.runtime.checkpoint.slices import Entry, Slice, Source
@@ -134,6 +134,13 @@ def test_a_second_run_in_the_same_folder_is_refused(folder: Folder) -> None:
     for other in (folder, Folder(folder.path, "npu-0"), Folder(folder.path, "tpu-0", run="another")):
         with pytest.raises(StateError, match="another run writes"):
             other.lock()
+
+
+def test_a_folder_that_cannot_be_made_is_refused_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    for path in (tmp_path / "runs", tmp_path / "runs" / "a"):
+        with pytest.raises(ConfigError, match=f"checkpoints cannot be written to '{path}'"):
+            Folder(str(path)).lock()
 
 
 def test_a_part_that_is_not_what_its_worker_said_is_no_part(folder: Folder) -> None:

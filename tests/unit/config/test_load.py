@@ -112,7 +112,8 @@ BAD: list[tuple[Any, str, str]] = [
     ({"clusters": {"gpu": {"workers": ["host"]}}}, "clusters.gpu.workers[0]", "no address"),
     ({"clusters": {"gpu": {"workers": ["h:1", "h:70000"]}}}, "clusters.gpu.workers[1]", "no address"),
     ({"clusters": {"gpu": {"workers": ["fd00::7:7101"]}}}, "clusters.gpu.workers[0]", "no address"),
-    ({"clusters": {"gpu": {"workers": [7101]}}}, "clusters.gpu.workers[0]", "no mapping"),
+    ({"clusters": {"gpu": "h:1"}}, "clusters.gpu", "clusters.gpu: {workers: ...}"),
+    ({"clusters": {"gpu": {"workers": [7101]}}}, "clusters.gpu.workers[0]", "workers[0]: {address: ...}"),
     ({"clusters": {"gpu": {"workers": [{"device": "/GPU:0"}]}}}, "clusters.gpu.workers[0].address", "no address"),
     (
         {"clusters": {"gpu": {"workers": [{"address": "h:1", "sped": 2}]}}},

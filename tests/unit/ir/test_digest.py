@@ -173,6 +173,11 @@ def test_messages_that_quote_names_are_left_out() -> None:
     assert (len(asserts), len(lookups)) == (1, 2)
 
 
+def test_an_op_is_named_before_the_numbers_that_follow_from_it() -> None:
+    lines = [["arguments %0, %2", "%1 = Exp(%0)"], ["arguments %0, %3", "%1 = Log(%0)"]]
+    assert first_difference(*lines) == "op 1: Exp(%0) here, Log(%0) there"
+
+
 def test_one_that_goes_on_where_the_other_ends() -> None:
     assert first_difference(["returns (%1)"], ["returns (%1)", "weights (%2)"]) == (
         "the loss weights ((%2)) is there only"

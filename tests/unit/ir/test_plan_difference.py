@@ -77,6 +77,11 @@ def test_the_first_difference_is_told(base: nb.Plan, other: dict[str, Any], said
     assert given.program_digest != base.program_digest
 
 
+def test_a_cut_at_another_layer_is_told_by_the_layers() -> None:
+    before, after = (plan(places={first: "gpu", second: "npu"}) for first, second in (("a|norm", "b"), ("a", "norm|b")))
+    assert (before.difference(after) or "").startswith("boundary b0 is made by 'norm' here, 'a' there; op ")
+
+
 @pytest.mark.parametrize(("other", "ours", "theirs"), OPS, ids=[" ".join(each[0]) for each in OPS])
 def test_the_first_line_of_the_program_that_differs_is_told(
     base: nb.Plan, other: dict[str, Any], ours: str, theirs: str

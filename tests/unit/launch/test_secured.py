@@ -59,11 +59,23 @@ def test_a_deny_list_that_is_missing_is_told_before_anything_starts() -> None:
         check({name: each._replace(revoked=None) for name, each in files.items()}, "mt")
 
 
-def test_files_of_somebody_else_are_told_before_anything_starts() -> None:
+@pytest.mark.parametrize(
+    ("worker", "run", "what", "mend"),
+    [
+        (
+            "npu/0",
+            "mt",
+            "this is npu/0, and its certificate is that of gpu/0",
+            "copy npu-worker-0.pem and npu-worker-0",
+        ),
+        ("gpu/0", "other", "this run is called 'other', and the certificate is of run 'mt'", "run: mt in every config"),
+    ],
+)
+def test_files_of_somebody_else_are_told_before_anything_starts(worker: str, run: str, what: str, mend: str) -> None:
     with issue_for_run(CONFIG, WORKERS) as files, pytest.raises(WrongNameError) as refused:
-        check({"npu/0": files["gpu/0"]}, "mt")
-    assert refused.value.what == "this is npu/0, and its certificate is that of gpu/0"
-    assert "copy npu-worker-0.pem and npu-worker-0.key" in refused.value.mend
+        check({worker: files["gpu/0"]}, run)
+    assert refused.value.what == what
+    assert mend in refused.value.mend
 
 
 def test_one_start_is_of_one_account(owner: Owner, tmp_path: Path) -> None:  # noqa: F811

@@ -9,7 +9,7 @@ import pytest
 import whale_nebula as nb
 from tests.unit.scopes.parsing import parsing
 from whale_nebula.errors import NestingError, OptionError, StageIdentityError
-from whale_nebula.scopes.frames import Frame, numbering, open_frames, reenter
+from whale_nebula.scopes.frames import Frame, begin_step, open_frames, reenter
 from whale_nebula.scopes.identity import deal_to
 from whale_nebula.scopes.placing import placement
 
@@ -71,7 +71,7 @@ def test_scopes_inside_a_block_share_its_numbers() -> None:
 def test_stages_in_no_block_count_on_until_numbering_begins_anew() -> None:
     assert [key for key, _ in keys({}, {})] == ["stage0", "stage1"]
     for _ in range(2):
-        with numbering():
+        with begin_step():
             assert [key for key, _ in keys({}, {})] == ["stage0", "stage1"]
     assert enter().key == "stage2"
 

@@ -115,7 +115,7 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("auto_parallel", (), {"compress": "fp61"}, "compress='fp61': no codec is called"),
     ("auto_parallel", (), {"compress": 3}, "compress=3 is no codec"),
     ("auto_parallel", (), {"memori": "16GiB"}, "did you mean 'memory'"),
-    ("auto_parallel", ("gpu",), {}, "positional"),
+    ("auto_parallel", ("gpu",), {}, "takes its options by name"),
 ]
 
 

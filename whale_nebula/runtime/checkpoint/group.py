@@ -235,7 +235,7 @@ def choose_source(
     folder: Folder | None = None,
     list_durable: Callable[[], Sequence[Found]] = list,
 ) -> Source | None:
-    """The newest checkpoint of which all parts are there, which all processes choose alike; None where there is none.
+    """The newest checkpoint with all its parts, the same in all processes; None if there is none.
     What is damaged is told, and passed over. A host that has nothing of it is sent its part, into this `folder`. Where
     the run goes on without a cluster, `list_durable` says what there is on the disk, of which parts may be missing.
     """

@@ -150,7 +150,7 @@ class Level:
             self._committing = self._writer.submit(self._commit, pending, dict(told))
 
     def _conclude(self, pending: _Pending) -> None:
-        """Where nobody else is asked, a part is the whole as soon as it is written."""
+        """Conclude a saving that this process makes alone: its part is the whole checkpoint once it is written."""
         said = _digest_of(pending.part)
         if said.startswith("!"):
             self._tell_failure(pending.manifest.position.step, said[1:])

@@ -159,7 +159,7 @@ class Server:
             raise
 
     def _fail(self, failure: BaseException) -> None:
-        """A cluster that is gone is waited for by nobody; whoever would, gets to know why."""
+        """Note why a cluster is gone, and wake those that wait for it."""
         with self._changed:
             if not self._over:
                 self.failure = failure
@@ -167,7 +167,7 @@ class Server:
 
 
 class Pushed(NamedTuple):
-    """A difference that is on its way: what the cluster had then, and the shared weights that it will know of."""
+    """A difference in flight: the cluster's weights when it was sent, and the shared weights that come back."""
 
     own: Numbers
     known: Future[Numbers]

@@ -82,8 +82,8 @@ class LeavesTogether:
     ahead: int = 0
 
     def look(self, steps: int) -> None:
-        """Before a step, after so many: say that this worker was asked to, and hear who else was. Raises where a peer
-        is gone, and where all have agreed to leave.
+        """Before a step, after `steps` others: tell the peers if this worker was asked to leave, and hear who else was.
+        Raises if a peer is gone, and when all have agreed to leave.
         """
         departure.begin()
         if (word := departure.word) is not None:
@@ -91,7 +91,7 @@ class LeavesTogether:
         self.asked.hear()
 
     def count_to_common(self, steps: int) -> int:
-        """After so many steps: how many more until a step that nobody takes without having heard what is said now."""
+        """The number of steps, after `steps`, until one that no cluster begins without the notice that is sent now."""
         return (steps // self.every + 2 + self.ahead) * self.every - steps
 
     def now(self, steps: int) -> bool:
@@ -159,7 +159,7 @@ class TrainsApart(BetweenClusters):
     settle: Callable[[], None] = field(kw_only=True)
 
     def count_to_common(self) -> int:
-        """How many steps from now on there is one that nobody begins without having heard what is said now."""
+        """The number of steps until one that no cluster begins without the notice that is sent now."""
         return self.leaving.count_to_common(self.rounds[self.cluster].steps)
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:

@@ -65,8 +65,8 @@ class Ends:
         return PROGRAMS + self.number
 
     def tell(self, when: int, fragment: int, data: Bytes, raw: int) -> None:
-        """Tell the other clusters; it waits for nobody. What they tell is asked for first: all tell at once, and a link
-        holds back who sends much that nobody has asked for.
+        """Send a fragment to the other clusters, without waiting. Their fragments are requested before: all send at the
+        same time, and a link holds back tensors that the receiver has not requested.
         """
         for first in self.others.values() if self.leads else ():
             self.links[first].later(self._key(when, fragment, self._place(self.cluster), first, self.worker))
@@ -435,8 +435,8 @@ class Meetings(ABC):
 
     @abstractmethod
     def capture(self) -> Callable[[], dict[str, Any]]:
-        """Take the state between two steps, but for the weights; gives what waits for what is on its way, in any
-        thread, and then gives that state as plain values and arrays.
+        """Take the state between two steps, without the weights. Gives a function, to be called in any thread, that
+        waits for the exchanges in flight and returns the state as plain values and arrays.
         """
 
     @abstractmethod

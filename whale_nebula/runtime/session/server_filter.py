@@ -35,10 +35,10 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def admit_only(port: int, hosts: Sequence[str]) -> bool:
-    """Let only this machine and `hosts` (their numeric addresses) reach what this process listens for at a port. Who
-    connected before from elsewhere is cut off.
+    """Let only this machine and `hosts` (numeric addresses) connect to a port that this process listens at. Connections
+    that others have made before are ended.
 
-    Gives whether that is so now.
+    Gives whether the port is restricted now; not every system can do it.
     """
     try:
         networks = [ipaddress.ip_network(each) for each in dict.fromkeys([_LOOPBACK_4, _LOOPBACK_6, *hosts])]
@@ -61,7 +61,7 @@ def admit_only(port: int, hosts: Sequence[str]) -> bool:
 
 
 def _wait_accepted(listener: socket.socket) -> None:
-    """Wait until the server has accepted those who connected before, which takes a moment; no others come."""
+    """Wait until the server has accepted the connections that were made before the filter was set; no more come."""
     limit = time.monotonic() + _ACCEPT_SECONDS
     while _count_queued(listener) and time.monotonic() < limit:
         time.sleep(0.001)
@@ -74,7 +74,7 @@ def _count_queued(listener: socket.socket) -> int:
 
 
 def _cut_off_strangers(port: int, networks: Sequence[Network]) -> None:
-    """End the connections with a port of this process that come from no such network."""
+    """End the connections with a port of this process that come from outside these networks."""
     for each in _sockets(port):
         with contextlib.suppress(OSError):  # it listens, or has ended meanwhile
             peer = ipaddress.ip_address(each.getpeername()[0].partition("%")[0])
@@ -87,8 +87,8 @@ def restrict_port(port: int, hosts: Sequence[str]) -> None:
     """Shut a port to all but this machine and `hosts`, or say that it is open."""
     if not admit_only(port, hosts):
         _log.warning(
-            "TensorFlow's server of this worker listens at port %d for whoever reaches this machine, and asks nobody "
-            "who he is: let a firewall admit the workers of this cluster only",
+            "TensorFlow's server of this worker listens at port %d, for whoever reaches this machine and without "
+            "authentication: let a firewall admit the workers of this cluster only",
             port,
         )
 

@@ -288,8 +288,9 @@ class Session:
             raise InputMismatchError(
                 f"{what} differs between {self.worker} and {peer} at step {sheet['step']}",
                 where=peer,
-                why="each process reads its own copy of the data, and the copies are not in the same order",
-                mend="shuffle with a seed: dataset.shuffle(n, seed=1), or fit(shuffle=False)",
+                why="each process reads its own copy of the data, and these have other rows, or another order of them",
+                mend="shuffle with a seed: dataset.shuffle(n, seed=1), or fit(shuffle=False)\n"
+                "or draw the data with a seed: np.random.default_rng(1)",
             )
 
     def _say(self, about: str, doing: str, sheet: Sheet, peers: Collection[str] | None = None) -> None:

@@ -111,8 +111,8 @@ def measure_pieces(size: Any, count: int, units: int = 0) -> tuple[list[Any], li
 
 
 def measure_whole(group: Group, sizes: Tensors, layout: Layout) -> Any:
-    """The length of an axis of which each device has a piece of such a size. Where the axis has units each device finds
-    it by itself, since it knows how many units are its own; else they add up what they have.
+    """The length of an axis that is split into pieces of these sizes. Where the axis has units, each device computes it
+    from its own piece, since it knows how many units that is; else the devices add up their sizes.
     """
     parts = divide(layout.units, group.count)
     if min(parts) > 0:

@@ -71,7 +71,7 @@ def tell_if_few(program: Program, name: str, made: int, rows: int) -> None:
 
 
 def _name_asker(program: Program) -> str:
-    """Who asks: the replicas, where there are as many, or where they have shares by speed and nobody gave a number."""
+    """What sets the number of micro-batches, in words: replicas, shares by speed, or `nb.pipeline`."""
     most = max(program.stages, key=lambda stage: stage.replicas)
     asked = program.pipeline.micro_batch
     if most.replicas == asked > 1:

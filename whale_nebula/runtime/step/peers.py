@@ -103,7 +103,7 @@ class Wires(Peers):
 
     # ------------------------------------------------------------------ results of replicas
     def merge_replicas(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
-        """Tell everything first, then hear: so nobody waits for one who waits."""
+        """Send all messages first, then receive: so no two workers wait for each other."""
         messages = self.compiled.replica_messages[phase.index]
         pairs = [(run, each) for run in runs for each in messages if each.stage == run.stage]
         heard = [(self._read_own(run, each), run, each) for run, each in pairs if not self._is_known(run, each)]

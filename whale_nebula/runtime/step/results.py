@@ -93,7 +93,7 @@ _OPERATORS = (
 
 
 class Later(_Result):
-    """Stands for a scalar tensor that is on its way. Whatever is done with its value waits for it first.
+    """A scalar tensor that another process computes: each use of its value waits for it first.
 
     >>> promise = Future()
     >>> promise.set_result([tf.constant(2.0)])

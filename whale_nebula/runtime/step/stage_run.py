@@ -37,8 +37,8 @@ class BoundaryExchange(Protocol):
 
 @dataclass
 class StageRun:
-    """The state of a stage within a step. `kept` is what the update will ask of the micro-batches; `turns` are those
-    that it runs here. Where it is `looked_at` how long pieces take, devices are waited for after each.
+    """The state of a stage within a step. `turns` are the micro-batches that it runs here, `kept` what the update needs
+    of them. With `looked_at` each piece is timed until its device has done it.
     """
 
     compiled: Compiled

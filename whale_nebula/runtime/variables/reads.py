@@ -72,8 +72,8 @@ def remember_results(model: Any) -> Callable[[Any], Any]:
 
 
 def make_all_collective(models: Iterable[Any], run: Run) -> None:
-    """Do so with those of these models that have variables of this run's programs; alone there is nobody to ask. Where
-    clusters train apart, reads also settle what these have not told each other yet, and writes start anew.
+    """Make reads collective of those models that have variables of this run's programs, if there are other processes.
+    Where clusters train apart, a read first settles what they have not exchanged yet, and a write restarts the rounds.
     """
     kept = frozenset() if run.alone else run.ledger.kept.keys()
     for model in models:
@@ -205,7 +205,7 @@ def _restore(callback: Any, plain: Plain, logs: Any) -> None:
 
 
 def _end(callback: Any, plain: Plain, logs: Any = None) -> None:
-    """Remove the backup when nobody is about to write it; it is gone on return."""
+    """Remove the backup once no process is about to write it; on return it is gone for all."""
     if not _is_collective(callback):
         plain(logs)
         return

@@ -260,8 +260,8 @@ class Ledger:
 
     @contextlib.contextmanager
     def gather(self, only: Collection[int] | None = None) -> Iterator[None]:
-        """Every process calls this at the same point; inside, each holds all variables (or those with these ids). Where
-        that is so already, inside another one, nobody is asked.
+        """Every process calls this at the same point; inside, each holds all variables (or those with these ids).
+        Variables that an enclosing `gather` has fetched are not fetched again.
         """
         if self.own:
             raise CollectiveReadError(

@@ -40,12 +40,12 @@ def client(deadlines: Deadlines, rate: float | None = None, *, name: str | None 
 
 
 def server(deadlines: Deadlines, connections: int) -> Options:
-    """A server for so many connections, and `HANDSHAKES` more, or half of the files that this process may open, that
-    nobody has authenticated yet. There is no limit on the age of a connection: whoever holds a stream is checked again
-    once a second.
+    """The options of a server for a number of connections. It takes `HANDSHAKES` more that are not authenticated yet,
+    but at most as many as half of the files that this process may open. The age of a connection has no limit: whoever
+    holds a stream is checked again once a second.
 
-    It takes its time to give up on one: who dialled finds out first, and a fresh connection replaces the old. So a slow
-    line, which the server cannot know to be slow, is not taken for a dead one.
+    The server is slow to give up a connection. The side that dialled notices first that it is dead, and its next
+    connection replaces it; so a slow line, which the server cannot tell from a dead one, is kept.
     """
     return [
         *_make_options(deadlines.silence, _LENIENT * deadlines.silence),
@@ -60,7 +60,7 @@ def server(deadlines: Deadlines, connections: int) -> Options:
 
 
 def most_connections(connections: int, each: int = 1) -> int:
-    """How many connections a port for so many takes, each of which needs so many open files."""
+    """The limit of connections at a port that is to serve `connections`, where each needs `each` open files."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     endless = files == resource.RLIM_INFINITY
     wanted = connections + (HANDSHAKES if endless else min(HANDSHAKES, files // 2))
