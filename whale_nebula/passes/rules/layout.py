@@ -110,20 +110,26 @@ def squeeze(site: Site) -> Result:
 
 
 def describe_reshape(site: Site) -> Axes:
-    """Runs of axes that have as many entries before as after belong together. Of each the first ones are the same axis,
-    where one's size is a multiple of the other's.
+    """Runs of axes that have as many entries before as after belong together. Of each the first ones of more than one
+    entry are the same axis, where one's size is a multiple of the other's.
     """
     before, after = site.spec(0).shape, read_target(site)
     if before is None or after is None:
         raise Undecided(NO_RANK)
     inputs, outputs = [f"in {n}" for n in range(len(before))], [f"out {n}" for n in range(len(after))]
     mixed: dict[str, str] = {}
-    for old, new in group_axes(before, after):
+    for run in group_axes(before, after):
+        old, new = _skip_ones(before, run[0]), _skip_ones(after, run[1])
         if old and new and _is_multiple(before[old[0]], after[new[0]]):
             outputs[new[0]] = inputs[old[0]]
             old = old[1:]
         mixed |= dict.fromkeys([inputs[axis] for axis in old], "a reshape puts it together with other axes")
     return Axes((inputs,), (outputs,), mixed=mixed)
+
+
+def _skip_ones(sizes: Sizes, axes: range) -> range:
+    """Axes of a run, from the first one on that has more than one entry, if any has."""
+    return next((axes[place:] for place, axis in enumerate(axes) if sizes[axis] != 1), axes)
 
 
 def _is_multiple(one: int | None, other: int | None) -> bool:

@@ -43,6 +43,15 @@ def dense() -> Task:
     return Task(model, named, rng.standard_normal((6, 4)).astype("float32"), rng.integers(0, 5, 6))
 
 
+def grouped() -> Task:
+    """A scale in pieces is reshaped to groups, with an axis of one entry before them."""
+    inputs = keras.Input((4,))
+    named = {"first": layers.Dense(12), "norm": layers.GroupNormalization(3), "second": layers.Dense(5)}
+    rng = np.random.default_rng(0)
+    model = keras.Model(inputs, named["second"](named["norm"](named["first"](inputs))))
+    return Task(model, named, rng.standard_normal((6, 4)).astype("float32"), rng.integers(0, 5, 6))
+
+
 def convolutional() -> Task:
     inputs = keras.Input((8, 8, 3))
     named = {
@@ -87,6 +96,7 @@ CASES: dict[str, tuple[Callable[[], Task], dict[str, int]]] = {
     "columns": (dense, {"first.kernel": 1}),
     "rows": (dense, {"first.kernel": 0}),
     "classes": (dense, {"second.kernel": 1}),
+    "groups": (grouped, {"first.kernel": 1, "norm.gamma": 0}),
     "channels": (convolutional, {"first.kernel": 3}),
     "channels in": (convolutional, {"third.kernel": 2}),
     "feed-forward": (transformer, {"wide.kernel": 1, "narrow.kernel": 0}),
