@@ -245,6 +245,18 @@ def test_draws_that_are_not_saved_are_named(tmp_path: Path) -> None:
         run(script, tmp_path, False)
 
 
+def test_what_is_saved_of_an_eager_step_is_said(tmp_path: Path) -> None:
+    def script(cut: bool, count: Count) -> None:
+        model = build(cut)
+        model.compile("sgd", "mse", run_eagerly=True)
+        fit(model, count, rows=40)
+
+    with pytest.warns(
+        NebulaWarning, match="of model.train_step, which runs eagerly, the model's variables are saved alone"
+    ):
+        run(script, tmp_path, False)
+
+
 def test_a_model_that_was_let_go_is_missed(tmp_path: Path) -> None:
     assert run(folds_let_go, tmp_path, False, 46) is None
     with pytest.raises(CheckpointError, match="is not in the checkpoint") as caught:

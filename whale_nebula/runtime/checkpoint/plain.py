@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.patches import STATE
 from whale_nebula.runtime.checkpoint.fitting import program_of, to_tensors, variables_of
+from whale_nebula.site import script_site, warn_once
 from whale_nebula.tf import keras_training
 from whale_nebula.tf.patch import apply_patches, fresh_state, patch_draws
 
@@ -71,6 +72,13 @@ class PlainStep:
         graph = keras_training.trace_step(self._function, traced)
         if graph is None:
             keras_training.build_model(self._model, getattr(traced, "element_spec", traced))
+            warn_once(
+                script_site(),
+                f"of {self.name}, which runs eagerly, the model's variables are saved alone",
+                why="other variables that it writes, as of optimizers and draws, are known where it is traced",
+                mend="model.compile(...) without run_eagerly",
+                key=self.name,
+            )
         variables = variables_of(self._model)
         for variable in [] if graph is None else keras_training.list_captured(graph):
             add_variable(variables, variable)
