@@ -141,25 +141,27 @@ def test_pass_epochs_draws_what_training_would_have_drawn(steps: int | None) -> 
     rows: list[list[float]] = []
 
     def train(begin: Callable[[keras_training.Fit, Any], None]) -> list[float]:
+        """Data that is shuffled anew by whoever comes next is validation's, too, unless it is read ahead."""
         keras.utils.set_random_seed(1)
-        data = tf.data.Dataset.range(6).map(lambda n: (tf.fill([2], tf.cast(n, tf.float32)), 1.0))
+        numbers = tf.data.Dataset.range(6).map(lambda n: (tf.fill([2], tf.cast(n, tf.float32)), 1.0))
         seen: list[float] = []
         model = keras.Sequential(
             [keras.Input((2,)), keras.layers.Lambda(lambda x: _note(x, seen)), keras.layers.Dense(1)]
         )
         model.compile("sgd", "mse", run_eagerly=True)
-        data = data.shuffle(6).batch(2)
+        data, other = (numbers.shuffle(6).batch(2) for _ in range(2))
         model.fit(
-            data.repeat() if steps else data, epochs=3, steps_per_epoch=steps, verbose=0, callbacks=[Begins(begin)]
-        )
-        return seen[-(steps or 3) * 2 :]
+            data.repeat() if steps else data, epochs=3, steps_per_epoch=steps, verbose=0, callbacks=[Begins(begin)],
+            validation_data=other if steps else data, validation_steps=steps,
+        )  # fmt: skip
+        return seen[-(steps or 3) * 4 :]
 
     def passing(fit: keras_training.Fit, model: Any) -> None:
         keras_training.pass_epochs(fit, 2)
         keras_training.begin_with(model, 2)
 
     rows = [train(lambda fit, model: None), train(passing)]
-    assert rows[0] == rows[1] and len(rows[0]) == (steps or 3) * 2
+    assert rows[0] == rows[1] and len(rows[0]) == (steps or 3) * 4
 
 
 def _note(x: Any, seen: list[float]) -> Any:
@@ -214,17 +216,19 @@ def test_draw_batches_gives_them_again_without_a_new_trace() -> None:
     assert (batches, list(rest)) == ([0], [0, 1, 2])
 
 
-def test_batch_spec_and_build_model_make_all_variables() -> None:
-    built: list[Any] = []
-
-    def begin(fit: keras_training.Fit, model: Any) -> None:
-        keras_training.build_model(model, keras_training.batch_spec(fit))
-        built.extend([model.built, model.optimizer.built, len(model.metrics_variables)])
-
+@pytest.mark.parametrize("by_batch", [False, True])
+def test_trace_step_makes_all_variables_and_tells_what_a_step_refers_to(by_batch: bool) -> None:
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("adam", "mse", metrics=["mae"])
-    model.fit(X, Y, verbose=0, callbacks=[Begins(begin)])
-    assert built == [True, True, 4]  # two numbers each for the loss and the metric
+    data = iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4))
+    graph = keras_training.trace_step(model._make_function(model.train_step), next(data) if by_batch else data)
+    captured = keras_training.list_captured(graph)
+    assert model.built and model.optimizer.built and len(model.metrics_variables) == 4  # of the loss and the metric
+    expected = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    assert {id(each) for each in captured} == {id(each.value) for each in expected}
+    assert {"MatMul", "AssignAddVariableOp"} < keras_training.list_op_types(graph)
+    model.compile("adam", "mse", run_eagerly=True)
+    assert keras_training.trace_step(model._make_function(model.train_step), data) is None
 
 
 def test_build_model_makes_what_a_step_makes() -> None:

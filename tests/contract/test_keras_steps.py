@@ -20,6 +20,12 @@ def functional() -> Any:
     return model
 
 
+def scaled() -> Any:
+    model = functional()
+    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(name="adam"), name="scaled"), "mse")
+    return model
+
+
 def several() -> Any:
     inputs = keras.Input((3,), name="x")
     outputs = [keras.layers.Dense(2, name=name)(inputs) for name in ("a", "b")]
@@ -53,7 +59,7 @@ def data(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize("make", [functional, several, subclassed])
+@pytest.mark.parametrize("make", [functional, several, subclassed, scaled])
 def test_create_variables_makes_those_of_the_first_step_and_lacks_variables_says_when(make: Any, later: bool) -> None:
     trained, created, traces = make(), make(), list[int]()
     first = tf.function(lambda *given: trained.train_step(given), autograph=False)

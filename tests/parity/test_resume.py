@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.checkpoint.folder import Folder
-from whale_nebula.errors import CheckpointError
+from whale_nebula.errors import CheckpointError, NebulaWarning
 from whale_nebula.runtime.run import current_run
 from whale_nebula.strategies import Curriculum, OneBitLamb
 
@@ -83,6 +83,13 @@ class Subclassed(keras.Model):
                 return self.last(x)
 
 
+class Noise(keras.layers.Layer):
+    """Draws by an op of TensorFlow's."""
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return x + tf.random.normal(tf.shape(x), stddev=0.1) if training else x
+
+
 def automatic() -> keras.Model:
     nb.auto_parallel(memory="1GiB")
     return keras.Sequential(
@@ -109,12 +116,12 @@ def replicated() -> keras.Model:
 
 
 def apart(codec: dict[str, Any] | None = None, **options: Any) -> keras.Model:
-    """Two clusters that each train a copy, with dropout of their own."""
+    """Two clusters that each train a copy, with dropout and noise of their own."""
     squeeze = nullcontext() if "exchange" in options else nb.compress(**codec or {"fp16": True})
     with nb.cluster(["gpu", "npu"]), squeeze, nb.replica(**options):
         inputs = keras.Input((6,))
         hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(32, activation="relu")(inputs))
-        outputs = keras.layers.Dense(1)(hidden)
+        outputs = keras.layers.Dense(1)(Noise()(hidden))
     return keras.Model(inputs, outputs)
 
 
@@ -296,6 +303,7 @@ def one_model() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(1)(hidden))
 
 
+@pytest.mark.filterwarnings("ignore:.*nebula_draws.* begin anew")
 def test_what_clusters_apart_have_saved_is_one_model_for_all_others(tmp_path: Path) -> None:
     _, model, _ = fit_dense(tmp_path, 1, sync_every=4)
     weights = model.get_weights()
@@ -356,26 +364,35 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ by hand
-def test_a_model_that_was_saved_is_restored_with_and_without_scopes(tmp_path: Path) -> None:
+def scaled() -> Any:
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.02))
+
+
+@pytest.mark.parametrize("make", [scaled, lambda: keras.optimizers.Adafactor(0.02)], ids=["scaled", "one name"])
+def test_a_model_that_was_saved_is_restored_with_and_without_scopes(make: Callable[[], Any], tmp_path: Path) -> None:
     nb.shutdown()
     keras.utils.clear_session()
     keras.utils.set_random_seed(SEED)
     x, y = np.ones((BATCH, 6), "float32"), np.ones((BATCH, 1), "float32")
     model = staged(pipeline={"micro_batch": 2})
-    model.compile("adam", "mse")
+    model.compile(make(), "mse")
     model.fit(x, y, epochs=2, verbose=0)
     nb.save(tmp_path / "model", model)
     nb.save(tmp_path / "model", model)
-    weights = model.get_weights()
+    values = [*model.get_weights(), *map(np.asarray, model.optimizer.variables)]
     keras.utils.clear_session()
     inputs = keras.Input((6,), name="x")
     hidden = keras.layers.Dropout(0.25)(keras.layers.Dense(32, activation="relu")(inputs))
     hidden = keras.layers.Dense(32)(hidden)
     found = keras.Model(inputs, keras.layers.Dense(1)(hidden))
-    found.compile("adam", "mse")
+    found.compile(make(), "mse")
     nb.restore(tmp_path / "model", found)
-    assert all(np.array_equal(a, b) for a, b in zip(weights, found.get_weights(), strict=True))
+    restored = [*found.get_weights(), *map(np.asarray, found.optimizer.variables)]
+    assert all(np.array_equal(a, b) for a, b in zip(values, restored, strict=True))
     assert int(found.optimizer.iterations) == 2
+    found.compile(make(), "mse")  # an optimizer of another name, and without slots
+    with pytest.warns(NebulaWarning, match="is not in the checkpoint, and stays as it is, with .* of its optimizer"):
+        nb.restore(tmp_path / "model", found)
     found.fit(x, y, verbose=0)
     other = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="alien")])
     with pytest.raises(CheckpointError, match=r"'\w+/alien/bias' of \w+ is not in the checkpoint"):

@@ -102,6 +102,87 @@ def a_model_trained_by_a_callback(cut: bool, count: Count) -> Any:
     return history, outer.get_weights(), inner.get_weights()
 
 
+class Pair(keras.Model):
+    """A train step of its own: two optimizers, draws by nobody's seed of Keras's and TensorFlow's, and a counter."""
+
+    def __init__(self, cut: bool) -> None:
+        super().__init__(name="pair")
+        self.cut, self.first, self.last = cut, keras.layers.Dense(4, name="a"), keras.layers.Dense(1, name="b")
+        self.calls = tf.Variable(0.0)
+        self.mean = keras.metrics.Mean(name="loss")
+
+    def compile(self) -> None:
+        super().compile()
+        self.optimizers = [keras.optimizers.Adam(0.02), keras.optimizers.Adam(0.05)]
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.mean]
+
+    def call(self, x: Any) -> Any:
+        with nb.stage(cluster="gpu") if self.cut else nullcontext():
+            x = self.first(x)
+        with nb.stage(cluster="npu") if self.cut else nullcontext():
+            return self.last(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        self.calls.assign_add(1.0)
+        x = x + keras.random.normal(tf.shape(x)) + tf.random.normal(tf.shape(x)) * self.calls
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        gradients = iter(tape.gradient(loss, self.trainable_variables))
+        for layer, optimizer in zip((self.first, self.last), self.optimizers, strict=True):
+            optimizer.apply([next(gradients) for _ in layer.trainable_variables], layer.trainable_variables)
+        self.mean.update_state(loss)
+        return {"loss": self.mean.result()}
+
+
+def a_train_step_of_its_own(cut: bool, count: Count) -> Any:
+    model = Pair(cut)
+    model.compile()
+    return fit(model, count, 2, rows=8), model.get_weights(), [each.variables for each in model.optimizers]
+
+
+def shuffled_data_of_all(cut: bool, count: Count) -> Any:
+    """One dataset, which is shuffled anew for whoever comes next: two fits and their validation."""
+    model, data = build(cut), tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(80).batch(16)
+    counting = keras.callbacks.LambdaCallback(on_train_batch_end=count)
+    told = [
+        dict(model.fit(data, epochs=n, validation_data=data, callbacks=[counting], verbose=0).history) for n in (1, 3)
+    ]
+    return told, model.get_weights()
+
+
+def a_loop_that_remembers(cut: bool, count: Count) -> Any:
+    """What is written to variables after the step counts; a second step draws, too."""
+    model, other = build(cut, "first"), build(cut, "second")
+    draws, mean, kept = np.random.default_rng(1), keras.metrics.Mean(), tf.Variable(tf.zeros((8, 1)))
+    nb.state(draws=draws, mean=mean, kept=kept)
+
+    def train(model: keras.Model, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            x = x + tf.random.normal(tf.shape(x), seed=5) - tf.random.normal(tf.shape(x), seed=5)
+            loss = tf.reduce_mean((model(x + tf.random.uniform(tf.shape(x))) - y) ** 2)
+        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    @nb.function
+    def train_first(x: Any, y: Any) -> Any:
+        return train(model, x, y)
+
+    @nb.function
+    def train_second(x: Any, y: Any) -> Any:
+        return train(other, x, y)
+
+    for _ in range(0 if nb.resumed() is None else nb.resumed().step, 12):
+        mean.update_state(train_first(draws.normal(size=(8, 4)).astype("float32"), Y[:8]))
+        mean.update_state(train_second(draws.normal(size=(8, 4)).astype("float32"), Y[:8]))
+        kept.assign(0.5 * kept + model.get_layer("b").kernel)
+        count()
+    return mean.variables, kept, model.get_weights(), other.get_weights()
+
+
 def run(script: Callable[[bool, Count], Any], folder: Path, cut: bool, stop: int = 0) -> Any:
     """Run a script, or until so many batches of its own were trained in this process."""
     nb.shutdown()
@@ -137,6 +218,12 @@ GOES_ON = [
     pytest.param(metrics_of_one_name, 15, True, marks=pytest.mark.grid),
     pytest.param(a_model_trained_by_a_callback, 14, False),
     pytest.param(a_model_trained_by_a_callback, 14, True, marks=pytest.mark.grid),
+    pytest.param(a_train_step_of_its_own, 14, False),
+    pytest.param(a_train_step_of_its_own, 14, True, marks=pytest.mark.grid),
+    pytest.param(shuffled_data_of_all, 12, False),
+    pytest.param(shuffled_data_of_all, 12, True, marks=pytest.mark.grid),
+    pytest.param(a_loop_that_remembers, 7, False, marks=pytest.mark.filterwarnings("ignore:.*runs uncut")),
+    pytest.param(a_loop_that_remembers, 7, True, marks=pytest.mark.grid),
 ]
 
 
@@ -145,6 +232,29 @@ def test_a_script_goes_on(script: Callable[[bool, Count], Any], stop: int, cut: 
     expected = run(script, tmp_path / "undisturbed", cut)
     assert run(script, tmp_path / "broken", cut, stop) is None
     assert run(script, tmp_path / "broken", cut) == expected
+
+
+def test_draws_that_are_not_saved_are_named(tmp_path: Path) -> None:
+    def script(cut: bool, count: Count) -> None:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda x: tf.random.shuffle(x))])
+        model.add(keras.layers.Dense(1))
+        model.compile("sgd", "mse")
+        fit(model, count, rows=40)
+
+    with pytest.warns(NebulaWarning, match="what RandomShuffle in .*train_step has drawn is not saved"):
+        run(script, tmp_path, False)
+
+
+def test_what_is_saved_of_an_eager_step_is_said(tmp_path: Path) -> None:
+    def script(cut: bool, count: Count) -> None:
+        model = build(cut)
+        model.compile("sgd", "mse", run_eagerly=True)
+        fit(model, count, rows=40)
+
+    with pytest.warns(
+        NebulaWarning, match="of model.train_step, which runs eagerly, the model's variables are saved alone"
+    ):
+        run(script, tmp_path, False)
 
 
 def test_a_model_that_was_let_go_is_missed(tmp_path: Path) -> None:

@@ -43,12 +43,29 @@ def find_draw_counter(seed: int, seed2: int) -> Any:
     if trace is None or trace.flags.busy or trace.plain or trace.flags.vectorizing:
         return None
     state = tf_patch.fresh_state(seed, seed2, f"{STATE}_{seed}_{seed2}")
-    trace.draws.append(state)
+    trace.draws.append((seed, seed2, state))
     return state
 
 
 STATE = "nebula_draws"
 """How the variables' names begin; the seeds come behind, so that processes with other seeds notice it."""
+
+
+@contextlib.contextmanager
+def draw_from(draws: Sequence[tuple[int, int, Any]]) -> Iterator[None]:
+    """Inside, a step that is traced once more draws from the variables that its capture has made, given by the seeds of
+    its ops: in the same order.
+    """
+    due: dict[tuple[int, int], list[Any]] = {}
+    for seed, seed2, state in reversed(draws):
+        due.setdefault((seed, seed2), []).append(state)
+
+    def find(seed: int, seed2: int) -> Any:
+        states = due.get((seed, seed2))
+        return states.pop() if states else None
+
+    with apply_patches(tf_patch.patch_draws(find)):
+        yield
 
 
 _call = tf_private.PolymorphicFunction.__call__

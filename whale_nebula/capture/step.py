@@ -148,7 +148,8 @@ class Captured:
 
     `begin` gives the variables that the trace made their values, if it was to be later: those that are wanted.
     `projected` says what crosses on a learned basis, or would not be shorter on it, a sentence for each tensor.
-    `decision` is that of the planner, where it has decided, within the `constraints` of the scopes.
+    `decision` is that of the planner, where it has decided, within the `constraints` of the scopes. `draws` are the
+    variables that random ops draw from, each with the op's seeds, in their order.
     """
 
     program: Program
@@ -160,6 +161,7 @@ class Captured:
     projected: tuple[str, ...] = ()
     decision: Any = None
     constraints: Constraints = field(default_factory=Constraints)
+    draws: Sequence[tuple[int, int, Any]] = ()
 
     def pack(self, tensors: Sequence[Any]) -> Any:
         """The user's own structure around the results."""
@@ -284,7 +286,10 @@ def capture(
         for each in begins:
             each(wanted)
 
-    return Captured(program, graph, graph.structured_outputs, variables, aliases, begin, said, constraints=constraints)
+    return Captured(
+        program, graph, graph.structured_outputs, variables, aliases, begin, said,
+        constraints=constraints, draws=trace.draws,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

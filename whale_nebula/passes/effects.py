@@ -7,11 +7,12 @@ from collections.abc import Collection
 from whale_nebula.ir.graph import CAPTURE, Graph, Op
 from whale_nebula.spec import Value
 
-_DRAWS = frozenset({
+DRAWS = frozenset({
     "RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial", "RandomShuffle",
     "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2",
 })  # fmt: skip
-_HARMLESS = _DRAWS | {
+"""Ops that draw numbers by themselves, and keep what they have drawn."""
+_HARMLESS = DRAWS | {
     "Placeholder", "Const", "VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp",
     "VariableShape", "_ReadVariablesOp", "LookupTableFindV2", "LookupTableSizeV2", "EmptyTensorList",
     "TensorListReserve",
@@ -58,7 +59,7 @@ def _is_read(op: Op, graph: Graph, returned: Collection[Value]) -> bool:
 
 def draws(op: Op) -> bool:
     """Whether an op draws random numbers, other ones each time it runs."""
-    return op.type in _DRAWS
+    return op.type in DRAWS
 
 
 def is_random(op: Op) -> bool:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.surroundings import foreign_strategy
 from whale_nebula.errors import UnsupportedError
+from whale_nebula.runtime.checkpoint.fitting import name_variables, to_tensors
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, positional
 from whale_nebula.runtime.variables.reads import make_collective, remember_results
@@ -60,9 +61,9 @@ def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
     @short_traceback
     def run(data: Any) -> Any:
         if kind == "train" and opened.checkpoints is not None and opened.checkpoints.skip_batch(step.name):
-            step.plan(*_arguments(data, kind))  # the variables have their values from here on
-            from whale_nebula.runtime.checkpoint.fitting import to_tensors
-
+            opened.checkpoints.take_again(
+                step.plan(*_arguments(data, kind))
+            )  # variables have their values from here on
             logs = to_tensors(opened.checkpoints.position.logs)
             return logs if remember is None else remember(logs)
         results = step.run(*_arguments(data, kind))
@@ -153,13 +154,7 @@ def _restore_batch(names: tuple[str | None, ...], values: list[Any]) -> tuple[Se
 
 def _paths(model: Any) -> Mapping[int, str]:
     """Handle to path, for all that a model's step may touch."""
-    found: dict[int, str] = {}
-    optimizer = getattr(model, "optimizer", None)
-    own = [] if optimizer is None else list(optimizer.variables)
-    for variable in [*model.variables, *own, *(v for m in model.metrics for v in m.variables)]:
-        value = getattr(variable, "value", variable)
-        found.setdefault(id(value.handle), getattr(variable, "path", value.name))
-    return found
+    return {id(variable.handle): name for name, variable in name_variables(model).items()}
 
 
 def _metrics(model: Any) -> Mapping[int, str]:

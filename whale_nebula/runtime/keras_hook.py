@@ -102,7 +102,7 @@ def _watch_plain_model(model: Any, kind: str) -> None:
         mend = "nb.save(path, model) in one of them; or scopes around its layers"
         warn_once(script_site(), said, why=why, mend=mend, where="", key=model.name)
         return
-    from whale_nebula.runtime.checkpoint.fitting import PlainStep
+    from whale_nebula.runtime.checkpoint.plain import PlainStep
 
     model.train_function = PlainStep(run.checkpoints, model)
 

@@ -26,7 +26,7 @@ from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.errors import AbsentInputError, OptionError
 from whale_nebula.feed.inputs import Partial
 from whale_nebula.passes.batch import DRAWN_ANEW, lines_of
-from whale_nebula.passes.effects import is_random
+from whale_nebula.passes.effects import draws, is_random
 from whale_nebula.passes.replicas import SHARED
 from whale_nebula.plan import verification
 from whale_nebula.plan.verification import EXACT, HALF, Row, Runs, State, Values, Verification
@@ -46,10 +46,6 @@ from whale_nebula.tf.failures import leave_errors
 
 _NUDGES = 3
 _HALVES = {"fp16": "float16", "bf16": "bfloat16"}
-_STATEFUL_RANDOM = (
-    "RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial",
-    "RandomShuffle", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2",
-)  # fmt: skip
 
 
 @check_signature
@@ -266,7 +262,7 @@ def _incomparable(engine: Engine, tensors: Sequence[Any]) -> tuple[_Reason, ...]
     alone = lines_of(program).alone
     found = [_Reason(note, f"{alone} for the check") for note in allowed]
     counted = any(STATE in variable.path for variable in program.variables)
-    if counted or any(op.type in _STATEFUL_RANDOM for op in ops):
+    if counted or any(draws(op) for op in ops):
         why = "the step draws random numbers whose state is in no variable of the uncut step: each run draws others"
         found.append(_Reason(why, "draw them from a keras.random.SeedGenerator, or not at all for the check"))
     elif program.pipeline.micro_batch > 1 and any(is_random(op) for op in ops):

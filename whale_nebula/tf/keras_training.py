@@ -10,13 +10,13 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from whale_nebula.tf.private import TensorFlowTrainer, python_frames
+from whale_nebula.tf.private import PolymorphicFunction, TensorFlowTrainer, TFEpochIterator, python_frames
 
 
 def trains_as_keras(model: Any) -> bool:
@@ -40,10 +40,17 @@ def create_variables(model: Any, data: Any, later: bool) -> None:
     with contextlib.nullcontext() if later else tf.variable_creator_scope(_create_at_once):
         outputs = model(x, training=True) if model._call_has_training_arg else model(x)
         model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=True)
-        with contextlib.nullcontext() if later else tf.init_scope():
-            _build_optimizer(model)
+        if trained := model.trainable_variables:
+            with contextlib.nullcontext() if later else tf.init_scope():
+                build_optimizer(model.optimizer, trained)
     with tf.variable_creator_scope(_create_at_once):
         model.compute_metrics(x, y, outputs, sample_weight=weights)
+
+
+def build_optimizer(optimizer: Any, variables: Any) -> None:
+    """Make the slots of an optimizer under the names that they get in a step: its own is around them."""
+    with keras.name_scope(optimizer.name, caller=optimizer):
+        optimizer.build(variables)
 
 
 def _create_at_once(create: Callable[..., Any], **options: Any) -> Any:
@@ -77,14 +84,15 @@ def _find_fits() -> Iterator[dict[str, Any]]:
 
 
 class Fit(NamedTuple):
-    """A `fit` of Keras that runs: its callbacks, in the object that calls them, its data, and the epochs that it was
-    asked for.
+    """A `fit` of Keras that runs: its callbacks, in the object that calls them, its data, the epochs that it was asked
+    for, and all its variables by name.
     """
 
     container: Any
     data: Any
     initial_epoch: int
     epochs: int
+    variables: Mapping[str, Any]
 
     @property
     def callbacks(self) -> list[Any]:
@@ -101,7 +109,7 @@ def find_fit() -> Fit | None:
     if len(fits) != 1 or "epoch_iterator" not in fits[0]:
         return None
     (seen,) = fits
-    return Fit(seen["callbacks"], seen["epoch_iterator"], int(seen["initial_epoch"]), int(seen["epochs"]))
+    return Fit(seen["callbacks"], seen["epoch_iterator"], int(seen["initial_epoch"]), int(seen["epochs"]), seen)
 
 
 def add_callback(fit: Fit, callback: Any, model: Any) -> None:
@@ -111,13 +119,45 @@ def add_callback(fit: Fit, callback: Any, model: Any) -> None:
     fit.container.callbacks.append(callback)
 
 
-def pass_epochs(fit: Fit, until: int) -> None:
-    """Read the data of a `fit` up to the epoch `until`, as training would read it."""
-    for _ in range(fit.initial_epoch, until):
-        with fit.data.catch_stop_iteration():
-            for _, _, iterator in fit.data:
-                for _ in range(fit.data.steps_per_execution if hasattr(iterator, "__next__") else 0):
+def pass_epochs(fit: Fit, until: int, begin: Callable[[Any], Any] | None = None) -> None:
+    """Read the data of a `fit` up to the epoch `until`, as training and validation would read it. `begin` is given the
+    iterator first, and takes the batches of an execution.
+    """
+    for epoch in range(fit.initial_epoch, until):
+        _pass_data(fit.data, begin if epoch == fit.initial_epoch else None)
+        _pass_validation(fit.variables, epoch)
+
+
+def _pass_data(data: Any, begin: Callable[[Any], Any] | None = None) -> None:
+    with data.catch_stop_iteration():
+        for number, (_, _, iterator) in enumerate(data):
+            if begin is not None and number == 0:
+                begin(iterator)
+            else:
+                for _ in range(data.steps_per_execution):
                     next(iterator)
+
+
+def _pass_validation(seen: Mapping[str, Any], epoch: int) -> None:
+    """Go through the validation data of a `fit` with these variables, if it validates after an epoch. The data goes on
+    from there: the `fit` makes none anew.
+    """
+    model = seen["self"]
+    if seen["validation_data"] is None or not model._should_eval(epoch, seen["validation_freq"]):
+        return
+    if model._eval_epoch_iterator is None:
+        model._eval_epoch_iterator = TFEpochIterator(
+            x=seen["val_x"],
+            y=seen["val_y"],
+            sample_weight=seen["val_sample_weight"],
+            batch_size=seen["validation_batch_size"] or seen["batch_size"],
+            distribute_strategy=model.distribute_strategy,
+            steps_per_execution=model.steps_per_execution,
+            steps_per_epoch=seen["validation_steps"],
+            shuffle=False,
+        )
+    model._eval_epoch_iterator.reset()
+    _pass_data(model._eval_epoch_iterator)
 
 
 def draw_batches(iterator: Any, count: int) -> tuple[list[Any], Any]:
@@ -130,9 +170,38 @@ def draw_batches(iterator: Any, count: int) -> tuple[list[Any], Any]:
     return batches, iter(tf.data.Dataset.from_generator(lambda: batches, output_signature=iterator.element_spec))
 
 
-def batch_spec(fit: Fit) -> Any:
-    """The form of a batch of a `fit`."""
-    return fit.data._distributed_dataset.element_spec
+def trace_step(function: Callable[[Any], Any], batches: Any) -> Any:
+    """The graph of what Keras's train function does with an iterator of TensorFlow's, or with a batch, traced unless it
+    was: all variables are there then. None where nothing is traced, as with `run_eagerly=True`.
+    """
+    wanted = "multi_step_on_iterator" if isinstance(batches, tf.data.Iterator) else "one_step_on_data"
+    found = {each._python_function.__name__: each for each in _find_traced(function)}
+    if wanted not in found:
+        return None
+    given = tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batches)
+    return found[wanted].get_concrete_function(given).graph
+
+
+def _find_traced(function: Callable[..., Any]) -> Iterator[Any]:
+    """The tf.functions that a function of Keras refers to."""
+    for cell in getattr(function, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, PolymorphicFunction):
+            yield cell.cell_contents
+        elif hasattr(cell.cell_contents, "__closure__"):
+            yield from _find_traced(cell.cell_contents)
+
+
+def list_captured(graph: Any) -> list[Any]:
+    """The variables that a graph reads or writes, in the order in which it has met them."""
+    known = {id(variable.handle): variable for variable in graph.variables}
+    return [known[id(outer)] for outer, _ in graph.captures if id(outer) in known]
+
+
+def list_op_types(graph: Any) -> set[str]:
+    """The types of all ops of a graph and of the functions that it calls."""
+    definition = graph.as_graph_def()
+    nodes = [definition.node, *(function.node_def for function in definition.library.function)]
+    return {node.op for each in nodes for node in each}
 
 
 def build_model(model: Any, batch: Any) -> None:
@@ -150,15 +219,8 @@ def build_model(model: Any, batch: Any) -> None:
     finally:
         if lacks:
             optimizer.built = False
-    if lacks:
-        _build_optimizer(model)
-
-
-def _build_optimizer(model: Any) -> None:
-    """Make a model's optimizer its variables, with the names that they have from Keras's own train step."""
-    if trained := model.trainable_variables:
-        with keras.name_scope(model.optimizer.name, caller=model.optimizer):
-            model.optimizer.build(trained)
+    if lacks and model.trainable_variables:
+        build_optimizer(optimizer, model.trainable_variables)
 
 
 def begin_with(model: Any, epoch: int) -> None:

@@ -29,7 +29,7 @@ from keras.src import tree as keras_tree
 from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.backend.tensorflow.core import compute_output_spec
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.layers.core.input_layer import InputLayer as KerasInput
 from keras.src.layers.layer import Layer as KerasLayer
 from keras.src.models.sequential import Sequential as KerasSequential
@@ -57,6 +57,7 @@ __all__ = [
     "KerasNode",
     "KerasSequential",
     "PolymorphicFunction",
+    "TFEpochIterator",
     "TensorFlowTrainer",
     "compute_output_spec",
     "in_symbolic_scope",

@@ -33,6 +33,7 @@ from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.launch.ending import departure
+from whale_nebula.passes.effects import DRAWS
 from whale_nebula.report.goodput import Goodput, Spent
 from whale_nebula.runtime.checkpoint.apart import capture_rounds, list_copies, must_meet
 from whale_nebula.runtime.checkpoint.copies import Copies, admit_copies, find_ring, hand_over_parts
@@ -45,7 +46,7 @@ from whale_nebula.runtime.checkpoint.unused import warn_of_unused
 from whale_nebula.runtime.checkpoint.writing import Snapshot
 from whale_nebula.runtime.local_sgd.step import BetweenClusters, TrainsApart
 from whale_nebula.security.tenant import check_folder, check_room, claim_folder
-from whale_nebula.site import script_site
+from whale_nebula.site import script_site, warn_once
 
 if TYPE_CHECKING:
     from whale_nebula.runtime.run import Run
@@ -99,6 +100,7 @@ class Checkpoints:
     known: Known = field(init=False)
     _batch: str = ""
     _apart: dict[str, BetweenClusters] = field(default_factory=dict)
+    _turns: dict[str, int] = field(default_factory=dict)
     _finished: Position | None = None
     _away: Counter[str] = field(default_factory=Counter)
     _trains: bool = False
@@ -140,6 +142,7 @@ class Checkpoints:
     def take_in(self, engine: Engine) -> None:
         """Know the variables of a program; where the run goes on from a checkpoint they get their values."""
         program, self.read = engine.name, True
+        self._turns[program] = self.known.turns
         steps = self.position.programs.get(program, 0) if self.source is not None else 0
         if isinstance(engine.runner, BetweenClusters):
             self._apart[program] = engine.runner
@@ -156,7 +159,30 @@ class Checkpoints:
             self._reset_metrics(program)
         else:
             self.take_variables(program, variables, needed)
+        if engine.trains:
+            graph = engine.cut.program.graph
+            self.tell_draws(program, {op.type for part in (graph, *graph.functions.values()) for op in part.ops})
         failpoint("checkpoint.restored")
+
+    def take_again(self, engine: Engine) -> None:
+        """A program goes on: if values were to be given anew since it was known, its variables get theirs."""
+        if self._turns.get(engine.name) != self.known.turns:
+            self.take_in(engine)
+
+    def tell_draws(self, program: str, types: Collection[str]) -> None:
+        """Say of the random ops among these types of a program's ops that what they have drawn is not saved."""
+        found = sorted(DRAWS & set(types))
+        if found:
+            warn_once(
+                script_site(),
+                f"what {found[0]} in {program} has drawn is not saved: where the run goes on it draws anew",
+                where=self.levels[0].folder.path,
+                why="TensorFlow keeps it inside the op, where nobody can read it",
+                mend="keras.random with a keras.random.SeedGenerator as seed, or tf.random.stateless_...\n"
+                "of tf.random.normal and tf.random.uniform it is saved where there is a seed: "
+                "keras.utils.set_random_seed(1)",
+                key=(program, found[0]),
+            )
 
     def take_variables(self, program: str, variables: Mapping[str, Any], needed: Collection[str] = ()) -> None:
         """Know variables by the names that they have in checkpoints; give them their values, if there are some. One
@@ -187,8 +213,9 @@ class Checkpoints:
         self._choose_leading(engine.name)
         if engine.name != self.position.program:
             return
+        self.memories.restore_late()
         if departure.agreed:
-            self.finish()
+            self.finish(ended=False)
         departure.begin()
         due = [level for level in self.levels if level.due] if self.notices is None else self._hear_apart(self.notices)
         if due:
@@ -255,6 +282,7 @@ class Checkpoints:
         """A step is over, of so many batches; `logs` gives the numbers that it has returned."""
         if not engine.trains:
             return
+        self.memories.read_objects()
         programs = {**self.position.programs, engine.name: engine.steps}
         self.position = replace(self.position, programs=programs)
         if engine.name != self.position.program:
@@ -262,7 +290,6 @@ class Checkpoints:
         position = self.position
         batch = position.batch + batches if position.fit and not position.ended else 0
         self.position, self._logs = replace(position, step=position.step + 1, batch=batch), logs
-        self.memories.read_objects()
         if self.run.alone:
             self.hear({self.group.worker: self.sheet()})
 
@@ -323,7 +350,7 @@ class Checkpoints:
         with self.spent.count_saving():
             self._save(levels, batch)
 
-    def _save(self, levels: Sequence[Level], batch: str) -> None:
+    def _save(self, levels: Sequence[Level], batch: str, ended: bool = False) -> None:
         alive = self.known.find_alive()
         if self._apart and must_meet(self.run.rounds):
             self.run.settle()
@@ -331,7 +358,7 @@ class Checkpoints:
         if self._apart:
             entries = list(list_copies(self.run.rounds, self.group, entries, alive))
             late = capture_rounds(self.run.rounds, self.known.names)
-        memory = self.memories.encode(entries)
+        memory = self.memories.encode(entries, ended)
         logs = {name: float(value) for name, value in self._logs().items()}
         self.position = replace(self.position, logs=logs)
         manifest = begin_manifest(self.run, self.position, self.known.aliases)
@@ -341,12 +368,14 @@ class Checkpoints:
             if level.durable:
                 self.saved = self.position
 
-    def finish(self) -> None:
-        """Save what is not saved yet, and return when it is on the disk. All processes call it at the same point."""
+    def finish(self, *, ended: bool = True) -> None:
+        """Save what is not saved yet, and return when it is on the disk. All processes call it at the same point.
+        Training has `ended`, unless a step is about to begin.
+        """
         with self.spent.count_saving():
-            self._finish()
+            self._finish(ended)
 
-    def _finish(self) -> None:
+    def _finish(self, ended: bool) -> None:
         stands, apart = replace(self.position, logs={}), self.notices
         if apart is not None and stands == self._finished:
             return
@@ -354,7 +383,7 @@ class Checkpoints:
         self._drain()
         if self.known.names and stands != replace(self.saved, logs={}):
             busy = True
-            self._save(self.levels[:1], "")
+            self._save(self.levels[:1], "", ended)
             self._drain()
         if busy:
             self.group.exchange("the end of a checkpoint", None)

@@ -6,7 +6,7 @@ they would have been; so are the batches of the epoch in which the run ended.
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -45,19 +45,20 @@ class FitWatch(keras.callbacks.Callback):
         checkpoints.known.over = resumed is not None and checkpoints.fits < resumed.fit
         if checkpoints.known.over:
             self._begins = fit.epochs
+            _pass_fit(checkpoints, model, fit, fit.initial_epoch + checkpoints.memories.count_epochs(self._number))
         elif self._resumed is not None:
             checkpoints.known.restore_again()
             done = self._resumed.ended and fit.epochs <= self._resumed.epochs
             self._begins = fit.epochs if done else self._resumed.epoch
+            if done:
+                _pass_fit(checkpoints, model, fit, self._resumed.epoch)
+            elif self._begins > fit.initial_epoch:
+                keras_training.keep_logs(fit)
+                keras_training.pass_epochs(fit, self._begins)
             checkpoints.skips = 0 if self._resumed.ended else self._resumed.batch
-            checkpoints.reset_metrics = model.reset_metrics if self._resumed.ended else None
+            checkpoints.reset_metrics = model.reset_metrics if self._resumed.ended and not done else None
         else:
             checkpoints.position = replace(checkpoints.position, fit=checkpoints.fits, ended=False)
-        if self._begins >= fit.epochs > 0:
-            _restore_model(checkpoints, model, fit)
-        elif self._begins > fit.initial_epoch:
-            keras_training.keep_logs(fit)
-            keras_training.pass_epochs(fit, self._begins)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin with the epoch in which the run ended; callbacks remember what they did then."""
@@ -80,47 +81,6 @@ class FitWatch(keras.callbacks.Callback):
             self._checkpoints.end_fit(self._epoch + 1, self._fit.epochs, self._fit.callbacks)
 
 
-class PlainStep:
-    """The train function of a model without scopes, whose steps Keras runs itself."""
-
-    trains = True
-
-    def __init__(self, checkpoints: Checkpoints, model: Any) -> None:
-        self.name = program_of(model)
-        self.steps = 0
-        self._checkpoints, self._model, self._function = checkpoints, model, model.train_function
-        self._known = False
-
-    def __call__(self, iterator: Any) -> Any:
-        """Run the steps of an execution, or pass their batches by."""
-        steps: int = self._model.steps_per_execution
-        batches: list[Any] = []
-        if not self._known and self.name in self._checkpoints.position.programs:
-            if not isinstance(iterator, tf.data.Iterator):
-                batches, iterator = keras_training.draw_batches(iterator, 1)
-            keras_training.build_model(self._model, getattr(iterator, "element_spec", batches and batches[0]))
-            self._take_in()
-        if self._checkpoints.skip_batch(self.name, steps):
-            for _ in range(steps):
-                next(iterator)
-            return to_tensors(self._checkpoints.position.logs)
-        if self._checkpoints.needs_batch(self.name):
-            batches, iterator = keras_training.draw_batches(iterator, steps)
-        self._checkpoints.before_step(self, tf.nest.flatten(batches))
-        with self._checkpoints.note_failure():
-            logs = self._function(iterator)
-        if not self._known:
-            self._take_in()
-        self.steps += 1
-        self._checkpoints.after_step(self, lambda: logs, steps)
-        return logs
-
-    def _take_in(self) -> None:
-        self._known = True
-        _take_model(self._checkpoints, self._model, self.name)
-        self.steps = self._checkpoints.position.programs.get(self.name, self.steps)
-
-
 def to_tensors(logs: Mapping[str, float]) -> dict[str, Any]:
     """Logs as a step gives them."""
     return {name: tf.constant(value) for name, value in logs.items()}
@@ -133,10 +93,14 @@ def watch_fit(checkpoints: Checkpoints, model: Any) -> None:
         keras_training.add_callback(fit, FitWatch(checkpoints, fit, model), model)
 
 
-def _restore_model(checkpoints: Checkpoints, model: Any, fit: keras_training.Fit) -> None:
-    """Nothing is left to train: give the model its values now, for what comes after `fit`."""
-    keras_training.build_model(model, keras_training.batch_spec(fit))
-    _take_model(checkpoints, model, program_of(model))
+def _pass_fit(checkpoints: Checkpoints, model: Any, fit: keras_training.Fit, until: int) -> None:
+    """Nothing is left to train of a `fit` that ended before this epoch: give the model its values now, for what comes
+    after it. So does the step, which is given the first batches and passes them by as trained.
+    """
+    position, name = checkpoints.position, program_of(model)
+    checkpoints.position, checkpoints.skips = replace(position, program=name), model.steps_per_execution
+    keras_training.pass_epochs(fit, until, lambda iterator: model.train_function(iterator))
+    checkpoints.position, checkpoints.skips = position, 0
 
 
 def program_of(model: Any) -> str:
@@ -144,34 +108,36 @@ def program_of(model: Any) -> str:
     return f"{model.name}.train_step"
 
 
-def _take_model(checkpoints: Checkpoints, model: Any, program: str) -> None:
-    """Know the variables of a model; what it trains has to be in a checkpoint that counts steps of it."""
-    counted = program in checkpoints.position.programs
-    needed = {each.path for each in model.trainable_variables} if counted else ()
-    checkpoints.take_variables(program, variables_of(model), needed)
-
-
-def variables_of(model: Any) -> dict[str, Any]:
-    """The variables of a model, its optimizer and its metrics, by their paths. Metrics of one name are numbered: Keras
-    makes two of `metrics=["accuracy"], weighted_metrics=["accuracy"]`.
+def name_variables(model: Any) -> dict[str, Any]:
+    """The variables of a model, its optimizer and its metrics, by their paths. Those of one path are numbered: Keras
+    makes two metrics of `metrics=["accuracy"], weighted_metrics=["accuracy"]`, and calls slots of `Adafactor` alike.
     """
     optimizer = getattr(model, "optimizer", None)
     of_metrics = [variable for metric in model.metrics for variable in metric.variables]
     every = [*model.variables, *(() if optimizer is None else optimizer.variables), *of_metrics]
-    numbered = {id(variable) for variable in of_metrics}
     found: dict[str, Any] = {}
+    used: Counter[str] = Counter()
     for variable in {id(each): each for each in every}.values():
         value = getattr(variable, "value", variable)
         path = getattr(variable, "path", value.name)
-        if path in found and id(variable) in numbered:
-            path = next(name for number in itertools.count(2) if (name := f"{path}#{number}") not in found)
-        if found.setdefault(path, value) is not value:
-            raise CheckpointError(
-                f"two variables of {model.name} are called {path!r}",
-                why="by that name a checkpoint has one tensor",
-                mend="give their layers names of their own: keras.layers.Dense(..., name=...)",
-            )
+        used[path] += 1
+        found[path if used[path] == 1 else f"{path}#{used[path]}"] = value
     return found
+
+
+def variables_of(model: Any) -> dict[str, Any]:
+    """The variables of a model, its optimizer and its metrics, by their names in checkpoints. Two of the model's own
+    that have one path are refused.
+    """
+    own = Counter(variable.path for variable in model.variables)
+    path = next((path for path, count in own.items() if count > 1), None)
+    if path is not None:
+        raise CheckpointError(
+            f"two variables of {model.name} are called {path!r}",
+            why="by that name a checkpoint has one tensor",
+            mend="give their layers names of their own: keras.layers.Dense(..., name=...)",
+        )
+    return name_variables(model)
 
 
 def remember_callbacks(callbacks: Sequence[Any], put: Put) -> list[dict[str, Any]]:

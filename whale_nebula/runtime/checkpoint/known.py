@@ -51,7 +51,8 @@ class Known:
     n-th variable of a path that a program of this name has is called `path@n` there: the program of a model that was
     made again. A name is not given twice, whether or not the variable that had it is still there.
 
-    The `fit` that is about to begin was `over` when the checkpoint was saved.
+    The `fit` that is about to begin was `over` when the checkpoint was saved. `turns` counts how often all values were
+    to be given anew.
     """
 
     group: Group
@@ -59,6 +60,7 @@ class Known:
     names: dict[int, str] = field(default_factory=dict)
     aliases: dict[str, dict[str, str]] = field(default_factory=dict)
     over: bool = False
+    turns: int = 0
     _alive: dict[str, weakref.ref[Any]] = field(default_factory=dict)
     _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     _restored: set[str] = field(default_factory=set)
@@ -115,14 +117,14 @@ class Known:
         lost = next((path for path in paths if self._was_saved(program, path)), None)
         if lost is not None:
             raise _refuse_missing(lost, program, self.source, self.over)
-        fresh = [names[name] for name in missing if names[name] not in needed]
-        if fresh and any(path in needed for name, path in names.items() if name not in missing):
+        fresh = [names[name] for name in missing if names[name] not in needed and not self.over]
+        if fresh and program in self.source.manifest.position.programs:
             more = f" and {len(fresh) - 1} more variables" if len(fresh) > 1 else ""
             warn_once(
                 script_site(),
                 f"{fresh[0]!r}{more} of {program} are not in the checkpoint, and begin anew",
                 where=self.source.path,
-                why="it was saved with another optimizer, or with other metrics",
+                why="it was saved with another optimizer, with other metrics, or with random ops of another seed",
                 mend="the ones that the run began with, if it is to go on as if it had not ended",
                 key=(program, self.source.path),
             )
@@ -139,6 +141,7 @@ class Known:
 
     def restore_again(self) -> None:
         """Let all variables be restored once more, when a program of theirs begins to train."""
+        self.turns += 1
         self._restored.clear()
         self._copied.clear()
 

@@ -22,6 +22,7 @@ from whale_nebula.runtime.checkpoint.objects import (
     check_object,
     decode_value,
     encode_value,
+    holds_variables,
     read_object,
     write_object,
 )
@@ -82,6 +83,10 @@ def keep_arrays(worker: str, entries: list[Entry]) -> Put:
 class Memories:
     """Those of one worker. `channels` are the states of codecs, `histories` what Keras returned of each `fit` that has
     ended. What was saved is in `source`.
+
+    Objects are saved as they were when the last step had just returned, as what a loop draws for the next step it draws
+    again. Variables among them are saved once more as they are `late`, when the next one is about to begin: what a loop
+    has written to them between is theirs again from there on. `begun` says whether that step has come.
     """
 
     worker: str
@@ -90,20 +95,26 @@ class Memories:
     objects: dict[str, Any] = field(default_factory=dict)
     histories: dict[int, Any] = field(default_factory=dict)
     source: Source | None = None
+    begun: bool = False
     _read: dict[str, Any] = field(default_factory=dict)
 
     def read_objects(self) -> None:
         """Take the states of the user's objects: a step is over, and what follows it belongs to the next one."""
         self._read = {name: read_object(value) for name, value in self.objects.items()}
 
-    def encode(self, entries: list[Entry]) -> dict[str, Any]:
-        """All of it as documents; their arrays become entries of this worker's own."""
+    def encode(self, entries: list[Entry], ended: bool) -> dict[str, Any]:
+        """All of it as documents; their arrays become entries of this worker's own. Where training has `ended`, no step
+        is about to begin.
+        """
         put = keep_arrays(self.worker, entries)
+        late = {name: read_object(value) for name, value in self.objects.items() if holds_variables(value)}
+        objects = {**self._read, **(late if ended else {})}
         return {
             "codecs": {name: encode_state(state, put) for name, state in sorted(self.channels.items())},
             "callbacks": remember_callbacks(self.callbacks, put),
             "histories": encode_value(self.histories, put),
-            "objects": {name: encode_value(value, put) for name, value in sorted(self._read.items())},
+            "objects": {name: encode_value(value, put) for name, value in sorted(objects.items())},
+            "late": {} if ended else {name: encode_value(value, put) for name, value in sorted(late.items())},
         }
 
     def _find(self, kind: str, *, own: bool = False) -> Any:
@@ -136,6 +147,11 @@ class Memories:
         """Keep the history of a `fit` that has ended."""
         self.histories[fit] = next(each.history for each in callbacks if isinstance(each, keras.callbacks.History))
 
+    def count_epochs(self, fit: int) -> int:
+        """How many epochs a `fit` that had ended has trained, by its history."""
+        self.histories = self.histories or decode_value(self._find("histories"), self._get) or {}
+        return max(map(len, self.histories.get(fit, {}).values()), default=0)
+
     def restore_history(self, fit: int, callbacks: Sequence[Any]) -> None:
         """Give a `fit` that had ended, and trains nothing now, the history that it had."""
         self.histories = self.histories or decode_value(self._find("histories"), self._get) or {}
@@ -153,6 +169,13 @@ class Memories:
         saved: Mapping[str, Any] = self._find("objects") or {}
         if name in saved:
             write_object(value, decode_value(saved[name], self._get))
+
+    def restore_late(self) -> None:
+        """The first step is about to begin: variables get what was written to them before it."""
+        saved: Mapping[str, Any] = {} if self.begun else self._find("late") or {}
+        self.begun = True
+        for name in saved.keys() & self.objects.keys():
+            write_object(self.objects[name], decode_value(saved[name], self._get))
 
     def _restore_parts(self, name: str, value: Spread) -> None:
         """Let an object that is spread over workers know what each has saved of it."""

@@ -114,6 +114,11 @@ def check_object(name: str, value: Any) -> None:
         )
 
 
+def holds_variables(value: Any) -> bool:
+    """Whether an object is saved as variables: those may be written at any time."""
+    return not _has_state(value) and bool(_variables_of(value))
+
+
 def _has_state(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
@@ -133,7 +138,7 @@ def read_object(value: Any) -> Any:
         return value.getstate()
     if _has_state(value):
         return value.state_dict()
-    return [variable.numpy() for variable in _variables_of(value)]
+    return [variable.read_value() for variable in _variables_of(value)]
 
 
 def write_object(value: Any, state: Any) -> None:

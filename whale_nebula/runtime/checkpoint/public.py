@@ -18,7 +18,8 @@ from whale_nebula.runtime.checkpoint.slices import Source
 from whale_nebula.runtime.checkpoint.writing import Snapshot, commit_parts, count_bytes, write_part
 from whale_nebula.runtime.run import current_run
 from whale_nebula.scopes.options import check_signature
-from whale_nebula.site import calling_site, short_traceback
+from whale_nebula.site import calling_site, script_site, short_traceback, warn_at
+from whale_nebula.tf.keras_training import build_optimizer
 
 
 class Resumed(NamedTuple):
@@ -110,18 +111,30 @@ def restore(path: str | os.PathLike[str], model: Any) -> None:
     optimizer = getattr(model, "optimizer", None)
     slots = any(name.endswith("/iteration") for name in source.tensors)
     if optimizer is not None and not optimizer.built and slots:
-        optimizer.build(model.trainable_variables)
+        build_optimizer(optimizer, model.trainable_variables)
     if (checkpoints := current_run().checkpoints) is not None:
         checkpoints.read = True
     own = {id(getattr(variable, "value", variable)) for variable in model.variables}
     variables = variables_of(model)
-    missing = [name for name in group.restore(source, variables) if id(variables[name]) in own]
+    every = group.restore(source, variables)
+    missing = [name for name in every if id(variables[name]) in own]
     if missing:
         raise CheckpointError(
             f"variable {missing[0]!r} of {model.name} is not in the checkpoint",
             where=source.path,
             why=f"{len(missing)} of the model's {len(own)} variables are not among its {len(source.tensors)} tensors",
             mend=f"whale-nebula checkpoints show {source.path} lists them",
+        )
+    of_optimizer = {id(getattr(each, "value", each)) for each in getattr(optimizer, "variables", ())}
+    lacking = [name for name in every if id(variables[name]) in of_optimizer]
+    if lacking and slots:
+        warn_at(
+            script_site(),
+            f"{lacking[0]!r} of {model.name} is not in the checkpoint, and stays as it is"
+            + f", with {len(lacking) - 1} more variables of its optimizer" * (len(lacking) > 1),
+            where=source.path,
+            why="it was saved with another optimizer, or with one of another name: Keras numbers those of a process",
+            mend=f'name="adam" for both optimizers\nwhale-nebula checkpoints show {source.path} lists what there is',
         )
 
 

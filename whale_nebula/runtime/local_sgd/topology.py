@@ -15,6 +15,7 @@ import google_crc32c
 import numpy as np
 import tensorflow as tf
 
+from whale_nebula.capture.patches import STATE
 from whale_nebula.codec.objects import PLAIN, Codec
 from whale_nebula.codec.packing import Payload, read_payload, write_payload
 from whale_nebula.codec.sizes import fitting
@@ -363,8 +364,8 @@ def weights_of(program: Program, variables: Mapping[str, Any], models: Iterable[
 
 
 def seeds_of(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The seeds that dropout draws by."""
-    return {path: v for path, v in variables.items() if path.endswith(_SEEDS) and v.shape.rank == 1}
+    """The seeds that dropout draws by, and what random ops of TensorFlow's have drawn."""
+    return {path: v for path, v in variables.items() if (path.endswith(_SEEDS) or STATE in path) and v.shape.rank == 1}
 
 
 def offset_seeds(variables: Mapping[str, Any], place: int) -> None:

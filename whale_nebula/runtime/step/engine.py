@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from whale_nebula.capture import tracing
+from whale_nebula.capture import patches, tracing
 from whale_nebula.capture.mirror import order_operations
 from whale_nebula.capture.source_lines import find_origin
 from whale_nebula.capture.step import Captured, Signature, fill_layout
@@ -153,6 +153,7 @@ class Engine:
         """Run one step, report on it, and pack its results as the user's code returns them."""
         checkpoints = current_run().checkpoints
         if checkpoints is not None:
+            checkpoints.take_again(self)
             checkpoints.before_step(self, tensors)
         begin(self)
         if not self.runner.meets_clusters:
@@ -368,7 +369,10 @@ def _runner(
 ) -> Runner:
     program = captured.program
     if len(program.stages) == 1 and program.pipeline.micro_batch == 1 and not cut.layouts:
-        return Uncut(plain_function(call, layout, jit=xla is not None), program.stages[0], captured.graph)
+        function = plain_function(
+            call, layout, jit=xla is not None, around=lambda tensors: patches.draw_from(captured.draws)
+        )
+        return Uncut(function, program.stages[0], captured.graph)
     compiled = Compiled(cut, worker, Workshop(captured.graph, captured.aliases, xla, cut=cut))
     lines = [run.links.between(a.cluster, b.cluster) for a, b in combinations(program.stages, 2)]
     if any(line.rate or line.delay for line in lines) or has_codecs(cut):

@@ -199,7 +199,7 @@ def _restore(callback: Any, plain: Plain, logs: Any) -> None:
     if run.ledger.own and path.endswith(SUFFIX) and os.path.exists(name_own_path(path, run.here().cluster)):
         optimizer = callback.model.optimizer
         if optimizer is not None and not optimizer.built:
-            optimizer.build(callback.model.trainable_variables)
+            keras_training.build_optimizer(optimizer, callback.model.trainable_variables)
         callback.model.load_weights(path)
     plain(logs)
 

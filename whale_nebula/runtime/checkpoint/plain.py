@@ -1,0 +1,113 @@
+"""Training of a model without scopes: Keras runs its steps itself, and what they read and write is saved.
+
+That are the variables of the model, and what else the function refers to that Keras has traced: optimizers of a
+`train_step` of the user's own, and the generator of all draws without a seed. TensorFlow's own random ops draw from
+variables there, the numbers that they would have drawn.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from whale_nebula.capture.patches import STATE
+from whale_nebula.runtime.checkpoint.fitting import program_of, to_tensors, variables_of
+from whale_nebula.site import script_site, warn_once
+from whale_nebula.tf import keras_training
+from whale_nebula.tf.patch import apply_patches, fresh_state, patch_draws
+
+if TYPE_CHECKING:
+    from whale_nebula.runtime.checkpoint.checkpoints import Checkpoints
+
+
+class PlainStep:
+    """The train function of a model without scopes, whose steps Keras runs itself."""
+
+    trains = True
+
+    def __init__(self, checkpoints: Checkpoints, model: Any) -> None:
+        self.name = program_of(model)
+        self.steps = 0
+        self._checkpoints, self._model, self._function = checkpoints, model, model.train_function
+        self._turn = -1
+        self._draws: dict[str, Any] = {}
+        self._met: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+        self._patches = patch_draws(self._find_draw_counter)
+
+    def __call__(self, iterator: Any) -> Any:
+        """Run the steps of an execution, or pass their batches by."""
+        with apply_patches(self._patches):
+            return self._run(iterator)
+
+    def _run(self, iterator: Any) -> Any:
+        steps: int = self._model.steps_per_execution
+        batches: list[Any] = []
+        known = self._turn == self._checkpoints.known.turns
+        if not known and not isinstance(iterator, tf.data.Iterator):
+            batches, iterator = keras_training.draw_batches(iterator, 1)
+        traced = iterator if isinstance(iterator, tf.data.Iterator) else batches and batches[0]
+        if not known and self.name in self._checkpoints.position.programs:
+            self._take_in(traced)
+        if self._checkpoints.skip_batch(self.name, steps):
+            for _ in range(steps):
+                next(iterator)
+            return to_tensors(self._checkpoints.position.logs)
+        if self._checkpoints.needs_batch(self.name):
+            batches, iterator = keras_training.draw_batches(iterator, steps)
+        self._checkpoints.before_step(self, tf.nest.flatten(batches))
+        with self._checkpoints.note_failure():
+            logs = self._function(iterator)
+        if self._turn < 0:
+            self._take_in(traced)
+        self.steps += 1
+        self._checkpoints.after_step(self, lambda: logs, steps)
+        return logs
+
+    def _take_in(self, traced: Any) -> None:
+        """Know all variables; they are made by the first step, or where there is a checkpoint by its trace."""
+        self._turn = self._checkpoints.known.turns
+        graph = keras_training.trace_step(self._function, traced)
+        if graph is None:
+            keras_training.build_model(self._model, getattr(traced, "element_spec", traced))
+            warn_once(
+                script_site(),
+                f"of {self.name}, which runs eagerly, the model's variables are saved alone",
+                why="other variables that it writes, as of optimizers and draws, are known where it is traced",
+                mend="model.compile(...) without run_eagerly",
+                key=self.name,
+            )
+        variables = variables_of(self._model)
+        for variable in [] if graph is None else keras_training.list_captured(graph):
+            add_variable(variables, variable)
+        counted = self.name in self._checkpoints.position.programs
+        needed = {each.path for each in self._model.trainable_variables} if counted else ()
+        self._checkpoints.take_variables(self.name, variables, needed)
+        self._checkpoints.tell_draws(self.name, () if graph is None else keras_training.list_op_types(graph))
+        self.steps = self._checkpoints.position.programs.get(self.name, self.steps)
+
+    def _find_draw_counter(self, seed: int, seed2: int) -> Any:
+        """The variable of an op with these seeds: the same in all traces, so that they draw on."""
+        if tf.executing_eagerly():
+            return None
+        met = self._met.setdefault(tf.compat.v1.get_default_graph(), Counter())
+        name = f"{STATE}_{seed}_{seed2}"
+        met[name] += 1
+        path = name if met[name] == 1 else f"{name}#{met[name]}"
+        if path not in self._draws:
+            self._draws[path] = fresh_state(seed, seed2, name)
+            with tf.init_scope():
+                self._checkpoints.known.restore(self.name, {path: self._draws[path]})
+        return self._draws[path]
+
+
+def add_variable(variables: dict[str, Any], variable: Any) -> None:
+    """Add one by its name, unless it is there; where another one has that name, with a number."""
+    if any(each is variable for each in variables.values()):
+        return
+    path, number = variable.name.split(":")[0], 1
+    while (name := path if number == 1 else f"{path}#{number}") in variables:
+        number += 1
+    variables[name] = variable
