@@ -353,6 +353,8 @@ class Completion:
             return
         sides = [*found.inputs, *[None] * (len(op.inputs) - len(found.inputs))]
         units = self.count_units(op, [*sides, *found.outputs], label)
+        if 0 < units < self.question.count:
+            return  # a device would have nothing, which not every kernel computes with
         specs = [self.spec(value) for value in op.inputs]
         inputs = [_lay(side or (), label, spec, units) for side, spec in zip(sides, specs, strict=True)]
         outputs = []

@@ -122,8 +122,9 @@ def describe_reshape(site: Site) -> Axes:
         old, new = _skip_ones(before, run[0]), _skip_ones(after, run[1])
         if old and new and _is_multiple(before[old[0]], after[new[0]]):
             outputs[new[0]] = inputs[old[0]]
-            old = old[1:]
+            old, new = old[1:], new[1:]
         mixed |= dict.fromkeys([inputs[axis] for axis in old], "a reshape puts it together with other axes")
+        mixed |= dict.fromkeys([outputs[axis] for axis in new], "a reshape makes it of a part of another axis")
     return Axes((inputs,), (outputs,), mixed=mixed)
 
 

@@ -109,6 +109,7 @@ class Part:
             "ShapeN": self.shape,
             "Mean": self.mean,
             "EnsureShape": self.ensure_shape,
+            "Squeeze": self.squeeze,
             DEALS: self.deal,
         }
         return self.assign if op.type in ASSIGNS else own.get(op.type, self.copy)
@@ -205,6 +206,17 @@ class Part:
         checked = [tf.ensure_shape(tensor, piece.shape) for tensor, piece in zip(inputs[0], pieces, strict=True)]
         self.made[op.index] = [tensor.op for tensor in checked]
         return [checked]
+
+    def squeeze(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
+        """Axes of one entry of a whole tensor are left out; an axis in pieces stays, also where a piece has one entry."""
+        axes = list(self.operations[op.index].get_attr("squeeze_dims"))
+        shape = self.graph.spec(op.inputs[0]).shape
+        if layouts[0].kind != SPLIT or axes or shape is None:
+            return self.copy(op, inputs, layouts)
+        axes = [axis for axis, size in enumerate(shape) if size == 1]
+        found = [tf.squeeze(tensor, axes) for tensor in inputs[0]]
+        self.made[op.index] = [tensor.op for tensor in found]
+        return [found]
 
     def mean(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
         """The mean over a split axis: that of a piece, times its share of the whole, is a part of a sum."""

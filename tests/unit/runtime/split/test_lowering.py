@@ -52,6 +52,16 @@ def grouped() -> Task:
     return Task(model, named, rng.standard_normal((6, 4)).astype("float32"), rng.integers(0, 5, 6))
 
 
+def flattened() -> Task:
+    """What a norm has made is reshaped to other axes; of four channels over three devices two have one each."""
+    inputs = keras.Input((5, 5, 3))
+    named = {"first": layers.Conv2D(4, 3), "norm": layers.RMSNormalization()}
+    rng = np.random.default_rng(0)
+    hidden = layers.Flatten()(named["norm"](named["first"](inputs)))
+    model = keras.Model(inputs, layers.Dense(5)(hidden))
+    return Task(model, named, rng.standard_normal((6, 5, 5, 3)).astype("float32"), rng.integers(0, 5, 6))
+
+
 def convolutional() -> Task:
     inputs = keras.Input((8, 8, 3))
     named = {
@@ -97,6 +107,7 @@ CASES: dict[str, tuple[Callable[[], Task], dict[str, int]]] = {
     "rows": (dense, {"first.kernel": 0}),
     "classes": (dense, {"second.kernel": 1}),
     "groups": (grouped, {"first.kernel": 1, "norm.gamma": 0}),
+    "flattened": (flattened, {"first.kernel": 3, "first.bias": 0, "norm.scale": 0}),
     "channels": (convolutional, {"first.kernel": 3}),
     "channels in": (convolutional, {"third.kernel": 2}),
     "feed-forward": (transformer, {"wide.kernel": 1, "narrow.kernel": 0}),
@@ -109,6 +120,7 @@ CASES: dict[str, tuple[Callable[[], Task], dict[str, int]]] = {
     "rows of a table": (tokens, {"embedding.embeddings": 0}),
 }
 """What is split along which axis: layers by their names in the task, and their attributes."""
+COUNTS = {"flattened": 3}
 BY_ADAM = ("rows", "classes", "rows of a table")
 # Held by tests/parity/test_splits.py, in whole models, or much like another one: of the grid.
 RARELY = (
@@ -190,7 +202,9 @@ class Step:
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        pytest.param(name, 2 + number % 2, marks=[pytest.mark.grid] if name in RARELY else [])
+        pytest.param(
+            name, 3 if name == "flattened" else 2 + number % 2, marks=[pytest.mark.grid] if name in RARELY else []
+        )
         for number, name in enumerate(CASES)
     ],
 )
