@@ -208,7 +208,7 @@ class Part:
         return [checked]
 
     def squeeze(self, op: Op, inputs: Sequence[Tensors], layouts: Sequence[Layout]) -> list[Tensors]:
-        """Axes of one entry of a whole tensor are left out; an axis in pieces stays, though a piece may have one entry."""
+        """Leave out axes of one entry of the whole tensor: one in pieces stays, though a piece may have one entry."""
         axes = list(self.operations[op.index].get_attr("squeeze_dims"))
         shape = self.graph.spec(op.inputs[0]).shape
         if layouts[0].kind != SPLIT or axes or shape is None:
