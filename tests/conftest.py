@@ -46,6 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "grid: only `make soak` runs it, by `--grid -m grid`")
     if config.getoption("--grid"):
         settings.load_profile("other examples in every run")
+    gc.disable()  # until all is collected: of so many objects hardly one is garbage
+
+
+def pytest_collection_finish() -> None:
+    """From here on there is garbage."""
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
