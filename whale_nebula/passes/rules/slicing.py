@@ -109,24 +109,38 @@ def _describe_taken(read: Callable[[Site, int | None], list[_Taken] | None]) -> 
     """Axes of which everything is taken, one after the other, stay; of others a part is taken."""
 
     def describe(site: Site) -> Axes:
-        shape, taken = site.spec(0).shape, read(site, site.rank(0))
-        if taken is None or shape is None:
-            raise Undecided("what a slice takes is not known")
-        labels = number_axes(len(shape))
-        left = iter(zip(labels, shape, strict=True))
-        kept: list[str] = []
-        mixed: dict[str, str] = {}
-        for each in taken:
-            if each.added:
-                kept.append(f"new {len(kept)}")
-                continue
-            label, size = next(left)
-            kept += [] if each.dropped else [label]
-            if not each.takes_size(size):
-                mixed[label] = "a part of it is taken"
-        return Axes((labels,), ([*kept, *(label for label, _ in left)],), mixed=mixed)
+        labels, kept, mixed = _name_taken(site.spec(0).shape, read(site, site.rank(0)))
+        return Axes((labels,), (kept,), mixed=mixed)
 
     return describe
+
+
+def _describe_put_back(site: Site) -> Axes:
+    """Axes of which everything was taken are those of the gradient as well."""
+    shape = site.op.outputs[0].shape
+    labels, kept, mixed = _name_taken(shape, _read_strided(site, None if shape is None else len(shape)))
+    return Axes((None, None, None, None, kept), (labels,), mixed=mixed)
+
+
+def _name_taken(
+    shape: Sequence[int | None] | None, taken: Sequence[_Taken] | None
+) -> tuple[list[str], list[str], dict[str, str]]:
+    """The axes of a tensor, those of what is taken of it, and of which of them a part is taken."""
+    if taken is None or shape is None:
+        raise Undecided("what a slice takes is not known")
+    labels = number_axes(len(shape))
+    left = iter(zip(labels, shape, strict=True))
+    kept: list[str] = []
+    mixed: dict[str, str] = {}
+    for each in taken:
+        if each.added:
+            kept.append(f"new {len(kept)}")
+            continue
+        label, size = next(left)
+        kept += [] if each.dropped else [label]
+        if not each.takes_size(size):
+            mixed[label] = "a part of it is taken"
+    return list(labels), [*kept, *(label for label, _ in left)], mixed
 
 
 def _slice_rows(site: Site, data: Fold, taken: Sequence[_Taken]) -> Fold:
@@ -163,7 +177,7 @@ def plain(site: Site) -> Result:
     return _slice(site, _read_slice(site, site.rank(0)))
 
 
-@rule("StridedSliceGrad", literal=True)
+@rule("StridedSliceGrad", axes=_describe_put_back, literal=True)
 def strided_gradient(site: Site) -> Result:
     """The gradient of a strided slice, put among zeros: rows, where the slice would have taken all of these."""
     sizes, gradient = site.parts(0), site.folds[4]

@@ -31,6 +31,7 @@ _SHAPED = {
     "Reshape": 1, "BroadcastTo": 1, "Fill": 0, "Empty": 0, "Slice": 2, "Conv2DBackpropInput": 0,
     "Conv2DBackpropFilter": 1, "Conv3DBackpropInputV2": 0, "Conv3DBackpropFilterV2": 1,
     "DepthwiseConv2dNativeBackpropInput": 0, "DepthwiseConv2dNativeBackpropFilter": 1, "AvgPoolGrad": 0,
+    "StridedSliceGrad": 0,
 }  # fmt: skip
 """Which input of an op says the shape of what it makes."""
 
