@@ -146,10 +146,6 @@ class Checkpoints:
         steps = self.position.programs.get(program, 0) if self.source is not None else 0
         if isinstance(engine.runner, BetweenClusters):
             self._apart[program] = engine.runner
-        if steps and engine.steps < steps:
-            engine.steps = steps
-            if hasattr(engine.runner.innermost, "steps"):
-                engine.runner.innermost.steps = steps
         trainable = {variable.path for variable in engine.cut.program.variables if variable.trainable}
         needed, variables = trainable if steps else set(), engine.captured.variables
         apart = self._apart.get(program)
@@ -159,6 +155,10 @@ class Checkpoints:
             self._reset_metrics(program)
         else:
             self.take_variables(program, variables, needed)
+        if engine.steps < steps and self.known.was_reached(program, needed):
+            engine.steps = steps
+            if hasattr(engine.runner.innermost, "steps"):
+                engine.runner.innermost.steps = steps
         if engine.trains:
             graph = engine.cut.program.graph
             self.tell_draws(program, {op.type for part in (graph, *graph.functions.values()) for op in part.ops})

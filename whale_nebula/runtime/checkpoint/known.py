@@ -118,7 +118,7 @@ class Known:
         if lost is not None:
             raise _refuse_missing(lost, program, self.source, self.over)
         fresh = [names[name] for name in missing if names[name] not in needed and not self.over]
-        if fresh and program in self.source.manifest.position.programs:
+        if fresh and program in self.source.manifest.position.programs and self.was_reached(program, needed):
             more = f" and {len(fresh) - 1} more variables" if len(fresh) > 1 else ""
             warn_once(
                 script_site(),
@@ -128,6 +128,10 @@ class Known:
                 mend="the ones that the run began with, if it is to go on as if it had not ended",
                 key=(program, self.source.path),
             )
+
+    def was_reached(self, program: str, needed: Collection[str]) -> bool:
+        """Whether the run that was saved had come to the model of these variables, where one is made again."""
+        return not needed or any(self._was_saved(program, path) for path in needed)
 
     def _was_saved(self, program: str, path: str) -> bool:
         """Whether the run that was saved had come to this variable: where a model is made again, to the one before."""

@@ -86,7 +86,8 @@ class PlainStep:
         needed = {each.path for each in self._model.trainable_variables} if counted else ()
         self._checkpoints.take_variables(self.name, variables, needed)
         self._checkpoints.tell_draws(self.name, () if graph is None else keras_training.list_op_types(graph))
-        self.steps = self._checkpoints.position.programs.get(self.name, self.steps)
+        if self._checkpoints.known.was_reached(self.name, needed):
+            self.steps = self._checkpoints.position.programs.get(self.name, self.steps)
 
     def _find_draw_counter(self, seed: int, seed2: int) -> Any:
         """The variable of an op with these seeds: the same in all traces, so that they draw on."""
