@@ -247,3 +247,12 @@ def recurrent_cells(cut: Cut) -> Any:
     model = keras.Model(inputs, outputs)
     model.compile(momentum(), _CROSSENTROPY(from_logits=True))
     return model
+
+
+@script(rows())
+def indicators(cut: Cut) -> Any:
+    """Which numbers are in a row, and how often: counts along the row."""
+    buckets = layers.Discretization([-0.5, 0.0, 0.5])
+    encoders = [layers.CategoryEncoding(4, mode) for mode in ("multi_hot", "count")]
+    dense = layers.Dense(3)
+    return two_parts(cut, keras.Input((6,)), buckets, lambda x: dense(layers.concatenate([e(x) for e in encoders])))

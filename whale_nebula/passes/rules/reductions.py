@@ -177,14 +177,16 @@ def segments(site: Site) -> Result:
 
 @rule("DenseBincount", "Bincount")
 def heights(site: Site) -> Result:
-    """How often each number occurs: a sum, if the number of numbers is the same everywhere."""
+    """How often each number occurs, or whether: of each row, or of the batch, where only how often is a sum."""
     data, number, weights = site.folds
     if ROWS not in (data.kind, weights.kind):
         return site.nonlinear(site.folds)
-    if number.kind != WHOLE or not {data.kind, weights.kind} <= {ROWS, WHOLE} or site.flag("binary_output"):
+    if number.kind != WHOLE or not {data.kind, weights.kind} <= {ROWS, WHOLE}:
         return site.couple(f"{site.op.type} over the batch")
     if site.rank(0) == 2:
         return data.bare if data.axis == 0 else site.couple("the batch is counted along its axis")
+    if site.flag("binary_output"):
+        return site.couple(f"{site.op.type} over the batch")
     return Fold(SUM) if data.kind == ROWS else site.couple("weights of rows, but heaps that are no rows")
 
 
