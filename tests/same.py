@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
+from whale_nebula.tf import initial_values
 from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.keras_training import create_variables, lacks_variables, trains_as_keras
 from whale_nebula.tf.patch import Patch
@@ -144,7 +145,7 @@ def _make_train_function(model: Any, force: bool = False) -> Any:
         plain = isinstance(iterator, tf.data.Iterator) and isinstance(iterator.element_spec, tuple)
         if plain and trains_as_keras(model) and lacks_variables(model):
             made = tf.function(lambda *data: create_variables(model, data, later=False), autograph=False)
-            tf_private.trace_variables(made, iterator.element_spec)
+            initial_values.trace_variables(made, iterator.element_spec)
         return function(iterator)
 
     model.train_function = run

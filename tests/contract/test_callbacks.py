@@ -239,7 +239,7 @@ def test_build_model_makes_what_a_step_makes() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda inner: inner, keras.optimizers.LossScaleOptimizer], ids=["plain", "scaled"])
-def test_variables_that_are_made_ahead_have_the_names_of_a_step(wrap: Callable[..., Any]) -> None:
+def test_build_optimizer_gives_variables_that_are_made_ahead_the_names_of_a_step(wrap: Callable[..., Any]) -> None:
     x, y = np.ones((2, 3), "float32"), np.ones((2, 1), "float32")
     found = {}
     for way in ("step", "model", "variables"):
@@ -255,3 +255,33 @@ def test_variables_that_are_made_ahead_have_the_names_of_a_step(wrap: Callable[.
         found[way] = sorted(each.path for each in (*model.variables, *model.optimizer.variables))
     assert found["step"] == found["model"] == found["variables"]
     assert any("momentum" in each for each in found["step"])
+
+
+def test_list_captured_gives_what_a_graph_reads_and_writes() -> None:
+    read, written, other = (tf.Variable(1.0) for _ in range(3))
+
+    @tf.function
+    def step() -> None:
+        written.assign(read + tf.constant(1.0))
+
+    found = keras_training.list_captured(step.get_concrete_function().graph)
+    assert {id(each) for each in found} == {id(read), id(written)} and other is not None
+
+
+def test_list_op_types_looks_into_functions_too() -> None:
+    @tf.function
+    def step(x: Any) -> Any:
+        return tf.cond(tf.reduce_sum(x) > 0.0, lambda: tf.random.shuffle(x), lambda: x)
+
+    graph = step.get_concrete_function(tf.TensorSpec([4])).graph
+    assert {"Sum", "RandomShuffle"} <= keras_training.list_op_types(graph)
+
+
+def test_TFEpochIterator_goes_on_where_data_that_is_reset_begins_anew() -> None:
+    """As `evaluate` in a `fit` makes it, of arrays."""
+    here = tf.distribute.get_strategy()
+    data = keras_training.TFEpochIterator(x=np.arange(6.0), batch_size=2, shuffle=False, distribute_strategy=here)
+    for _ in range(2):
+        data.reset()
+        seen = [float(tf.reduce_sum(next(iterator))) for _, _, iterator in data]
+        assert seen == [1.0, 5.0, 9.0]

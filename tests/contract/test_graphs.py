@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.contract.tracing import VECTOR, graph_of
+from whale_nebula.tf import initial_values
 from whale_nebula.tf import private as tf_private
 
 layers = keras.layers
@@ -141,7 +142,7 @@ def test_variables_later_gives_a_traces_variables_their_values() -> None:
         return made[0] + made[1]
 
     function = tf.function(body)
-    begin = tf_private.variables_later(function)
+    begin = initial_values.variables_later(function)
     traced = function.get_concrete_function()
     there = [bool(tf.raw_ops.VarIsInitializedOp(resource=v.handle)) for v in made]
     assert there == [False, False]
@@ -156,7 +157,7 @@ def test_variables_later_gives_a_traces_variables_their_values() -> None:
 @pytest.mark.parametrize("name", ["glorot_uniform", "orthogonal", "identity", "zeros", "truncated_normal"])
 def test_variables_later_computes_initial_values_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No constant is left that TensorFlow could compute a value from beforehand."""
-    graphs, plain = [], tf_private.lift_to_graph.lift_to_graph
+    graphs, plain = [], initial_values.lift_to_graph.lift_to_graph
 
     def lift(tensors: Any, graph: Any, **options: Any) -> Any:
         graphs.append(graph)
@@ -172,9 +173,9 @@ def test_variables_later_computes_initial_values_once(name: str, monkeypatch: py
         return made[0].read_value()
 
     function = tf.function(body)
-    begin = tf_private.variables_later(function)
+    begin = initial_values.variables_later(function)
     traced = function.get_concrete_function()
-    monkeypatch.setattr(tf_private.lift_to_graph, "lift_to_graph", lift)
+    monkeypatch.setattr(initial_values.lift_to_graph, "lift_to_graph", lift)
     begin(lambda variable: True)
     assert traced().numpy().tolist() == draw([6, 4]).numpy().tolist()
     assert not [op.name for graph in graphs for op in graph.get_operations() if op.type == "Const"]

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whale_nebula.tf import keras_training
-from whale_nebula.tf import private as tf_private
+from whale_nebula.tf import initial_values, keras_training
 
 X, Y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
 
@@ -73,7 +72,7 @@ def test_create_variables_makes_those_of_the_first_step_and_lacks_variables_says
 
     assert keras_training.lacks_variables(created)
     made = tf.function(lambda *given: keras_training.create_variables(created, given, later), autograph=False)
-    tf_private.trace_variables(made, given)
+    initial_values.trace_variables(made, given)
     assert not keras_training.lacks_variables(created)
     assert variables_of(created) == variables_of(trained)
     tf.function(step, autograph=False)(*given)
@@ -98,6 +97,6 @@ def test_trace_variables_traces_once_and_gives_them_values() -> None:
         traces.append(x)
         made.append(tf.Variable(lambda: tf.fill([2], 3.0)))
 
-    tf_private.trace_variables(tf.function(body, autograph=False), [tf.TensorSpec([None])])
+    initial_values.trace_variables(tf.function(body, autograph=False), [tf.TensorSpec([None])])
     assert len(traces) == 1
     assert made[0].numpy().tolist() == [3.0, 3.0]

@@ -54,6 +54,7 @@ from whale_nebula.scopes.auto import current_limits
 from whale_nebula.scopes.frames import begin_step, watched_anew
 from whale_nebula.site import script_site, warn_once
 from whale_nebula.spec import Spec, Value
+from whale_nebula.tf import initial_values
 from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.keras_training import create_variables, lacks_variables
 
@@ -257,13 +258,13 @@ def capture(
 
         function = tf.function(body, autograph=False)
         if later:
-            begins.append(tf_private.variables_later(function))
+            begins.append(initial_values.variables_later(function))
         return function
 
     with translate_errors(traces, list(zip(layout.names, layout.specs, strict=True))), trace_patched():
         if data is not None and lacks_variables(owner):  # a trace of what makes them is shorter than one of the step
             made = function_of(lambda given: create_variables(owner, data(given), later=later))
-            tf_private.trace_variables(made, layout.specs)
+            initial_values.trace_variables(made, layout.specs)
         graph = function_of(call).get_concrete_function(*layout.specs).graph
     explain_late_requests(tape for each in traces for tape in each.tapes)
     trace = traces[-1]

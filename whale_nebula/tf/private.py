@@ -40,7 +40,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import context as context_lib
-from tensorflow.python.eager import lift_to_graph, record
+from tensorflow.python.eager import record
 from tensorflow.python.eager import tape as tape_lib
 from tensorflow.python.eager.polymorphic_function import autograph_util, function_type_utils
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function as PolymorphicFunction
@@ -48,7 +48,7 @@ from tensorflow.python.framework import func_graph as func_graph_lib
 from tensorflow.python.framework import function_def_to_graph, kernels, op_callbacks, random_seed
 from tensorflow.python.ops import cond_v2, custom_gradient, gradients_util, handle_data_util
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
-from tensorflow.python.util import dispatch, nest, object_identity, tf_stack
+from tensorflow.python.util import dispatch, nest, tf_stack
 
 __all__ = [
     "KerasFunction",
@@ -462,62 +462,6 @@ def _number_random_ops() -> Iterator[None]:
 def leaf_paths(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """The leaves of a nested structure, each with its path, in the order of tf.nest.flatten."""
     return list(nest.flatten_with_tuple_paths(structure)) if nest.is_nested(structure) else [((), structure)]
-
-
-def variables_later(function: Any) -> Callable[[Callable[[Any], bool]], None]:
-    """Let tracing a tf.function leave the variables that it creates without values. Gives what gives theirs to those of
-    which a predicate says yes; it may be called again for others.
-    """
-    pairs: list[tuple[Any, Any]] = []
-    function._initialize_uninitialized_variables = pairs.extend
-
-    def begin(wanted: Callable[[Any], bool]) -> None:
-        chosen = [pair for pair in pairs if wanted(pair[0])]
-        pairs[:] = [pair for pair in pairs if not any(pair is each for each in chosen)]
-        _give_values([pair for pair in chosen if not tf.raw_ops.VarIsInitializedOp(resource=pair[0].handle)])
-
-    return begin
-
-
-def _give_values(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Give variables the values of tensors of a traced graph. Constants of it are arguments here: TensorFlow would fold
-    them, and compute a large value twice, with three times its memory.
-    """
-    if not pairs:
-        return
-    tensors = [tensor for _, tensor in pairs]
-    constants = _list_constants(tensors)
-
-    def assign(*given: Any) -> None:
-        known = object_identity.ObjectIdentityDictionary()
-        for constant, value in zip(constants, given, strict=True):
-            known[constant], known[constant.op] = value, value.op
-        lift_to_graph.lift_to_graph(tensors, tf.compat.v1.get_default_graph(), op_map=known)
-        for variable, tensor in pairs:
-            variable.assign(known[tensor], read_value=False)
-
-    with tf.init_scope():
-        values = [tf.constant(tf.make_ndarray(constant.op.get_attr("value"))) for constant in constants]
-        tf.function(assign, autograph=False)(*values)
-
-
-def _list_constants(tensors: Sequence[Any]) -> list[Any]:
-    """The constants that tensors of a graph are computed from."""
-    ops = {tensor.op: None for tensor in tensors}
-    waiting = list(ops)
-    while waiting:
-        op = waiting.pop()
-        above = [each for each in (*(tensor.op for tensor in op.inputs), *op.control_inputs) if each not in ops]
-        ops.update(dict.fromkeys(above))
-        waiting += above
-    return [op.outputs[0] for op in ops if op.type == "Const"]
-
-
-def trace_variables(function: Any, specs: Sequence[Any]) -> None:
-    """Trace a tf.function for the variables that it creates alone: once, where a call would trace it again."""
-    pairs: list[tuple[Any, Any]] = []
-    function._initialize(tuple(specs), {}, add_initializers_to=pairs)
-    function._initialize_uninitialized_variables(pairs)
 
 
 VARIABLE_READS = ("_read_variable_op", "sparse_read", "gather_nd")

@@ -110,7 +110,7 @@ def program_of(model: Any) -> str:
 
 def name_variables(model: Any) -> dict[str, Any]:
     """The variables of a model, its optimizer and its metrics, by their paths. Those of one path are numbered: Keras
-    makes two metrics of `metrics=["accuracy"], weighted_metrics=["accuracy"]`, and calls slots of `Adafactor` alike.
+    makes two metrics of `metrics=["accuracy"], weighted_metrics=["accuracy"]`, and calls slots of Adafactor alike.
     """
     optimizer = getattr(model, "optimizer", None)
     of_metrics = [variable for metric in model.metrics for variable in metric.variables]

@@ -1,0 +1,73 @@
+"""First values of variables that a tf.function makes: later than its trace, and computed once.
+
+Each function has a contract test in tests/contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.tf import require_supported
+
+require_supported()
+from tensorflow.python.eager import lift_to_graph  # noqa: E402
+from tensorflow.python.util import object_identity  # noqa: E402
+
+
+def variables_later(function: Any) -> Callable[[Callable[[Any], bool]], None]:
+    """Let tracing a tf.function leave the variables that it creates without values. Gives what gives theirs to those of
+    which a predicate says yes; it may be called again for others.
+    """
+    pairs: list[tuple[Any, Any]] = []
+    function._initialize_uninitialized_variables = pairs.extend
+
+    def begin(wanted: Callable[[Any], bool]) -> None:
+        chosen = [pair for pair in pairs if wanted(pair[0])]
+        pairs[:] = [pair for pair in pairs if not any(pair is each for each in chosen)]
+        _give_values([pair for pair in chosen if not tf.raw_ops.VarIsInitializedOp(resource=pair[0].handle)])
+
+    return begin
+
+
+def _give_values(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Give variables the values of tensors of a traced graph. Constants of it are arguments here: TensorFlow would fold
+    them, and compute a large value twice, with three times its memory.
+    """
+    if not pairs:
+        return
+    tensors = [tensor for _, tensor in pairs]
+    constants = _list_constants(tensors)
+
+    def assign(*given: Any) -> None:
+        known = object_identity.ObjectIdentityDictionary()
+        for constant, value in zip(constants, given, strict=True):
+            known[constant], known[constant.op] = value, value.op
+        lift_to_graph.lift_to_graph(tensors, tf.compat.v1.get_default_graph(), op_map=known)
+        for variable, tensor in pairs:
+            variable.assign(known[tensor], read_value=False)
+
+    with tf.init_scope():
+        values = [tf.constant(tf.make_ndarray(constant.op.get_attr("value"))) for constant in constants]
+        tf.function(assign, autograph=False)(*values)
+
+
+def _list_constants(tensors: Sequence[Any]) -> list[Any]:
+    """The constants that tensors of a graph are computed from."""
+    ops = {tensor.op: None for tensor in tensors}
+    waiting = list(ops)
+    while waiting:
+        op = waiting.pop()
+        above = [each for each in (*(tensor.op for tensor in op.inputs), *op.control_inputs) if each not in ops]
+        ops.update(dict.fromkeys(above))
+        waiting += above
+    return [op.outputs[0] for op in ops if op.type == "Const"]
+
+
+def trace_variables(function: Any, specs: Sequence[Any]) -> None:
+    """Trace a tf.function for the variables that it creates alone: once, where a call would trace it again."""
+    pairs: list[tuple[Any, Any]] = []
+    function._initialize(tuple(specs), {}, add_initializers_to=pairs)
+    function._initialize_uninitialized_variables(pairs)
