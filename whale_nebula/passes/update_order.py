@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from whale_nebula.ir.graph import REPLICA_SUM, Graph
+from whale_nebula.passes.facts import ASSIGNS
 
-_WRITES = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
 LEAST = 1 << 20
 """Bytes from which on a variable is worth an order."""
 
@@ -27,7 +27,7 @@ def order_updates(graph: Graph, ops: Sequence[int]) -> dict[int, int]:
     }
     if any(each > index for index, needed in before.items() for each in needed):
         return {}  # a loop of TensorFlow 1
-    writes = [index for index in sorted(ops) if graph.ops[index].type in _WRITES]
+    writes = [index for index in sorted(ops) if graph.ops[index].type in ASSIGNS]
     bits = {index: 1 << number for number, index in enumerate(writes)}
     reached = _follow(before, bits)  # the writes that an op is needed for, itself included
     last = sorted(index for index in writes if reached[index] == bits[index])
