@@ -97,12 +97,14 @@ def automatic() -> keras.Model:
     )
 
 
-def of_any_length() -> keras.Model:
+def of_any_length(codec: dict[str, Any] | None = None) -> keras.Model:
     """For rows of any number of columns."""
     with nb.cluster():
         with nb.stage(cluster="gpu"):
             inputs = keras.Input((None,), name="x")
-            hidden = keras.layers.Dense(8, activation="relu")(keras.layers.Reshape((-1, 1))(inputs))
+            hidden = keras.layers.Reshape((-1, 1))(inputs)
+            with nb.compress(**codec) if codec else nullcontext():
+                hidden = keras.layers.Dense(8, activation="relu")(hidden)
         with nb.stage(cluster="npu"):
             outputs = keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(hidden))
     return keras.Model(inputs, outputs)
@@ -132,6 +134,11 @@ def plateaus() -> list[Any]:
     ]
 
 
+def lengthen(data: tf.data.Dataset) -> tf.data.Dataset:
+    """Rows of 2, 4 and then 6 columns."""
+    return Curriculum(2, 6, 15, step=2)(data)
+
+
 CASES = {
     "pipeline": Case(
         lambda: staged(pipeline={"micro_batch": 2}), breaks=(5, 9), optimizer=lambda: keras.optimizers.Adam(0.02)
@@ -154,8 +161,9 @@ CASES = {
     "momenta in a bit a number": Case(
         lambda: apart(exchange="1bit"), breaks=(3, 9), optimizer=lambda: OneBitLamb(0.02, freeze_step=5)
     ),
-    "a curriculum": Case(
-        of_any_length, epochs=3, breaks=(4, 13), prepare=lambda data: Curriculum(2, 6, 15, step=2)(data)
+    "a curriculum": Case(of_any_length, epochs=3, breaks=(4, 13), prepare=lengthen),
+    "a curriculum, with codecs that remember": Case(
+        lambda: of_any_length({"rank": 2, "int8": True, "start_step": 3}), epochs=3, breaks=(4, 13), prepare=lengthen
     ),
     "callbacks that remember": Case(staged, callbacks=plateaus, epochs=6),
 }

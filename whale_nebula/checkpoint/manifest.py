@@ -15,6 +15,9 @@ FORMAT = 1
 NAME = "manifest"
 
 
+Shapes = tuple[tuple[int | None, ...], ...]
+
+
 @dataclass(frozen=True)
 class File:
     """A file of a checkpoint, by its name in the checkpoint's folder."""
@@ -74,8 +77,9 @@ class Manifest:
 
     `workers` are all that wrote a part, with the parts' digests, the same in the manifest of every host; `parts` those
     whose parts are here, in the bundle of TensorFlow's that is called `bundle`. `aliases` gives, by program, the names
-    of tensors that are not the paths of its variables, as other variables have these. `at` is when the values were
-    taken, in seconds since 1970, and `spent` what the run's time was spent on until then.
+    of tensors that are not the paths of its variables, as other variables have these. `forms` gives, by program, the
+    shapes of the inputs of each of its traces in their order, where a trace may be for more than one shape. `at` is
+    when the values were taken, in seconds since 1970, and `spent` what the run's time was spent on until then.
     """
 
     position: Position
@@ -85,6 +89,7 @@ class Manifest:
     files: tuple[File, ...] = ()
     bundle: str = ""
     aliases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    forms: Mapping[str, tuple[Shapes, ...]] = field(default_factory=dict)
     run: str = ""
     attempt: int = 0
     plan: str = ""

@@ -27,7 +27,7 @@ import tensorflow as tf
 from whale_nebula.checkpoint import files
 from whale_nebula.checkpoint.folder import Folder
 from whale_nebula.checkpoint.interval import Pace, guess_between_failures
-from whale_nebula.checkpoint.manifest import Position
+from whale_nebula.checkpoint.manifest import Position, Shapes
 from whale_nebula.config import Checkpointing
 from whale_nebula.errors import CheckpointError, NebulaError
 from whale_nebula.faults import failpoint
@@ -78,7 +78,8 @@ class Checkpoints:
     on from, if there is one, and `resumed` where that stood.
 
     Where it was written at the end of a `fit` whose next epochs are trained now, `reset_metrics` is called when the
-    variables are restored. So many batches of a `fit` are `skips`, as they were trained already. Something was
+    variables are restored. So many batches of a `fit` are `skips`, as they were trained already. `forms` are the shapes
+    for which programs were traced, as the manifest has them. Something was
     `read` of the checkpoint if a program has come, or `nb.restore`.
     """
 
@@ -96,6 +97,7 @@ class Checkpoints:
     fits: int = 0
     skips: int = 0
     reset_metrics: Callable[[], None] | None = None
+    forms: dict[str, tuple[Shapes, ...]] = field(default_factory=dict)
     said: list[Any] = field(default_factory=list)
     known: Known = field(init=False)
     _batch: str = ""
@@ -127,6 +129,7 @@ class Checkpoints:
             return
         self.group.tell_saved(step)
         self.position = self.resumed = self.source.manifest.position
+        self.forms = dict(self.source.manifest.forms)
         self.saved = self.position if self.source.path.startswith(folders[0].path) else self.saved
         for level in self.levels:
             level.pace.note_saving(step, time.monotonic())
@@ -156,13 +159,19 @@ class Checkpoints:
         else:
             self.take_variables(program, variables, needed)
         if engine.steps < steps and self.known.was_reached(program, needed):
-            engine.steps = steps
-            if hasattr(engine.runner.innermost, "steps"):
-                engine.runner.innermost.steps = steps
+            engine.count_from(steps)
         if engine.trains:
             graph = engine.cut.program.graph
             self.tell_draws(program, {op.type for part in (graph, *graph.functions.values()) for op in part.ops})
         failpoint("checkpoint.restored")
+
+    def note_form(self, program: str, shapes: Shapes) -> None:
+        """A program was traced for inputs of these shapes, where one trace may be for several: a run that goes on
+        traces it alike.
+        """
+        known = self.forms.get(program, ())
+        if shapes not in known:
+            self.forms[program] = (*known, shapes)
 
     def take_again(self, engine: Engine) -> None:
         """A program goes on: if values were to be given anew since it was known, its variables get theirs."""
@@ -361,7 +370,7 @@ class Checkpoints:
         memory = self.memories.encode(entries, ended)
         logs = {name: float(value) for name, value in self._logs().items()}
         self.position = replace(self.position, logs=logs)
-        manifest = begin_manifest(self.run, self.position, self.known.aliases)
+        manifest = begin_manifest(self.run, self.position, self.known.aliases, self.forms)
         manifest = replace(manifest, at=time.time(), spent=asdict(self.spent.sum_up()))
         for level in levels:
             level.write(Snapshot(manifest, self.group.worker, entries, memory, batch, late))

@@ -79,7 +79,7 @@ def save(path: str | os.PathLike[str], model: Any) -> None:
     group, telling = Group(run), run.ledger.tell_failures if not run.alone else contextlib.nullcontext
     folder = Folder(find_own(os.fspath(path), run.attachment), group.label, single=True)
     entries = list(group.list_entries(variables))
-    snapshot = Snapshot(begin_manifest(run, Position(), {}), group.worker, entries, {})
+    snapshot = Snapshot(begin_manifest(run, Position(), {}, {}), group.worker, entries, {})
     with telling():
         try:
             check_own_room(run.attachment, folder.path, count_bytes(entries) * len(group.members))

@@ -26,7 +26,8 @@ class Crossing:
     """One direction of a boundary: `kind` is forward, or backward for a gradient, which has a `number` of its own.
 
     `label` names it in reports ("b0 gpu->npu", and "b0 npu->gpu" for its gradient), `name` in states: that is the same
-    in every program of a model. A gradient's `way` is as it returns. `boundary` is None for a gradient of none.
+    in every program of a model, whatever the lengths of its rows. A gradient's `way` is as it returns. `boundary` is
+    None for a gradient of none.
     """
 
     value: Value
@@ -95,7 +96,7 @@ class Crossings:
         found, used = {}, dict[str, int]()
         for value, each in boundaries.items():
             (there, _), spec, way = self._ends(each), program.graph.spec(value), parse_way(each.codec)
-            name = _number_name(f"{there} {spec}{_remembering(way)}", used)
+            name = _number_name(f"{there} {_leave_sizes_open(spec)}{_remembering(way)}", used)
             ends = each.phase, each.source, each.destinations
             found[value] = Crossing(
                 value, "forward", each.slot, *ends, spec, each, way, label=f"b{each.slot} {there}", name=name
@@ -183,6 +184,18 @@ class Crossings:
 
 def _channel(crossing: Crossing, lane: str) -> str:
     return f"{crossing.name}{LANE}{lane}" if lane else crossing.name
+
+
+def _leave_sizes_open(spec: Spec) -> Spec:
+    """A spec with all sizes but the last left open: rows and lengths differ between the programs of a model.
+
+    >>> str(_leave_sizes_open(Spec("float32", (8, 20, 64)))), str(_leave_sizes_open(Spec("float32", (8,))))
+    ('float32[?,?,64]', 'float32[?]')
+    """
+    if not spec.shape:
+        return spec
+    *_, last = spec.shape
+    return Spec(spec.dtype, (*[None] * (len(spec.shape) - 1), last if len(spec.shape) > 1 else None))
 
 
 def _remembering(way: Way) -> str:

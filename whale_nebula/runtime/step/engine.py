@@ -205,6 +205,15 @@ class Engine:
             return self.captured.pack(outcome.tensors)
         return self.captured.pack(refusing(self.name, self.captured.variables.values(), tensors, outcome.tensors))
 
+    def count_from(self, steps: int) -> None:
+        """Count on from so many steps, unless there were more: those of another form of the batch, or of another
+        run.
+        """
+        runner = self.runner.innermost
+        self.steps = max(self.steps, steps)
+        if hasattr(runner, "steps"):
+            runner.steps = max(runner.steps, self.steps)
+
     @cached_property
     def trains(self) -> bool:
         """Whether the step asks for gradients."""

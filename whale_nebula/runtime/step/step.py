@@ -76,6 +76,18 @@ def widen_signature(layout: Signature, known: Iterable[Signature]) -> Signature 
     specs = layout.specs
     for other in alike:
         specs = tuple(_common(a, b) for a, b in zip(specs, other.specs, strict=True))
+    return _replace_specs(layout, specs)
+
+
+def replace_sizes(layout: Signature, shapes: Sequence[tuple[int | None, ...]]) -> Signature | None:
+    """The form with these sizes in the place of those of `layout`; None where there are other numbers of axes."""
+    if [len(shape) for shape in shapes] != [spec.shape.rank for spec in layout.specs]:
+        return None
+    return _replace_specs(layout, [tf.TensorSpec(s, spec.dtype) for s, spec in zip(shapes, layout.specs, strict=True)])
+
+
+def _replace_specs(layout: Signature, specs: Iterable[tf.TensorSpec]) -> Signature:
+    specs = tuple(specs)
     return replace(layout, specs=specs, key=(layout.key[0], specs, *layout.key[2:]))
 
 
@@ -169,7 +181,7 @@ class Step:
     """Calls of `fn`, run by a plan. One engine is kept for each form of the arguments, and for the scopes around.
 
     A step that `widens` has one engine for all forms that differ in sizes alone, from the second on. `steps` are those
-    that ran by plans that were replaced. `trains`: it is Keras's own train step of a model.
+    of all engines, also of plans that were replaced. `trains`: it is Keras's own train step of a model.
     """
 
     fn: Callable[..., Any]
@@ -213,11 +225,13 @@ class Step:
     def _run(self, last: Engine, layout: Signature, tensors: list[Any]) -> Any:
         """Run the step; one that fails on a batch that is shaped unlike the first says so."""
         try:
+            last.count_from(self.steps)
             results = last.run(tensors)
         except StageFailedError as failure:
             other = describe_change(layout.names, tensors, self.first)
             failure.why = "\n".join(filter(None, [failure.why, other]))
             raise
+        self.steps = last.steps
         self.first = self.first or shapes_of(tensors)
         return results
 
@@ -256,9 +270,8 @@ class Step:
         if (around, layout.key) not in self.engines:
             forms = [form for scope, form in self.forms if scope == around]
             wide = next((self.engines[around, form.key] for form in forms if takes(form, layout)), None)
-            made = (
-                wide or self._widen_engine(layout, unpack, forms) or self._make_engine(layout, unpack, tensors, checked)
-            )
+            wide = wide or self._widen_engine(layout, unpack, forms)
+            made = wide or self._make_engine(layout, unpack, tensors, checked)
             self.engines[around, layout.key] = made
         return self.engines[around, layout.key]
 
@@ -279,13 +292,12 @@ class Step:
         """Its plan was replaced by a better one: by that the steps that follow are counted on."""
         del self.engines[key]
         self.forms = [(around, form) for around, form in self.forms if (around, form.key) in self.engines]
-        self.steps = max(self.steps, kept.steps)
         kept.runner.close()
         forget_states(kept.captured, current_run())
 
     def _widen_engine(self, layout: Signature, unpack: Unpack, forms: Sequence[Signature]) -> Engine | None:
         """An engine with free axes in the place of one more for every size; None where the step needs to know them."""
-        form = widen_signature(layout, forms) if self.widens else None
+        form = self._find_saved_form(layout) or widen_signature(layout, forms) if self.widens else None
         if form is None:
             return None
         try:
@@ -293,6 +305,14 @@ class Step:
         except (CaptureError, TypeError, ValueError):
             self.widens = False
             return None
+
+    def _find_saved_form(self, layout: Signature) -> Signature | None:
+        """The form that a run, which goes on here, had traced for calls of the form `layout`; None for that itself."""
+        checkpoints = current_run().checkpoints
+        saved = () if checkpoints is None else checkpoints.forms.get(self.name, ())
+        found = (replace_sizes(layout, shapes) for shapes in saved)
+        form = next((form for form in found if form is not None and takes(form, layout)), None)
+        return None if form is None or form.key == layout.key else form
 
     def _make_engine(
         self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None, checked: bool = True
@@ -316,12 +336,13 @@ class Step:
             notes = (*self.notes, *captured.projected)
             models = [*met, *models_of(self.fn)]
             found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes, models=models)
-            found.steps = self.steps
         finally:
             captured.begin(lambda variable: True)  # nothing, unless the step was refused
         make_all_collective(models, run)
         if run.checkpoints is not None:
             run.checkpoints.take_in(found)
+            if self.widens and all(spec.shape.rank is not None for spec in layout.specs):
+                run.checkpoints.note_form(self.name, tuple(tuple(spec.shape) for spec in layout.specs))
         self.engines[scopes_around(), layout.key] = found
         self.forms.append((scopes_around(), layout))
         return found
