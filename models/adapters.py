@@ -10,8 +10,7 @@ from typing import Any
 import keras
 
 from .attention import Cache, near_zero
-from .cross_attention import CrossAttention
-from .layers import FeedForward
+from .layers import CrossAttention, FeedForward
 
 NEARLY_NOTHING = 1e-3
 

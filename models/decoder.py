@@ -15,10 +15,9 @@ from keras import ops
 
 from .attention import Cache, expand_mask
 from .bert import Visible
-from .cross_attention import CrossAttention
 from .embedding import TokenEmbedding
 from .encoder import Source
-from .layers import SelfAttention
+from .layers import CrossAttention, SelfAttention
 from .masked_lm import Bias
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import keras
 
 from .bert import Bert, BertSizes
-from .cross_attention import CrossAttention
 from .decoder import Decoder, Scores
 from .encoder import Encoder
+from .layers import CrossAttention
 from .masked_lm import Bias
 from .sides import Around, Sides, Translating, nowhere
 

@@ -1,9 +1,8 @@
 """Maps for `nb.place`, made of a model and clusters; methods of training. Installed as `whale_nebula.strategies`."""
 
-from .by_parameters import by_parameters
 from .curriculum import ByTokens, Curriculum
-from .halves import halves
 from .low_rank_cut import low_rank_cut
 from .one_bit import OneBitAdam, OneBitLamb
+from .partition import by_parameters, halves
 
 __all__ = ["ByTokens", "Curriculum", "OneBitAdam", "OneBitLamb", "by_parameters", "halves", "low_rank_cut"]

@@ -1,15 +1,18 @@
-"""What the strategies share: a model's layers in their sequence, and the `place` map of a way to cut it."""
+"""Maps for `nb.place` that cut the sequence of a model's layers: in halves, or by their numbers of parameters."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from whale_nebula.errors import OptionError, PlacementError
+from whale_nebula.feed.rows import sizes
 
 if TYPE_CHECKING:
     from whale_nebula.capture.placed import Spot
+
 
 Place = dict[str, str]
 """Regex of layer paths to cluster, as `nb.place` takes it: the whole path must match."""
@@ -55,3 +58,88 @@ def place_map(clusters: Sequence[str], parts: Sequence[Sequence[str]]) -> Place:
     """
     patterns = ["|".join(map(re.escape, part)) for part in parts]
     return {f"({pattern})(/.*)?": cluster for pattern, cluster in zip(patterns, clusters, strict=True)}
+
+
+def halves(model: Any, clusters: Iterable[str]) -> Place:
+    """A `place` map that cuts a model's sequence of layers into parts of equal number.
+
+    Three clusters get thirds; where the number does not divide, the first parts have one layer more.
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.layers.Dense(8, name=name) for name in "abc"])
+    >>> halves(model, ["gpu", "npu"])
+    {'(a|b)(/.*)?': 'gpu', '(c)(/.*)?': 'npu'}
+    """
+    layers = layers_in_sequence(model)
+    names = checked_clusters(clusters, layers)
+    left = iter(layers)
+    parts = [[next(left).path for _ in range(count)] for count in sizes(len(layers), len(names))]
+    return place_map(names, parts)
+
+
+def by_parameters(model: Any, clusters: Iterable[str]) -> Place:
+    """A `place` map that cuts a model's sequence of layers where the largest part is as small as can be.
+
+    A layer without parameters goes with the one before it. The model must be built.
+
+    >>> import keras
+    >>> layers = [keras.layers.Dense(width, name=name) for name, width in {"a": 2, "b": 2, "c": 8}.items()]
+    >>> model = keras.Sequential([keras.Input((2,)), *layers])
+    >>> by_parameters(model, ["gpu", "npu"])
+    {'(a|b)(/.*)?': 'gpu', '(c)(/.*)?': 'npu'}
+    """
+    groups = _groups(layers_in_sequence(model))
+    names = checked_clusters(clusters, groups)
+    weights = [sum(_parameters(spot.layer) for spot in group) for group in groups]
+    parts: list[list[str]] = []
+    for start, end in _cut(weights, len(names)):
+        parts.append([spot.path for group in groups[start:end] for spot in group])
+    return place_map(names, parts)
+
+
+def _groups(layers: Sequence[Spot]) -> list[list[Spot]]:
+    """Each layer that has parameters, with those without that follow it (or, at the start, precede it)."""
+    groups: list[list[Spot]] = [[]]
+    filled = False
+    for spot in layers:
+        weighs = _parameters(spot.layer) > 0
+        if weighs and filled:
+            groups.append([])
+        groups[-1].append(spot)
+        filled = filled or weighs
+    return groups
+
+
+def _parameters(layer: Any) -> int:
+    if not layer.built:
+        raise PlacementError(
+            f"layer {layer.name!r} is not built",
+            where=layer.name,
+            why="its parameters are counted, and it has none before it has seen a shape",
+            mend="build the model first: model.build(shape), or call it once",
+        )
+    return int(layer.count_params())
+
+
+def _cut(weights: Sequence[int], parts: int) -> list[tuple[int, int]]:
+    """Cut a sequence into `parts` runs of at least one each so that the heaviest is as light as can be.
+
+    >>> _cut([5, 1, 1, 5], 2), _cut([1, 1, 1, 9], 3)
+    ([(0, 2), (2, 4)], [(0, 1), (1, 3), (3, 4)])
+    """
+
+    @cache
+    def best(start: int, left: int) -> tuple[tuple[int, int], tuple[int, ...]]:
+        """For what begins at `start`: (heaviest, squares: the evener of two equals), and where runs end."""
+        if left == 1:
+            weight = sum(weights[start:])
+            return (weight, weight * weight), (len(weights),)
+        found = []
+        for end in range(start + 1, len(weights) - left + 2):
+            weight = sum(weights[start:end])
+            (heaviest, squares), ends = best(end, left - 1)
+            found.append(((max(weight, heaviest), squares + weight * weight), (end, *ends)))
+        return min(found)
+
+    ends = best(0, parts)[1]
+    return list(zip((0, *ends), ends, strict=False))

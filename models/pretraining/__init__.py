@@ -10,10 +10,17 @@ from .choosing import choice_accuracy, choice_model, encode_choices, tune_choice
 from .corpus import Corpus, check_families, encode_alone, encode_with_pivot
 from .corruption import Corrupted, Corruption, corrupt, fill_in, hide_tokens, put_back
 from .discriminator import Discriminator
-from .mixing import Mixture, deal_rows, mix_families, shares_by_temperature
-from .optimizer import RiseAndFall, make_adam
-from .rows import encode_pairs_in_rows, encode_sentences
-from .training import DISCRIMINATOR, Objectives, Pretraining, correction_loss, detection_loss, guess_loss
+from .mixing import Mixture, deal_rows, encode_pairs_in_rows, encode_sentences, mix_families, shares_by_temperature
+from .training import (
+    DISCRIMINATOR,
+    Objectives,
+    Pretraining,
+    RiseAndFall,
+    correction_loss,
+    detection_loss,
+    guess_loss,
+    make_adam,
+)
 
 __all__ = [
     "DISCRIMINATOR",

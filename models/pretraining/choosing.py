@@ -16,8 +16,8 @@ from keras import ops
 from ..attention import near_zero
 from ..bert import Bert
 from ..text import Tokenizer
-from .optimizer import make_adam
-from .rows import encode_pairs_in_rows
+from .mixing import encode_pairs_in_rows
+from .training import make_adam
 
 Ints = npt.NDArray[np.int32]
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from whale_nebula.errors import OptionError
 
 from .. import text
-from .rows import encode_pairs_in_rows, encode_sentences
+from .mixing import encode_pairs_in_rows, encode_sentences
 
 Ints = npt.NDArray[np.int32]
 Lines = Mapping[str, list[str]]

@@ -13,9 +13,8 @@ from .criteo import CRITEO_FIELDS, CRITEO_NUMBERS, iterate_criteo
 from .hashed_embedding import HashedEmbedding
 from .hashing import cross_fields
 from .look_ahead import look_ahead
-from .networks import dlrm, multi_view, wide_and_deep
+from .networks import auc, dlrm, multi_view, wide_and_deep
 from .row_table import RowTable
-from .scores import auc
 from .split_embedding import DistinctRows, GatherRows, SplitEmbedding, most_frequent
 
 __all__ = [

@@ -14,8 +14,7 @@ from whale_nebula.errors import CheckpointError, DataError, OptionError, StateEr
 from whale_nebula.runtime.checkpoint.objects import SavedState
 from whale_nebula.runtime.run import opened_run
 
-from .hashing import draw_uniform
-from .id_index import IdIndex
+from .hashing import IdIndex, draw_uniform
 from .row_optimizers import RowOptimizer
 from .row_states import Waiting, check_state, join_states, pack_waiting, share_of, unpack_waiting
 from .segments import Segments

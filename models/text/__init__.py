@@ -10,13 +10,11 @@ Everything is a step of one way:
 TensorFlow Text and sacrebleu are imported when they are first needed.
 """
 
-from .batches import batches
 from .bleu import Difference, Score, bleu, paired_bootstrap
 from .corpus import Pairs, read_folder
-from .encoded import Encoded, Ids, encode_pairs
-from .generated import generated, monolingual
+from .encoded import Encoded, Ids, batches, encode_pairs
+from .generated import LANGUAGES, Choices, aligned, alone, choices, generated, monolingual
 from .order import Order, make_order
-from .several import LANGUAGES, Choices, aligned, alone, choices
 from .tokenizer import Tokenizer
 from .vocabulary import SPECIAL, Vocabulary, learn_vocabulary, read_vocabulary, write_vocabulary
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .spelling import spelled, tokenizer_reads
-from .vocabulary import Vocabulary
+from .vocabulary import Vocabulary, spelled, tokenizer_reads
 
 # In this order. No rule can know whether `-` or `'` had spaces around it: nearly always they had none.
 _RULES = (

@@ -12,8 +12,7 @@ from typing import Any
 from whale_nebula.errors import DataError, OptionError
 from whale_nebula.errors.text import list_names
 
-from .lines import read_lines
-from .spelling import learner_reads, spelled
+from .corpus import read_lines
 
 PAD, UNKNOWN, START, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PAD, UNKNOWN, START, END, MASK)
@@ -215,3 +214,27 @@ def _largest(at: Callable[[int], list[str]], size: int) -> list[str]:
         else:
             too_low = middle
     return fits
+
+
+def spelled(strings: Any, *, accents: bool) -> Any:
+    """A tensor of strings as the tokenizers want it. Those that strip accents make it lower case by themselves.
+
+    >>> spelled(["El CAFÉ"], accents=True).numpy()[0].decode()
+    'el café'
+    """
+    import tensorflow as tf
+    import tensorflow_text
+
+    if not accents:
+        return tf.convert_to_tensor(strings, tf.string)
+    return tensorflow_text.normalize_utf8(tf.strings.lower(strings, encoding="utf-8"), "NFC")
+
+
+def learner_reads(*, accents: bool) -> dict[str, bool]:
+    """What to tell the learner of vocabularies."""
+    return {"lower_case": not accents}
+
+
+def tokenizer_reads(*, accents: bool) -> dict[str, bool]:
+    """What to tell the tokenizer."""
+    return {"lower_case_nfd_strip_accents": not accents}

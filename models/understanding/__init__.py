@@ -9,10 +9,9 @@
 from .encoded import Encoder, Rows, Spans, read_spans
 from .examples import Examples, Question, Task
 from .generated import TASKS, generated_task, generated_text
-from .glue import GLUE, read_glue
+from .glue import GLUE, read_glue, read_squad
 from .metrics import METRICS, exact_match, span_f1
 from .model import Head, loss_of, score, understanding
-from .squad import read_squad
 
 __all__ = [
     "GLUE",

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.unit.models.small import far_from_zero
 from whale_nebula.models.adapters import DecoderAdapter, EncoderAdapter
 from whale_nebula.models.attention import expand_mask
-from whale_nebula.models.cross_attention import CrossAttention
+from whale_nebula.models.layers import CrossAttention
 
 RANDOM = np.random.default_rng(0)
 HIDDEN = tf.constant(RANDOM.normal(size=(2, 3, 8)), tf.float32)

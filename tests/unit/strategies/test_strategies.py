@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from whale_nebula.errors import OptionError, PlacementError
 from whale_nebula.models import Sizes, transformer
 from whale_nebula.strategies import by_parameters, halves
-from whale_nebula.strategies.by_parameters import _cut
+from whale_nebula.strategies.partition import _cut
 
 BOTH = pytest.mark.parametrize("strategy", [halves, by_parameters])
 

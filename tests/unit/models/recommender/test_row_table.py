@@ -10,7 +10,7 @@ import pytest
 
 from whale_nebula.errors import DataError, OptionError, WeightsError
 from whale_nebula.models.recommender import RowTable
-from whale_nebula.models.recommender.id_index import IdIndex
+from whale_nebula.models.recommender.hashing import IdIndex
 from whale_nebula.models.recommender.row_optimizers import make_row_optimizer
 from whale_nebula.models.recommender.segments import Segments
 

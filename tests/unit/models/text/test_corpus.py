@@ -8,7 +8,7 @@ import pytest
 
 from whale_nebula.errors import DataError, OptionError
 from whale_nebula.models.text import Pairs, read_folder
-from whale_nebula.models.text.lines import read_lines
+from whale_nebula.models.text.corpus import read_lines
 
 SPANISH, ENGLISH = "un gato\nun perro\n¿qué?\n", "a cat\na dog\nwhat?\n"
 

@@ -3,8 +3,8 @@
 import pytest
 
 from whale_nebula.errors import OptionError
+from whale_nebula.models.text.generated import LANGUAGES, aligned, alone, choices
 from whale_nebula.models.text.grammar import four
-from whale_nebula.models.text.several import LANGUAGES, aligned, alone, choices
 
 COUNT = 1500
 
