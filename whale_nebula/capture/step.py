@@ -147,7 +147,7 @@ class Signature:
 class Captured:
     """A captured step: its Program, the traced graph, and how to pack its results.
 
-    `begin` gives the variables that the trace made their values, if it was to be later: those that are wanted.
+    `begin` gives initial values to variables that the trace made: to those that are wanted and have none yet.
     `projected` says what crosses on a learned basis, or would not be shorter on it, a sentence for each tensor.
     `decision` is that of the planner, where it has decided, within the `constraints` of the scopes. `draws` are the
     variables that random ops draw from, each with the op's seeds, in their order.
@@ -257,15 +257,20 @@ def capture(
                 return traced(fill_layout(layout, tensors))
 
         function = tf.function(body, autograph=False)
-        if later:
-            begins.append(initial_values.variables_later(function))
+        begins.append(initial_values.variables_later(function))
         return function
+
+    def begin(wanted: Callable[[Any], bool]) -> None:
+        for each in begins:
+            each(wanted)
 
     with translate_errors(traces, list(zip(layout.names, layout.specs, strict=True))), trace_patched():
         if data is not None and lacks_variables(owner):  # a trace of what makes them is shorter than one of the step
-            made = function_of(lambda given: create_variables(owner, data(given), later=later))
+            made = function_of(lambda given: create_variables(owner, data(given)))
             initial_values.trace_variables(made, layout.specs)
         graph = function_of(call).get_concrete_function(*layout.specs).graph
+        if not later:
+            begin(lambda variable: True)
     explain_late_requests(tape for each in traces for tape in each.tapes)
     trace = traces[-1]
     if trace.places:
@@ -282,11 +287,6 @@ def capture(
     variables = _find_variables(graph, program)
     said = tuple(trace.bottlenecks.said)
     constraints = list_constraints(trace.met, program)
-
-    def begin(wanted: Callable[[Any], bool]) -> None:
-        for each in begins:
-            each(wanted)
-
     return Captured(
         program, graph, graph.structured_outputs, variables, aliases, begin, said,
         constraints=constraints, draws=trace.draws,

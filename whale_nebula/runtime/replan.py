@@ -17,13 +17,14 @@ from whale_nebula.ir.program import Leaf
 from whale_nebula.planner.correction import Observed, Offer, correct, find_better, find_slowness
 from whale_nebula.planner.decision import Decision
 from whale_nebula.planner.explanation import describe_shape, stage_names
-from whale_nebula.planner.problem import Candidate, Wire
+from whale_nebula.planner.problem import Candidate
 from whale_nebula.planner.score import score
 from whale_nebula.report.prediction import Basis, PlannedReport
 from whale_nebula.report.records import Beside, WorkerReport, duration
 from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.step.clock import StepOutcome
 from whale_nebula.runtime.step.measured import LINE, MIB
+from whale_nebula.schedule.lines import Line
 from whale_nebula.site import script_site, warn_once
 
 SKIPPED = 2
@@ -170,7 +171,7 @@ class PlanWatch:
     def _runs_uncut(self, outcome: StepOutcome) -> bool:
         return self.run.alone and self.decision.uncut and outcome.basis is None
 
-    def _lines(self, planned: Candidate, pace: Mapping[str, float]) -> Iterator[tuple[tuple[int, int], Wire]]:
+    def _lines(self, planned: Candidate, pace: Mapping[str, float]) -> Iterator[tuple[tuple[int, int], Line]]:
         """The lines between stages as they were: their rates, and the delays that the first micro-batch has seen."""
         problem, count = self.decision.problem, planned.shape.micro_batches
         for place, (one, other) in enumerate(pairwise(planned.parts)):

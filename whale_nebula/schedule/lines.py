@@ -103,7 +103,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One direction of a link: a message holds it for bytes / rate and arrives `delay` seconds after that.
+    """One direction of a link, with bytes a second and seconds of delay: a message holds it for bytes / rate and
+    arrives `delay` later.
 
     Hops that share a link name the same line; their messages then take turns.
 
@@ -111,7 +112,7 @@ class Line:
     0.01
     """
 
-    name: str
+    name: str = ""
     rate: float = math.inf
     delay: float = 0.0
 

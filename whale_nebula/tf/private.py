@@ -222,6 +222,13 @@ def resource_spec(tensor: Any) -> tuple[str, tuple[int | None, ...] | None] | No
     return tf.as_dtype(first.dtype).name, None if shape.rank is None else tuple(shape.as_list())
 
 
+def list_op_types(graph: Any) -> list[str]:
+    """The types of all ops of a graph and of the functions that it calls, each once."""
+    definition = graph.as_graph_def()
+    nodes = [definition.node, *(function.node_def for function in definition.library.function)]
+    return list(dict.fromkeys(str(node.op) for each in nodes for node in each))
+
+
 def function_graph(graph: Any, name: str) -> Any:
     """The FuncGraph of a function that an op of `graph` calls; those of a body may be known to a graph around it."""
     while not graph._is_function(name) and getattr(graph, "outer_graph", None) is not None:
