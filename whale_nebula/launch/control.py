@@ -1,4 +1,4 @@
-"""The launcher's local socket: who may open it asks there by HTTP how the run is, or for other workers.
+"""The launcher's local control socket: status, metrics and commands by HTTP, for those who may open the socket.
 
 `curl --unix-socket PATH http://run/status`, and there `/metrics`, `-X POST .../resize?npu=1`, `-X POST .../preempt`.
 The socket is a file that only this user may open; nothing listens on a network.
@@ -32,11 +32,11 @@ class _Handler(Handler):
     server: _Server
 
     def do_GET(self) -> None:
-        """Answer what the state is."""
+        """Answer a query of the state."""
         self._answer(self.server.get)
 
     def do_POST(self) -> None:
-        """Do something."""
+        """Execute a command."""
         self._answer(self.server.post)
 
     def _answer(self, actions: Mapping[str, Action]) -> None:
