@@ -402,7 +402,7 @@ def stamp_readers(graph: Graph, given: Assignment, paths: Mapping[int, str], for
         if key is None:
             continue
         stamp(op.index, key)
-        for value in op.values if not _is_lookup(op.type) else ():
+        for value in op.values if not op.type.startswith("ResourceGather") else ():
             for reader in graph.consumers(value):
                 if forward is None or reader.index in forward:
                     stamp(reader.index, key)
@@ -410,10 +410,6 @@ def stamp_readers(graph: Graph, given: Assignment, paths: Mapping[int, str], for
         if ops[index].stage is None:
             ops[index] = replace(ops[index], stage=key)
     return replace(graph, ops=tuple(ops))
-
-
-def _is_lookup(kind: str) -> bool:
-    return kind.startswith("ResourceGather")
 
 
 def paths_of_handles(graph: Any, numbers: Mapping[str, int], handles: Mapping[int, str]) -> dict[int, str]:

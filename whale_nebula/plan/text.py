@@ -67,7 +67,7 @@ def sections(plan: Plan) -> dict[str, Section]:
         "boundaries": _boundaries(plan),
         "split stages": _pieces(plan),
         "between the devices of split stages": _collectives(plan),
-        "what crosses of protected inputs": _crossings(plan),
+        "what crosses of protected inputs": list_dependences(plan, plan.protected),
         "links": _links(plan),
         "tied variables": Section(lines=list(_tied_lines(plan))),
         "once a step": Section(lines=list(_print_once(plan))),
@@ -196,11 +196,6 @@ def _boundaries(plan: Plan) -> Section:
         rows.append((name, str(Spec(each.dtype, each.shape)), *ends, *sent[: 3 + timed]))
     lines = [f"{each.name}: {line}" for each in plan.boundaries for line in codec_lines(each)]
     return Section((*head, *["they are held"] * timed), rows, lines=_wrap(lines))
-
-
-def _crossings(plan: Plan) -> Section:
-    """What tells clusters of the inputs that the config names, and what of it the config forbids."""
-    return list_dependences(plan, plan.protected)
 
 
 def list_dependences(plan: Plan, inputs: Sequence[str]) -> Section:

@@ -35,7 +35,8 @@ def clusters(source: Clusters | str | os.PathLike[str] | Mapping[str, Any] | Non
     if isinstance(source, Clusters):
         return source
     if source is None:
-        return _describe_run(current_run())
+        run = current_run()
+        return complete(told_by_config(run), config_of(run))
     if isinstance(source, Mapping):
         if "format" in source or isinstance(source.get("clusters"), list | tuple):
             return Clusters.from_json(source, where=str(calling_site()))
@@ -43,10 +44,6 @@ def clusters(source: Clusters | str | os.PathLike[str] | Mapping[str, Any] | Non
     if Path(source).suffix == ".json":
         return Clusters.load(source)
     return complete(Clusters.of(load(source)), source)
-
-
-def _describe_run(run: Run) -> Clusters:
-    return complete(told_by_config(run), config_of(run))
 
 
 def told_by_config(run: Run, names: Sequence[str] | None = None) -> Clusters:

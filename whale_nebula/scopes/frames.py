@@ -189,7 +189,6 @@ def innermost(kind: str, frames: Sequence[Frame]) -> Frame | None:
 
 cluster_block_of = partial(innermost, "cluster")
 replica_of = partial(innermost, "replica")
-pipeline_of = partial(innermost, "pipeline")
 stage_of = partial(innermost, "stage")
 compress_of = partial(innermost, "compress")
 split_of = partial(innermost, "split")

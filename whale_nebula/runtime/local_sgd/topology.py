@@ -360,7 +360,7 @@ def weights_of(program: Program, variables: Mapping[str, Any], models: Iterable[
     """
     asked_for = {op for request in program.requests for op in request.origins}
     trained = {program.variable_ops[op].path for op in asked_for & program.variable_ops.keys()}
-    kept = {id(_plain(each)) for model in models for each in model.non_trainable_weights}
+    kept = {id(getattr(each, "value", each)) for model in models for each in model.non_trainable_weights}
     asked = {path for path, variable in variables.items() if path in trained or id(variable) in kept}
     return {path: variables[path] for path in sorted(asked) if variables[path].dtype.is_floating}
 
@@ -375,11 +375,6 @@ def offset_seeds(variables: Mapping[str, Any], place: int) -> None:
     for variable in seeds_of(variables).values() if place else ():
         first = tf.one_hot(0, variable.shape[0], dtype=variable.dtype)
         variable.assign_add(first * tf.cast(place * _STRIDE, variable.dtype))
-
-
-def _plain(variable: Any) -> Any:
-    """TensorFlow's own variable behind one of Keras's."""
-    return getattr(variable, "value", variable)
 
 
 @dataclass(repr=False)
