@@ -1,4 +1,4 @@
-"""What a run measures, in the text format of Prometheus: of one process, or of all workers of a launcher."""
+"""Metrics of a run in the text format of Prometheus, for one process or all workers of a launcher."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Sample(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A metric: what it is called and means, and its samples in the last report of a worker."""
+    """A metric: name, kind, description, and the function that reads its samples from a worker's last report."""
 
     name: str
     kind: str
@@ -93,7 +93,7 @@ METRICS = (
 
 
 def render_metrics(reports: Iterable[Document], others: Iterable[tuple[Metric, Iterable[Sample]]] = ()) -> str:
-    """The last reports of workers as Prometheus reads them, and other metrics with their samples.
+    """The metrics of workers' last reports, and further metrics with their samples.
 
     >>> metric = Metric("workers", "gauge", "Workers that run.", lambda report: ())
     >>> print(render_metrics([], [(metric, [Sample(2, {"cluster": "gpu"})])]), end="")
@@ -238,12 +238,12 @@ class LastReport:
         self.tick()
 
     def tick(self) -> None:
-        """Write what is due."""
+        """Write the report if it is due."""
         if self._due is not None and time.monotonic() >= self._written + _WRITE_SECONDS:
             self.close()
 
     def close(self) -> None:
-        """Write what was not written yet."""
+        """Write the last report if it was not written yet."""
         if self._due is not None:
             write_json(self._folder / f"{self._due.worker.replace('/', '-')}.json", document(self._due), indent=None)
             self._due, self._written = None, time.monotonic()
