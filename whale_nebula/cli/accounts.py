@@ -309,7 +309,7 @@ def _serve(given: argparse.Namespace, made: Parser, desk: Desk) -> int:
 
 
 def find_services(given: argparse.Namespace, folder: Path, protocol: str, cluster: str) -> Path | None:
-    """The folder in which a gateway finds a service; None where another one is there already, and nobody said where."""
+    """The folder in which a gateway looks for services; None if a service is already there and no folder was given."""
     if given.services is not None:
         return Path(given.services)
     if not is_served(socket_path(folder, protocol, cluster)):

@@ -266,7 +266,7 @@ def load_config(given: argparse.Namespace) -> Config:
 
 
 def list_wanted(given: argparse.Namespace, made: Parser) -> list[tuple[str, str, int]]:
-    """Cluster, role and number of those that the options name; none where they name nobody."""
+    """Cluster, role and number of the identities that options name; empty if they name none."""
     if given.cluster is None:
         if given.role or given.index or given.count:
             made.error("of which cluster? --cluster gpu")

@@ -1,4 +1,4 @@
-"""`whale-nebula data`: datasets of an owner: published, granted to others, served, and asked for."""
+"""`whale-nebula data`: publish an owner's datasets, grant access to them, serve them, and request access."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _ask_service(command: str, given: argparse.Namespace, made: Parser, name: str, folder: Path) -> Answer:
-    """What an account asks of the service of an owner."""
+    """Send a request of an account to an owner's service."""
     if given.at is None:
         made.error("where? --at gpu.example.org:7100")
     cluster, _, dataset = name.partition("://") if command == "request" else (given.cluster, "", "")

@@ -66,7 +66,7 @@ def below(dataset: Any) -> tf.data.Dataset:
 
 
 class Mapping(NamedTuple):
-    """What `Dataset.map` was told: a function of flat tensors, what it gives, and the other options."""
+    """Arguments of `Dataset.map`: a function of flat tensors, its output structure, and the other options."""
 
     function: Any
     gives: Any
@@ -89,7 +89,7 @@ def mapping(dataset: Any) -> Mapping | None:
 
 
 class Batching(NamedTuple):
-    """What `batch` or `padded_batch` was told; of the latter, shapes and padding values of the tensors."""
+    """Arguments of `batch` or `padded_batch`; for the latter with shapes and padding values of the tensors."""
 
     size: Any
     options: dict[str, Any]

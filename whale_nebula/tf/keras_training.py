@@ -81,8 +81,8 @@ def _find_fits() -> Iterator[dict[str, Any]]:
 
 
 class Fit(NamedTuple):
-    """A `fit` of Keras that runs: its callbacks, in the object that calls them, its data, the epochs that it was asked
-    for, and all its variables by name.
+    """A running `fit` of Keras: its callbacks, in their list object, its data, the requested epochs, and all variables
+    by name.
     """
 
     container: Any
@@ -214,7 +214,7 @@ def build_model(model: Any, batch: Any) -> None:
 
 
 def begin_with(model: Any, epoch: int) -> None:
-    """Let the `fit` that is about to train begin with an epoch; with 0 it begins as it was asked to."""
+    """Set the initial epoch of the `fit` that is about to train; 0 leaves the requested one."""
     model._initial_epoch = epoch or None
 
 
