@@ -37,7 +37,7 @@ class Opened:
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self.source.count
 
     @property
@@ -53,7 +53,7 @@ class Opened:
 
 
 def open_dataset(interface: Interface, folder: Path) -> Opened:
-    """Open the source of an interface whose files are in this folder, and look at its first row."""
+    """Open the source of an interface whose files are in this folder, and check its first row."""
     source, steps = prepare_rows(folder, interface.open_source(folder), interface.steps)
     opened = Opened(interface, source, steps)
     opened.read(None, 0, 0, 1)

@@ -82,7 +82,7 @@ def data(
 
 
 class Plan:
-    """How a dataset is read: from where, in which batches, and which pass comes next."""
+    """How a dataset is read: its source, the batches, and the next pass."""
 
     def __init__(
         self, reading: Reading, about: About, name: str, batch: int, seed: int | None, drop_remainder: bool
@@ -93,7 +93,7 @@ class Plan:
         self.batches = full + (rest > 0 and not drop_remainder)
 
     def read_pass(self, number: int, first: int) -> Iterator[dict[str, Any]]:
-        """The batches of a pass, from one of them on."""
+        """The batches of a pass, from a given one on."""
         last = min(self.about.count, self.batches * self.batch)
         return self.reading.read(Wish(self.name, self.seed, number, first * self.batch, last, self.batch), self.about)
 
@@ -104,7 +104,7 @@ class Plan:
 
 
 class Batches(tf_datasets.Same):
-    """What `nb.data` gives: a dataset whose every iteration is a pass, from its batch `first` on."""
+    """The result of `nb.data`: a dataset whose every iteration is a pass, from its batch `first` on."""
 
     def __init__(self, plan: Plan, first: int) -> None:
         self._plan, self._first = plan, min(first, plan.batches)
@@ -125,7 +125,7 @@ class Batches(tf_datasets.Same):
         super().__init__(made.apply(count).prefetch(1))
 
     def skip(self, count: Any, name: str | None = None) -> tf.data.Dataset:
-        """The same from another batch on; what is left out is not read."""
+        """The dataset from a later batch on; skipped rows are not read."""
         return Batches(self._plan, self._first + max(0, int(count)))
 
 
@@ -136,7 +136,7 @@ def _to_value(column: Column, array: Any) -> Any:
 
 # ---------------------------------------------------------------------- where it is read
 def _find_reading(run: Run, cluster: str, purpose: str | None, where: str) -> Reading:
-    """Where data of a cluster is read: by the registry on machines of its owner, and from his service elsewhere."""
+    """The reader of a cluster's data: through the registry on its owner's machines, otherwise through the service."""
     home = run.config.data.get(cluster)
     if home is None:
         known = list(run.config.data)
@@ -181,7 +181,7 @@ def _open_direct(run: Run, folder: Path, cluster: str, said: tuple[str, str, str
 
 
 def _find_self(run: Run, cluster: str, certificate: Any) -> tuple[Identity, str, Credentials | None]:
-    """Who this process is, by its certificate where the owner's authority has signed one."""
+    """The identity of this process, by its certificate if the owner's authority has signed one."""
     attachment = run.attachment
     if attachment is not None and attachment.security is not None:
         with contextlib.suppress(IdentityError):
