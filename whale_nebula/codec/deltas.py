@@ -207,7 +207,7 @@ def _spread(scales: npt.NDArray[Any], shape: tuple[int, ...], block: int) -> npt
 
 
 LIMIT = 1 << 30
-"""Bytes of samples that an end of a boundary holds: the first that come."""
+"""The limit in bytes of the samples that an end of a boundary caches, first come, first served."""
 
 
 @dataclass(frozen=True)

@@ -314,7 +314,7 @@ def _import_zstd() -> Any:
 
 
 PREFIX = 4
-"""Bytes before what was encoded: which parts there are."""
+"""Bytes of a payload's header, which has its flags."""
 _SIZE = 4  # bytes that say how many there were before zstd
 
 

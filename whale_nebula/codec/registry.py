@@ -32,7 +32,7 @@ _Kind = TypeVar("_Kind", bound=type[Codec])
 _METHODS = {Precision: ("parts", "encode", "decode"), Structure: ("numbers", "reduce", "expand")}
 _RETURNING = ("reduce_back", "expand_back")
 _WORDS = ("none", "auto", "default")
-"""What a scope says where it names no codec."""
+"""The codec option of a scope without a codec."""
 
 
 def register(kind: _Kind) -> _Kind:

@@ -22,7 +22,7 @@ from whale_nebula.errors import OptionError
 NONE, AUTO = "none", "auto"
 AUTO_LADDER = ("none", "fp16", "int8", "int4")
 SKIP = "skip"
-"""What `nonfinite` says where a step with a NaN is to be left out."""
+"""The value of `nonfinite` with which a step with a NaN is skipped."""
 NONFINITE = ("raise", SKIP)
 
 

@@ -22,7 +22,7 @@ from whale_nebula.launch.restarts import Failure
 from whale_nebula.plain import write_json
 
 _LOST = 2
-"""A worker that fails first in so many starts, one after the other, is not expected to come back."""
+"""The number of consecutive starts in which a worker may fail first before it is excluded."""
 
 
 @dataclass

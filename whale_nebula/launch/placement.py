@@ -20,9 +20,9 @@ from whale_nebula.errors.text import did_you_mean
 from whale_nebula.launch.ports import free_port
 
 PORT = 7101
-"""Where workers listen unless something says otherwise; the next one of the same host at the next."""
+"""The default port of the first worker of a host; the next ones listen at the following ports."""
 ANY = "127.0.0.1:0"
-"""An address of this machine whose port is still to be chosen."""
+"""A local address whose port is chosen later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 EVERY_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
 ENDING_SECONDS = 15.0
-"""How long a process may stand still that has said its last word: libraries give back what they hold, and may wait."""
+"""How long a process may be silent after its last message, as libraries release resources and may wait."""
 STOPPED = "T"
 RUNNABLE = "R"
 _BEAT, _END = b".", b"\n"

@@ -112,14 +112,14 @@ def _list_recurring(kind: type[NebulaError]) -> Iterator[str]:
 
 
 RECURRING = frozenset(_list_recurring(NebulaError))
-"""The codes of errors that come again when the same script is started again."""
+"""The codes of errors that a restart of the same script repeats."""
 _AWAY = frozenset(
     kind.code for kind in (LinkClosedError, DeadlineError, PeerRestartedError, EpochOverError, StaleWorkerError)
 )
 
 
 LONG_SECONDS = 600.0
-"""After so much training a failure counts as the first one again, also where nothing is saved."""
+"""Seconds of training after which a failure counts as the first one again, even without checkpoints."""
 MOST_WAIT_SECONDS = 60.0
 
 

@@ -26,9 +26,9 @@ from whale_nebula.planner.problem import Array, Chain
 from whale_nebula.spec import Value
 
 MOST_CROSSING = 4
-"""So many tensors may cross at a cut."""
+"""The maximum number of tensors that cross at a cut."""
 _GRADIENT = re.compile(r"nebula(?:_\d+)?/(.+)_grad/")
-"""How the ops of a gradient are named: after the op of the forward."""
+"""The pattern of the names of a gradient's ops, which contain that of the forward's op."""
 
 Pace = Callable[[str, float, float], float]
 """Seconds of one op: its kernel, its FLOPs, and the bytes that it reads and writes."""

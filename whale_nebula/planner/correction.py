@@ -12,7 +12,7 @@ from whale_nebula.planner.search import search
 from whale_nebula.schedule.lines import Line
 
 BETTER = 0.05
-"""A plan is offered where its step takes so much less: a smaller share of it."""
+"""The least reduction of a step's time, as a share of it, for which another plan is offered."""
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from whale_nebula.planner.problem import Array, Part, Problem, Way
 from whale_nebula.schedule.lines import Line
 
 DEEPEST = 24
-"""So many stages are tried within one cluster."""
+"""The maximum number of stages within one cluster."""
 MOST_PIECES = 16
-"""Variables are split over so many workers at most."""
+"""The maximum number of workers that a variable is sharded over."""
 _MIXED = -2
 SLOW_SUM = 0.3
-"""Sums of gradients take long where they take such a share of the computing of a step."""
+"""The share of a step's computing from which on all-reduces of gradients count as long."""
 
 
 def _sums(values: Array) -> Array:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 WIDTH = 112
 SLOWER = 3.0
-"""A candidate that takes more than so many times as long as the best is not listed."""
+"""The factor over the best candidate up to which candidates are listed."""
 DRAWN = 3
-"""So many candidates are drawn by the rate of the lines."""
+"""The number of candidates that are drawn over the lines' rate."""
 FACTORS = tuple(2.0 ** (step / 4) for step in range(-12, 13))
 """Multiples of the lines' rate at which candidates are scored; at every fourth of them the best plan is searched."""
 _CODECS = ((0.5, "half", "fp16"), (0.25, "a quarter of", "int8"))

@@ -13,7 +13,7 @@ from whale_nebula.planner.costs import Costs
 from whale_nebula.planner.problem import Candidate, Part, Problem, Shape
 
 FAR = 8
-"""Of more stages than this, cuts are moved only around those that take longest."""
+"""The number of stages from which on cuts are moved only around the slowest ones."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from whale_nebula.schedule.lines import Line
 
 Array = NDArray[np.float64]
 MANY = 128
-"""Of more workers, fewer numbers of micro-batches are tried."""
+"""The number of workers from which on fewer numbers of micro-batches are tried."""
 
 
 @dataclass(frozen=True)

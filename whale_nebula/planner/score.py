@@ -21,7 +21,7 @@ from whale_nebula.schedule.simulate import Timeline, simulate
 
 Crossing = tuple[float, float, Array]
 CLEARLY = 0.98
-"""Another schedule has to take less than this share of the time of those before it."""
+"""The share of the earlier schedules' time below which a later schedule is chosen."""
 
 
 def score(problem: Problem, shape: Shape, costs: Costs | None = None, *, simulated: bool = True) -> Candidate | Excess:

@@ -29,17 +29,17 @@ from whale_nebula.planner.score import score
 from whale_nebula.planner.space import Order, find_kinds, group_blocks, list_orders, ungroup_parts
 
 SCORED = 48
-"""So many candidates are given to the simulator; and of each number of micro-batches the best `FEW`."""
+"""The number of candidates that are simulated; in addition the best `FEW` of each number of micro-batches."""
 FEW = 8
 AFFORDED = 120_000
-"""The simulator is given so many instructions in all."""
+"""The total number of simulated instructions."""
 BY_FORMULA, BY_SIMULATOR = 12, 4
-"""So many of the best are improved step by step, by the formula and by the simulator: where memory is short the formula
-leads some of them astray.
+"""The number of best candidates that are improved by local search, with the formula and with the simulator, since the
+formula misjudges some where memory is short.
 """
 HOPELESS = 1.5
-"""A number of micro-batches, or of those in flight, with which a step takes at least so many times as long as the best
-that is known is not tried.
+"""The ratio to the best known step from which on a number of micro-batches, or of those in flight, is skipped, by a
+lower bound.
 """
 
 

@@ -20,11 +20,11 @@ from whale_nebula.planner.problem import Array, Options, Problem, Site
 from whale_nebula.schedule.lines import Line
 
 OP_SECONDS = 5e-6
-"""What an op costs besides: to be scheduled and called."""
+"""Seconds of overhead for each op, to schedule and to call it."""
 MEMORY_RATE = 2e10
-"""Bytes a second that a device reads and writes, where nobody has said or measured it."""
+"""The default memory bandwidth of a device in bytes a second."""
 EMPTY_CALL = 2.5e-5
-"""Seconds of a call of a function that does nothing, where nobody has measured it."""
+"""The default seconds of calling an empty function."""
 STAGE_CALL, MESSAGE, CROSSING, STEP, VARIABLE = 40.0, 25.0, 8e-5, 150.0, 4.0
 """In such calls, what a processor's core does besides what the functions of stages take: for each call of one, to
 gather what it is fed and to take what it gives; for each tensor that leaves or arrives, and for each of its bytes, to

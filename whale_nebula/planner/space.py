@@ -19,7 +19,7 @@ from whale_nebula.planner.problem import Array, Chain, Fixed, Problem, Shape, Si
 
 MOST_GROUPS = 240
 WIDEST = 72
-"""A longer chain is searched in so many groups of blocks first, or in some more where memory is short."""
+"""The number of groups into which a longer chain is merged for the search; some more where memory is short."""
 
 
 def group_blocks(problem: Problem) -> tuple[Problem, Sequence[int]]:
@@ -74,7 +74,7 @@ def ungroup_parts(shape: Shape, cuts: Sequence[int]) -> Shape:
 
 
 MOST_ORDERS = 160
-"""So many orders of clusters are tried where the user has written which one a stage is on."""
+"""The maximum number of orders of clusters if the user has written a stage's cluster."""
 
 
 def follow_written(problem: Problem) -> list[tuple[int, ...]]:
@@ -125,7 +125,7 @@ def _find_sites(stage: Written, names: Sequence[str]) -> tuple[int, ...]:
 
 
 ALL_ORDERS = 4
-"""Up to so many clusters all orders of each subset are tried."""
+"""The number of clusters up to which all orders of each subset are tried."""
 Order = tuple[int, ...]
 
 

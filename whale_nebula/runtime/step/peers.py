@@ -132,7 +132,7 @@ class Wires(Peers):
             return same and run.stage in sums_of(self.compiled.cut.program) and all(self._turns(run).values())
         return self.adder is not None and self.adder.takes(each)
 
-    # ------------------------------------------------------------------ what there is to tell
+    # ------------------------------------------------------------------ the values that are sent
     def _read_own(self, run: StageRun, each: ReplicaMessage) -> dict[int, Any]:
         """The part of a value that this replica has: by micro-batch, or under -1 for the sum over its micro-batches."""
         if not run.turns:
